@@ -53,7 +53,8 @@ class Decision(Report):
 class ReviewItem(Report):
     """An answer that people are asked about. `shown` is what they see beside it, by name; `answer` is None where it is
     `blind`; `schema` is what an edited value has to fit (None: it is a text). `why` is it asked: the condition with the
-    values that it read, the `sample`, or nothing where every row is asked about. `sure` is from 0 to 1."""
+    values that it read, the `sample`, or nothing where every row is asked about, and where it is `blind`, as they tell
+    of the answer. `decisions` are those that count, and `sure` is from 0 to 1."""
 
     id: str
     workflow: str
@@ -186,14 +187,18 @@ def _item(review: StoredReview, asked: ReviewedStage | None, found: Sequence[Sto
     return ReviewItem(
         review.key.hex(), review.workflow, review.run_id, review.stage, asked.review.edit if asked else "",
         str(review.row_id), review.seen["shown"], None if review.blind else review.seen["answer"],
-        asked.judged.shape if asked else None, tuple(asked.review.choices) if asked else (), review.why, review.blind,
+        asked.judged.shape if asked else None, tuple(asked.review.choices) if asked else (),
+        {} if review.blind else review.why, review.blind,
         state, review.sure, review.at, tuple(map(_decision, found)), _seen(review),
     )  # fmt: skip
 
 
 async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[ReviewItem]:
     definitions, found = _Definitions(database), await store.decisions_of(database, [one.key for one in reviews])
-    return [_item(one, await definitions.asked(one), found.get(one.key, ())) for one in reviews]
+    counted = {
+        one.key: store.counting(found.get(one.key, ()), await definitions.since(one.workflow)) for one in reviews
+    }
+    return [_item(one, await definitions.asked(one), counted[one.key]) for one in reviews]
 
 
 @blocking
@@ -314,8 +319,8 @@ async def decide(
 ) -> DecideReport:
     """Stores what people decided, all of it or, where something is wrong with one of them, nothing. What is known
     already changes nothing, so it may be given again. With `force` they override what others decided; with `check` they
-    are looked at, and nothing is stored. A crash before
-    leaves nothing, one after it everything: it is one transaction. Raises UsageError where nothing was run."""
+    are looked at, and nothing is stored. A crash before leaves nothing, one after it everything: it is one transaction.
+    Raises UsageError where nothing was run."""
     path = database_path(project_root(project))
     if not path.exists():
         raise no_runs_yet()
@@ -370,7 +375,7 @@ def _store(
             one.source, force,
         )  # fmt: skip
         before, counted = _standing(writer, asked, now)
-        if any(old.repeats(own) for old in counted):
+        if store.is_known(counted, own):
             same += 1
             continue
         store.put_decision(writer, own)

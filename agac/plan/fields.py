@@ -226,6 +226,8 @@ def _unfit_review(does: Review, scope: StageScope) -> Iterator[str | None]:
         message = f"{does.edit!r} has no output_schema, by which an edited value could be checked"
         yield f"{message}; give it one, or write `choices: [approve, reject]`"
     yield from (_way(way, scope) for way in does.show)
+    if does.blind and any(way[0] == does.edit for way in does.show):
+        yield f"`blind` rows come without the answer, and `show` has {does.edit!r}; remove the one or the other"
     if does.agree is not None:
         yield _inside((does.edit, *does.agree.split(".")), scope)
 

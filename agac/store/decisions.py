@@ -15,6 +15,7 @@ from agac.store.db import Database, Reads, by, reads, select, slices, sql
 
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
+FILE = "file"  # the source of lines of files
 FIX = "fix"  # the source of results that somebody set by hand
 OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
 
@@ -82,17 +83,27 @@ def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecisi
     return [one for one in found if one.at >= since and one.choice != DISCARD]
 
 
+def is_known(counted: Sequence[StoredDecision], own: StoredDecision) -> bool:
+    """Whether a decision changes nothing beside those that count: it is the last word of its person, and where it
+    overrides, of all who did. One of a file is known wherever it was taken before: the file may be imported again."""
+    if own.source == FILE and not own.forced:
+        return any(one.repeats(own) for one in counted)
+    words = [one for one in counted if one.reviewer == own.reviewer]
+    forced = [one.reviewer for one in counted if one.forced]
+    return bool(words) and words[-1].repeats(own) and (not own.forced or forced[-1] == own.reviewer)
+
+
 def standing(
     found: Sequence[StoredDecision], answer: JSONValue, *, reviewers: int, agree: str | None, since: float
 ) -> Standing:
     """How a review of `answer` stands by all decisions about it, in their order; those before `since` do not count.
-    Each person's last word counts, one that overrides counts alone, and one of nobody only where no person decided. As
-    many as `reviewers` have to say the same, and more than say anything else."""
+    Each person's last word counts, that of who overrode the others last counts alone, and one of nobody only where no
+    person decided. As many as `reviewers` have to say the same, and more than say anything else."""
     last, valid = max((one.id for one in found), default=0), counting(found, since)
-    forced = [one for one in valid if one.forced]
-    if forced:
-        return Standing("decided", forced[-1], last)
+    forced = [one.reviewer for one in valid if one.forced]
     people = {one.reviewer: one for one in valid if one.source != TIMEOUT}
+    if forced:
+        return Standing("decided", people[forced[-1]], last)
     if not people:
         return Standing("decided", valid[-1], last) if valid else Standing(last=last)
     groups: dict[str, list[StoredDecision]] = {}

@@ -1727,10 +1727,6 @@ SELECT count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow 
 -- How many reviews of a run want a decision, by stage.
 SELECT stage, count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow = ? AND run_id = ? GROUP BY stage;
 
--- name: reviews_look_again
--- Decisions that were here before a snapshot came are looked at by the next run.
-UPDATE review SET state = 'decided' WHERE state IN ('waiting', 'conflict') AND key IN (SELECT key FROM decision);
-
 -- name: rows_how
 -- How results of these rows came about where people had to do with them: by stage.
 SELECT t.row_key, t.stage, ifnull(json_extract(t.note, '$.review'), r.how)
@@ -1781,7 +1777,10 @@ WHERE review.state IN ('decided', 'conflict') AND review.run_id = ? AND row.orig
 SELECT key, row_id, iif(choice = 'edit' AND at >= ifnull((
     SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ?1 AND choice = 'discard'
 ), 0), value, '') AS value, reviewer, at FROM decision
-WHERE id IN (SELECT max(id) FROM decision WHERE workflow = ?1 AND source = 'fix' AND key IS NOT NULL GROUP BY key);
+WHERE id IN (
+    SELECT first_value(id) OVER (PARTITION BY key ORDER BY at DESC, id DESC) FROM decision
+    WHERE workflow = ?1 AND source = 'fix' AND key IS NOT NULL
+);
 
 -- name: fixable
 -- The tasks of the rows of a run with these ids, each with what its result stands under, and the result.
@@ -1821,7 +1820,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: decisions_of
 -- Every decision about these, the oldest first.
 SELECT key, id, workflow, stage, row_id, choice, value, reason, reviewer, at, source, forced FROM decision
-WHERE key IN (:many) ORDER BY id;
+WHERE key IN (:many) ORDER BY at, id;
 
 -- name: decisions_discarded
 -- From when on decisions of a workflow count.

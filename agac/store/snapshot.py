@@ -58,10 +58,22 @@ _NAMES = {
 }  # fmt: skip
 """Columns that name a line of another table by its number, which is another one in every store."""
 
+_JSON = "review", "seen"  # which names no line, and is what people see
+
 _SHARED = {
     "endpoint": ("endpoint_id", "provider, base_url, model, simulated"), "pack": ("pack_id", "writer, name"),
 }  # fmt: skip
 """Tables of which each line is in a store once, with the column that names it."""
+
+
+_NEW_DECISIONS = """WHERE NOT EXISTS (
+    SELECT 1 FROM main.decision AS o WHERE o.key IS t.key AND o.workflow = t.workflow AND o.at = t.at
+        AND o.reviewer = t.reviewer AND o.choice = t.choice AND o.value IS t.value)"""
+
+_LOOK_AGAIN = """UPDATE main.review SET state = 'decided' WHERE state IN ('waiting', 'conflict', 'applied') AND key IN (
+    SELECT key FROM (SELECT key, at, reviewer, choice, value FROM main.decision
+                     EXCEPT SELECT key, at, reviewer, choice, value FROM f.decision))"""
+"""What was decided here alone is looked at by the next run."""
 
 
 def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connection) -> dict[str, dict[str, Any]]:
@@ -140,11 +152,13 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
     for name in _WHICH:
         columns = _known(writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")])
         values = ", ".join(_value(name, column, past) for column in columns)
-        how = "IGNORE" if name in ("definition", "decision", *_SHARED) else "REPLACE"
+        how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
         into = f"main.{name} ({', '.join(columns)})"
         if columns:  # an older agac had fewer tables
-            writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t")
-    writer.execute(sql("reviews_look_again"))
+            new = _NEW_DECISIONS if name == "decision" else ""
+            writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t {new}")
+            if new:
+                writer.execute(_LOOK_AGAIN)
     for intent, state in states.items():
         changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
         writer.execute(f"UPDATE main.batch SET {changes} WHERE intent = ?", (*state.values(), intent))
@@ -152,7 +166,7 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
     """What a column of a line is here; `past` are the last numbers of the tables."""
-    if (table := name if _NUMBERED.get(name) == column else _NAMES.get(column)) is not None:
+    if (table := name if _NUMBERED.get(name) == column else _NAMES.get(column)) is not None and (name, column) != _JSON:
         return f"t.{column} + {past[table]}"
     for shared, (names, alike) in _SHARED.items():
         if column == names:

@@ -1,7 +1,9 @@
 """Stages at which people decide (`review:`): rows wait, decisions are kept by what was shown, the next run goes on."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from support.project import ProjectFolder
 import agac
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor
+from agac.store.snapshot import make_snapshot, take_snapshot
 
 SCHEMA = {
     "type": "object",
@@ -416,3 +419,52 @@ def test_a_value_that_the_schema_no_longer_takes_is_asked_for_anew(project: Proj
     decide(project, "r3", "edit", {"label": "Y", "confidence": 1})
     project.run()
     assert results(project) == {"r3": "reply: Y"}
+
+
+def test_who_changes_their_mind_back_is_heard(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4])
+    project.run()
+    assert [decide(project, "r3", choice).taken for choice in ("approve", "reject", "approve", "approve")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    for choice, who in (("approve", "anna"), ("reject", "ben"), ("approve", "anna"), ("approve", "anna")):
+        said = decide(project, "r4", choice, reviewer=who, force=True)
+    assert (said.taken, said.same) == (0, 1)
+    assert decide(project, "r4", "reject").taken == 1  # of who overrode the others last
+    assert project.run().rows.dropped == 1
+    assert results(project) == {"r3": "reply: L3"}
+
+
+def test_blind_rows_are_asked_without_anything_of_the_answer(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3], when='classify.label != "x"', blind=1.0)
+    project.run()
+    assert "L3" not in json.dumps(waiting(project)["r3"].as_json())
+    review(project, [3], show=["text", "classify.label"], blind=1.0)
+    with pytest.raises(agac.SpecError, match="`blind` rows come without the answer, and `show` has 'classify'"):
+        project.run()
+
+
+def test_what_other_machines_decided_comes_once_and_nothing_is_lost(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4, 5])
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r4", "edit", {"label": "x", "confidence": 1.0})
+    store = project.root / ".agac/agac.db"
+    name, content = make_snapshot(store, [1])
+    project.run()
+    again = agac.Decision(waiting(project, "decided")["r3"].id, "reject", reviewer="anna")
+    assert agac.decide(project.root, [again]).taken == 1
+    said = "SELECT key, choice, seen FROM decision JOIN review USING (key) ORDER BY decision.id"
+    before = project.query(said)
+    with closing(sqlite3.connect(store, isolation_level=None)) as writer:
+        for number in (1, 2):
+            take_snapshot(content, "reviews", number, name, {}, writer)
+    assert project.query(said) == before
+    assert waiting(project).keys() == {"r5"}
+    assert project.run().rows.dropped == 1  # as anna said here last
+    decide(project, "r5", "reject")
+    project.run()
+    assert results(project) == {"r4": "reply: x"}
