@@ -25,26 +25,20 @@ from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import faults
 from agac.simulator.settings import setting_flags
 from agac.spec.card_models import CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
+from agac.spec.file_model import FileModel
 from agac.spec.models import (
     BatchFile,
-    BudgetFile,
     CheckFile,
-    ConfirmFile,
     DefaultsFile,
     EscalateFile,
-    FileModel,
     InputFile,
     LabelFile,
     MessageFile,
-    NotifyFile,
     OutputFile,
     ReduceFile,
     RetriesFile,
     ReviewFile,
-    RowBudgetFile,
-    RunRulesFile,
     StageFile,
-    TelemetryFile,
     TimeoutFile,
     ToolFile,
     VisibleFile,
@@ -62,6 +56,7 @@ from agac.spec.project_models import (
     ProviderSpec,
     RemoteContentFile,
 )
+from agac.spec.rule_models import BudgetFile, ConfirmFile, NotifyFile, RowBudgetFile, RunRulesFile, TelemetryFile
 from agac.spec.test_files import AskedCallFile, ExpectFile, ReplyFile, WorkflowTestFile
 from agac.store.db import migrations, split_script
 from agac.store.query import views

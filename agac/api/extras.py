@@ -37,9 +37,10 @@ from agac.plan.agent_specs import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
 from agac.spec.card_models import CardFile
+from agac.spec.file_model import FileModel
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
-from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.models import WorkflowFile
 from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
 from agac.spec.stages import StageBuilder

@@ -16,7 +16,7 @@ from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.providers.table import SHIPPED
 from agac.spec import validation as check
-from agac.spec.models import Duration, FileModel, NonEmpty, key
+from agac.spec.file_model import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import is_reference, project_root
 from agac.spec.workflow import Budget, Merge
 from agac.spec.yaml import Document, read_yaml

@@ -34,6 +34,17 @@ def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable
 RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
 
 
+@dataclass(frozen=True, slots=True)
+class DayTime:
+    """A time of day where the program runs."""
+
+    hour: int
+    minute: int
+
+    def __str__(self) -> str:
+        return f"{self.hour:02}:{self.minute:02}"
+
+
 class Row(NamedTuple):
     """One record in flight. `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is
     None, and `error` set, for a record that cannot be used (unparsable, with too many fields, without its id): such a

@@ -11,11 +11,12 @@ from agac.core.errors import UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import JSONValue
 from agac.plan.stage import PlannedStage, stage_body
+from agac.spec.json_schema import field_shape
 from agac.spec.mcp_lock import safe_name
 from agac.spec.paths import Refused, files_hash, home_of
 from agac.spec.python_code import EDITED, FunctionRef
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
-from agac.spec.workflow import Stage, WrittenStage, family, field_shape
+from agac.spec.workflow import Stage, WrittenStage, family
 
 _MESSAGE: dict[str, JSONValue] = field_shape("message") | {"additionalProperties": False}
 """What an agent is given whose card does not say."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agac.spec import validation as check
-from agac.spec.models import FileModel, NonEmpty, Paths, key
+from agac.spec.file_model import FileModel, NonEmpty, Paths, key
 from agac.spec.project_models import TARGET, ApiKey, Headers, ServerName, Target
 from agac.spec.tools import MAX_TURNS, StructuredTools
 

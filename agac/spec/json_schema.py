@@ -55,6 +55,11 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 LOCAL_HOPS = 20  # more references in a row than this only go round in a circle
 
 
+def field_shape(field: str) -> dict[str, Any]:
+    """The JSON Schema of a result that holds one text."""
+    return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
+
+
 def subschemas(
     schema: Any, path: Path_ = (), *, names: bool = False, into: Callable[[str], bool] = lambda key: key not in _DATA
 ) -> Iterator[tuple[Path_, dict[str, Any]]]:

@@ -12,10 +12,11 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
+from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, FileModel, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
 from agac.spec.paths import Refused, home_of
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_tools import for_no_tool

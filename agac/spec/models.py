@@ -1,65 +1,36 @@
-"""Every mapping of a workflow file as one frozen model; those of agac.yml are in `project_models`, those of AgentCards
-in `card_models`. They are the only description of the keys: defaults, docs, the JSON Schemas for editors and the words
-of errors are made of them. A key that a file does not have is at its default, and `model_fields_set` says which ones it
-has. Checks that need more than one key, another file or the project are made by the loader."""
+"""Every mapping of a workflow file as one frozen model; those of agac.yml are in `project_models`, those that both have
+in `rule_models`, those of AgentCards in `card_models`. They are the only description of the keys: defaults, docs, the
+JSON Schemas for editors and the words of errors are made of them. A key that a file does not have is at its default,
+and `model_fields_set` says which ones it has. Checks that need more than one key, another file or the project are made
+by the loader."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agac.spec import validation as check
 from agac.spec import workflow
+from agac.spec.file_model import (
+    Deadline,
+    Duration,
+    FieldPath,
+    FieldPaths,
+    FileModel,
+    NonEmpty,
+    Paths,
+    Share,
+    Size,
+    StageNames,
+    TextOrList,
+    key,
+)
 from agac.spec.graph import Makes
-from agac.spec.notify import KINDS, WAYS, NotifyKind
 from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, OnReject, OnTimeout, made_by
+from agac.spec.rule_models import Budget, RunRulesFile
 from agac.spec.templates import Syntax
 from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
-
-NonEmpty = Annotated[str, Field(min_length=1)]
-TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
-Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
-ShareText = Annotated[str, Field(json_schema_extra=check.SHARE_FORM)]
-Share = Annotated[float, BeforeValidator(check.share, json_schema_input_type=ShareText | float)]
-
-
-class FileModel(BaseModel):
-    """A mapping in a file: no unknown keys, no conversions, nothing changes after reading."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
-
-    merges: ClassVar[bool] = False
-    """Whether a level that sets some of the keys leaves the others as a weaker level has them."""
-
-    may_be_empty: ClassVar[bool] = True  # whether none of the keys has to stand
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _has_value(cls, value: Any) -> Any:
-        if value is None:
-            raise check.refused("has no value; give one or remove the key")
-        return value
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if not (self.may_be_empty or self.model_fields_set):
-            *others, last = type(self).model_fields
-            raise check.refused(f"is empty; give {', '.join(others)} or {last}")
-        return self
-
-
-def key(description: str, *, default: Any = None, **rules: Any) -> Any:
-    """A key that may be left out, and what it is at then."""
-    return Field(default=default, description=description, **rules)
-
-
-WebAddress = Annotated[NonEmpty, AfterValidator(check.web_address)]
-Variable = Annotated[str, AfterValidator(check.one_variable)]
-SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
-Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
-Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})]
-
 
 _BATCH, _RETRIES = workflow.DEFAULT_BATCH, workflow.DEFAULT_RETRIES
 
@@ -137,11 +108,6 @@ class RetriesFile(FileModel):
         le=900,
         json_schema_extra={"default": "30s"},
     )
-
-
-TextOrList = str | list[str]
-Paths = Annotated[list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=TextOrList)]
-StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=TextOrList)]
 
 
 class InputFile(FileModel):
@@ -226,100 +192,6 @@ Timeout = Annotated[
     BeforeValidator(check.seconds_or_parts, json_schema_input_type=float | TimeoutFile),
     Field(description="Seconds for the whole call, or a mapping with connect, first_byte and total."),
 ]
-Dollars = Annotated[float, Field(gt=0)]
-
-
-class BudgetFile(FileModel):
-    """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
-
-    may_be_empty = False
-
-    usd: float | None = key("US dollars.", gt=0)
-    tokens: int | None = key("Tokens, of requests and replies together.", ge=1)
-    calls: int | None = key("Calls, retries and re-asks included.", ge=1)
-
-
-Budget = Annotated[BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | BudgetFile)]
-
-
-class RowBudgetFile(BudgetFile):
-    """What one row may spend at most. Each bound that is given holds; its agents' and theirs count together."""
-
-    turns: int | None = key("Replies of models in conversations with tools.", ge=1)
-    tool_calls: int | None = key("Calls of tools.", ge=1)
-
-
-RowBudget = Annotated[RowBudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | RowBudgetFile)]
-
-
-class ConfirmFile(FileModel):
-    """From which estimated cost on a run asks before it begins."""
-
-    usd: float = Field(ge=0, description="US dollars.")
-
-
-class TelemetryFile(FileModel):
-    """What is measured of each call, and told."""
-
-    merges = True
-
-    file: bool | None = key("Write telemetry.jsonl, a line a row with its calls; left out: up to 100,000 rows.")
-    ttft: bool = key("Stream calls, to learn how long the first token takes, and the answer's.", default=False)
-    otel: bool | None = key(
-        "Send traces and metrics by OpenTelemetry's protocol; left out: where OTEL_EXPORTER_OTLP_ENDPOINT is set."
-    )
-    sample: Share | None = key("The share of rows that did not fail that have a trace, as `10%`; left out: 1%.")
-    prompts: bool = key("Send prompts, replies and results of tools with traces.", default=False)
-
-
-class NotifyFile(FileModel):
-    """Somebody who is told how runs stand: by a webhook, through apprise, or by a command; or a heartbeat."""
-
-    on: Annotated[
-        list[NotifyKind], Field(min_length=1), BeforeValidator(check.kinds, json_schema_input_type=TextOrList)
-    ] = key("Of what is told; of everything when left out.", default=list(KINDS))
-    webhook: WebAddress | None = key("An address that gets each message as JSON, by POST.", examples=["${HOOK_URL}"])
-    secret: Variable | None = key("What the webhook's messages are signed with (Standard Webhooks): `whsec_…`.")
-    apprise: Variable | None = key("A chat or mail service, as an address of the package apprise.")
-    command: Annotated[list[NonEmpty], Field(min_length=1)] | None = key(
-        "A program and its arguments; it is run in the project's folder without a shell, and reads the JSON.",
-        examples=[["python", "tools/tell.py"]],
-    )
-    heartbeat: WebAddress | None = key("An address that is called (GET) each minute of a run; no message is sent.")
-
-    @model_validator(mode="after")
-    def _has_one_way(self) -> NotifyFile:
-        if len(self.model_fields_set & {*WAYS}) != 1:
-            raise check.refused(f"needs one of {', '.join(WAYS)}, and no two of them")
-        if {"secret", "webhook"} & self.model_fields_set == {"secret"}:
-            raise check.refused("secret is for a webhook; remove it")
-        if {"on", "heartbeat"} <= self.model_fields_set:
-            raise check.refused("a heartbeat tells of nothing; remove `on`")
-        return self
-
-
-Targets = Annotated[
-    list[NotifyFile], BeforeValidator(check.targets, json_schema_input_type=NotifyFile | list[NotifyFile])
-]
-
-
-class RunRulesFile(FileModel):
-    """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
-
-    budget: Budget | None = key("What a run may spend at most, over all its invocations; a number is US dollars.")
-    row_budget: RowBudget | None = key("What one row may spend at most in an invocation.")
-    confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
-    stop_loss: bool = key("Stop when over 80 % of a stage's first 20 outcomes fail alike.", default=True)
-    max_errors: int | None = key("Stop when more rows than this failed.", ge=0)
-    max_open_rows: int | None = key(
-        "The most rows under way at a time where stages have tools; left out: four times the calls.", ge=1, le=100_000
-    )
-    row_timeout: Duration | None = key("What a row may take from its first call, as `2m`.", gt=0, le=86_400)
-    keep_replies: workflow.KeepReplies = key("Which raw replies stay in the store.", default="all")
-    telemetry: TelemetryFile = key("What is measured of each call, and told.", default=TelemetryFile())
-    notify: Targets = key(
-        "Whom a run tells that it ended, or needs somebody; a mapping, or a list of them.", default=[]
-    )
 
 
 ModelChain = Annotated[NonEmpty, Field(json_schema_extra={"type": ["string", "array"], "items": {"type": "string"}})]
@@ -463,9 +335,6 @@ class EscalateFile(FileModel):
 
 ToolsByName = dict[NonEmpty, ToolFile]
 Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_input_type=list[NonEmpty] | ToolsByName)]
-FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
-_OneOrMore = BeforeValidator(check.field_or_fields, json_schema_input_type=TextOrList)
-FieldPaths = Annotated[list[FieldPath], _OneOrMore, AfterValidator(check.no_repeats)]
 
 
 class ReviewFile(FileModel):
@@ -637,9 +506,9 @@ class StageFile(DefaultsFile):
         if self.expect is not None and self.expect.field is None and self.output_schema is not None:
             raise check.refused("expect compares one field of the results; add `field` to it")
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
-        for key, what in beside.items() if self.group_by is None else ():
-            if key in self.model_fields_set:
-                raise check.refused(f"{key} says {what}; add group_by, or remove {key}")
+        for name, what in beside.items() if self.group_by is None else ():
+            if name in self.model_fields_set:
+                raise check.refused(f"{name} says {what}; add group_by, or remove {name}")
         if self.group_by is not None and self.explode is not None:
             raise check.refused("explode makes rows and group_by makes groups of rows; make a stage of each")
         if self.output_field is not None and self.output_schema is not None:

@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, nearest
 from agac.core.types import JSONValue, Schema
-from agac.spec.json_schema import KEYWORDS, TYPES, Fault, FieldShape, compiled, schema_faults, schema_warnings
+from agac.spec.json_schema import (
+    KEYWORDS,
+    TYPES,
+    Fault,
+    FieldShape,
+    compiled,
+    field_shape,
+    schema_faults,
+    schema_warnings,
+)
 from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, read_text
 from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
-from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec, field_shape
+from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

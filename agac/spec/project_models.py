@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agac.spec import validation as check
-from agac.spec.models import DefaultsFile, Duration, FileModel, NonEmpty, RunRulesFile, Size, ToolFile, key
+from agac.spec.file_model import Duration, FileModel, NonEmpty, Size, key
+from agac.spec.models import DefaultsFile, ToolFile
+from agac.spec.rule_models import RunRulesFile
 from agac.spec.tools import ToolScope
 
 ApiKey = Annotated[NonEmpty, AfterValidator(check.api_key), Field(json_schema_extra=check.API_KEY_FORM)]

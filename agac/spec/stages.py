@@ -11,14 +11,16 @@ from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
+from agac.spec.file_model import FileModel
 from agac.spec.graph import StageNode
 from agac.spec.guards import Check, Guard, compile_guard
-from agac.spec.models import DefaultsFile, FileModel, ReviewFile, RunRulesFile, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, ReviewFile, StageFile, WorkflowFile
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
+from agac.spec.rule_models import BudgetFile, RowBudgetFile, RunRulesFile
 from agac.spec.stage_tools import ToolReader
 from agac.spec.templates import PlacedText, Syntax, Template
 from agac.spec.tools import NamedTool
@@ -36,8 +38,8 @@ _TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}
 
 _ORDER: tuple[workflow.Level, ...] = ("project", "defaults", "card", "stage", "override")
 _VALUES: dict[type[FileModel], type] = {
-    models.BudgetFile: workflow.Budget,
-    models.RowBudgetFile: workflow.RowBudget,
+    BudgetFile: workflow.Budget,
+    RowBudgetFile: workflow.RowBudget,
     models.TimeoutFile: workflow.Timeout,
     models.BatchFile: workflow.BatchRules,
     models.RetriesFile: workflow.RetryRules,

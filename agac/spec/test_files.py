@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field, model_validator
 from agac.core.errors import Problem, UsageError, any_error, listed
 from agac.core.types import AssistantMessage, JSONValue, Request, RowId, Schema, ToolMessage
 from agac.spec import validation as check
+from agac.spec.file_model import FileModel, NonEmpty, key
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.loader import checked_file, find_workflow
-from agac.spec.models import FileModel, NonEmpty, key
 from agac.spec.output_schema import load_schema
 from agac.spec.paths import YAML_SUFFIXES, Refused, inside
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema

@@ -20,8 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from agac.core.errors import Path_, Problem, did_you_mean, key_path, nearest
 from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHAPE
-from agac.core.types import JSONValue
-from agac.spec.workflow import DayTime
+from agac.core.types import DayTime, JSONValue
 from agac.spec.yaml import Document
 
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from agac.core.errors import Where
-from agac.core.types import JSONValue, Schema
+from agac.core.types import DayTime, JSONValue, Schema
 from agac.spec.graph import StageNode
 from agac.spec.guards import STORED, Check, Guard
+from agac.spec.json_schema import field_shape
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, Group, Operation, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
 
 BatchRetry = Literal["batch", "sync", "fail"]
 AtDeadline = Literal["wait", "sync"]
-
-
-@dataclass(frozen=True, slots=True)
-class DayTime:
-    """A time of day where the program runs."""
-
-    hour: int
-    minute: int
-
-    def __str__(self) -> str:
-        return f"{self.hour:02}:{self.minute:02}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +239,6 @@ class OutputSpec:
     rows: str | None = None
     places: Mapping[str, str] | None = None
     how: bool = False
-
-
-def field_shape(field: str) -> dict[str, Any]:
-    """The JSON Schema of a result that holds one text."""
-    return {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:

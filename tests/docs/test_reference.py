@@ -14,7 +14,7 @@ from reference import SECTIONS, helps
 from agac.cli.main import LazyGroup, cli
 from agac.core.errors import ErrorType, ExitCode
 from agac.core.types import Outcome
-from agac.spec.models import FileModel
+from agac.spec.file_model import FileModel
 from agac.store.rows import State
 
 REFERENCE = ROOT / "docs/reference"

@@ -17,7 +17,8 @@ from agac.core.errors import UsageError
 from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
 from agac.spec.card_models import CardFile
-from agac.spec.models import FileModel, WorkflowFile
+from agac.spec.file_model import FileModel
+from agac.spec.models import WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import WorkflowTestFile
 

@@ -6,10 +6,11 @@ import pytest
 from support.tree import Tree
 
 from agac.core.errors import UsageError, Where
+from agac.core.types import DayTime
 from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
 from agac.providers.table import SHIPPED
-from agac.spec.workflow import BatchRules, DayTime, Overrides, TableTarget
+from agac.spec.workflow import BatchRules, Overrides, TableTarget
 
 INPUT = "input: {path: data/reviews.csv}\n"
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
 from agac.spec.card_models import CardFile
-from agac.spec.models import BatchFile, DefaultsFile, FileModel, StageFile, WorkflowFile
+from agac.spec.file_model import FileModel
+from agac.spec.models import BatchFile, DefaultsFile, StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.stages import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agac.core.keys import read_custom_id
-from agac.core.types import Fault, FaultKind
+from agac.core.types import DayTime, Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
-from agac.spec.workflow import DayTime
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
 _log = logging.getLogger("agac.batch")
