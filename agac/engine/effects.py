@@ -30,19 +30,16 @@ ToolKey = tuple[bytes, int, int]  # of a call of a tool: its task, the turn and 
 
 
 class TracedCall(NamedTuple):
-    """A call for a row, recorded at the stage at this position; `agent` is the stage or the child whose conversation it
-    belongs to, "" for none. `asked` is the model that was asked for, `batch` the number of the batch that it was a line
-    of. `texts`: the messages of its request (`input`) and its reply (`output`), where they are to be sent."""
+    """A call for a row, recorded at the stage at this position. `asked` is the model that was asked for; `texts`: the
+    messages of its request (`input`) and its reply (`output`), where they are to be sent."""
 
     stage: int
-    agent: str
     fingerprint: bytes
     replica: int
     asked: str
     call: Call
     finish: str | None = None
     texts: Mapping[str, Sequence[Message]] = {}
-    batch: int | None = None
 
 
 @dataclass(slots=True)

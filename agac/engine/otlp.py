@@ -30,16 +30,14 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.keys import share_of, trace_ids
-from agac.core.types import Message, Outcome, Reply, Usage
+from agac.core.types import Message, Reply, Usage
 from agac.engine.caller import MOST_CHARACTERS, TaskAttempts
 from agac.engine.effects import ActiveRow, RowNotes, ToolKey, TracedCall
 from agac.engine.invocation import InvocationRef, Work
 from agac.engine.rate_limiter import Lane
 from agac.engine.settle import Totals
 from agac.engine.telemetry import OtelSettings
-from agac.plan.stage import AnyStage
-from agac.store.batches import BatchRecord
-from agac.store.history import LineCall, batch_calls
+from agac.store.history import AttemptRecord, attempts_of_row
 from agac.store.records import Call, Endpoint
 
 _log = logging.getLogger("agac.otel")
@@ -51,8 +49,9 @@ TOKENS, SECONDS = [4.0**power for power in range(14)], [0.01 * 2**power for powe
 """The bounds that the conventions give for the histograms of tokens and of seconds."""
 
 MOST_ROWS, MOST_SPANS = 4096, 512  # that wait to be sent; and spans of a request, about
-EVERY, AT_THE_END = 1.0, 3.0
-"""Seconds between two looks at what is to be sent, and how long the end of a run waits at most for the last of it."""
+EVERY, METRICS_EVERY, AT_THE_END = 1.0, 60.0, 3.0
+"""Seconds between two looks at what is to be sent, between two sendings of metrics, and how long the end of a run waits
+at most for the last of it."""
 
 Attributes = dict[str, Any]
 _FAILED, _UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
@@ -99,7 +98,7 @@ class Traces:
         self._resource = FixedResource({**known.attributes, **own}, known.schema_url)
         self._spans = OTLPSpanExporter() if settings.traces else None
         self._metrics = OTLPMetricExporter() if settings.metrics else None
-        self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + settings.every
+        self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + METRICS_EVERY
         self._closing, self._why, self._warned = threading.Event(), "", False
         self._thread = threading.Thread(target=self._send_all, name="agac-otel", daemon=True)
         self._thread.start()
@@ -110,11 +109,10 @@ class Traces:
 
     def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
         """A call ended."""
-        stage, model, notes = attempts.connection.stage, attempts.connection.model.model, attempts.active.notes
+        model, notes = attempts.connection.model.model, attempts.active.notes
         self.count(model, call)
         if notes is not None:
-            agent = stage.name if stage.agent_spec is not None or attempts.of else ""
-            made = attempts.stage.index, agent, attempts.fingerprint, attempts.replica, model, call
+            made = attempts.stage.index, attempts.fingerprint, attempts.replica, model, call
             texts: Mapping[str, Sequence[Message]] = {}
             if self.settings.prompts:
                 texts = {"input": attempts.request.messages, "output": (reply.message(),) if reply else ()}
@@ -146,33 +144,22 @@ class Traces:
             return
         if row.ready:
             prints = {fingerprint for _, _, fingerprint in row.ready}
-            found = await batch_calls(self._database, row.new.key)
-            notes.calls += [_in_batch(one, self.plan.stages[one.stage]) for one in found if one.fingerprint in prints]
+            found = await attempts_of_row(self._database, row.new.key)
+            notes.calls += [
+                _in_batch(one) for one in found if one.fingerprint in prints and one.started_at < notes.begun
+            ]
         went = "dropped" if row.dropped else "done" if row.reached or row.lists else "skipped"
         outcome = "waiting" if waits else "failed" if failed else went
         self._put(row_spans(self, row, notes, outcome, failed[1] if failed else None, self._wall()))
 
-    def batch(self, number: int) -> SpanContext:
-        """The span of a batch, whichever invocation sends it."""
-        return _context(*trace_ids(self.identity[0], "batch", number))
-
-    def batch_ended(self, record: BatchRecord) -> None:
-        """What came of a batch is stored: a trace of its own, to which the calls that were its lines are linked."""
-        start, end = record.submitted_at or record.planned_at, record.ended_at or self._wall()
-        about = {"agac.batch": record.id, "agac.batch.id": record.provider_id, "agac.batch.tasks": record.tasks}
-        self._alone(f"batch {record.model}", self.batch(record.id), start, end, about)
-
-    def _alone(self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes) -> None:
-        if self._spans is not None:
-            self._put([self.span(name, context, start, end, attributes)])
-
     def span(
         self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
-        above: SpanContext | None = None, link: SpanContext | None = None,
+        above: SpanContext | None = None,
     ) -> ReadableSpan:  # fmt: skip
-        """A span that is whole."""
+        """A span that is whole; the first one of a row is linked to its invocation."""
+        links = () if above or context is self.invocation else (Link(self.invocation),)
         return ReadableSpan(
-            name, context, above, self._resource, _said(attributes), links=(Link(link),) if link else (),
+            name, context, above, self._resource, _said(attributes), links=links,
             kind=SpanKind.CLIENT if "gen_ai.request.model" in attributes else SpanKind.INTERNAL,
             status=_FAILED if attributes.get("error.type") else _UNSET,
             start_time=int(start * 1e9), end_time=int(max(start, end) * 1e9), instrumentation_scope=_SCOPE,
@@ -188,7 +175,8 @@ class Traces:
         """Sends what is left, for as long as the end of a run may wait."""
         counts = {"agac.rows.done": self._totals.rows_done, "agac.rows.failed": self._totals.rows_failed}
         name, about = f"invoke_workflow {self.plan.workflow}", {"gen_ai.operation.name": "invoke_workflow", **counts}
-        self._alone(name, self.invocation, self._began, self._wall(), about)
+        if self._spans is not None:
+            self._put([self.span(name, self.invocation, self._began, self._wall(), about)])
         self._closing.set()
         await asyncio.to_thread(self._thread.join, AT_THE_END)
         if self._thread.is_alive():
@@ -226,7 +214,7 @@ class Traces:
                 spans += self._queue.popleft()
             sent &= self._spans.export(spans).name == "SUCCESS"
         if self._metrics is not None and (at_end or time.monotonic() >= self._next):
-            self._next = time.monotonic() + self.settings.every
+            self._next = time.monotonic() + METRICS_EVERY
             sent &= self._metrics.export(self._measured()).name == "SUCCESS"
         if not sent:
             self._lost(self._why)
@@ -242,14 +230,10 @@ class Traces:
 
         rows = {"done": totals.rows_done, "failed": totals.rows_failed, "skipped": totals.rows_skipped,
                 "dropped": totals.rows_dropped + totals.rows_filtered, "unchanged": totals.unchanged}  # fmt: skip
-        stages, lanes = list(totals.stages.items()), self.lanes.items()
+        stages = list(totals.stages.items())
         add("agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False)
-        tasks = [(name, one.value, getattr(own, one.value)) for name, own in stages for one in Outcome]
-        add("agac.tasks", "{task}", (({"agac.stage": name, "agac.outcome": one}, n) for name, one, n in tasks))
         add("agac.cost", "USD", (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages))
-        add("agac.lane.wait", "s", (({"agac.lane": n}, lane.waited) for n, lane in lanes))
-        add("agac.calls.waiting", "{call}", (({"agac.lane": n}, lane.waiting) for n, lane in lanes), counts=False)
-        add("agac.calls.in_flight", "{call}", (({"agac.lane": n}, lane.in_flight) for n, lane in lanes), counts=False)
+        add("agac.lane.wait", "s", (({"agac.lane": n}, lane.waited) for n, lane in self.lanes.items()))
         for name, unit, label, bounds in (
             ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),
             ("gen_ai.client.operation.duration", "s", "error.type", SECONDS),
@@ -268,11 +252,10 @@ class Traces:
 def row_spans(
     traces: Traces, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None, now: float
 ) -> list[ReadableSpan]:
-    """The spans of a row that came to this: itself, its stages and their calls; of stages with tools the conversations,
-    with their calls of models and of tools, in which the conversations of child agents are."""
+    """The spans of a row that came to this: itself, its stages, their calls of models and of tools; those of a child
+    agent are in the call of the tool that asked it."""
     stages, texts, calls = traces.plan.stages, traces.settings.prompts, notes.calls
     ends = {one.stage: one for one in notes.ends if not one.replica}
-    agents = {one.fingerprint: one.agent for one in calls}
     nodes: list[list[Any]] = []
 
     def shown(said: str) -> str:
@@ -281,10 +264,10 @@ def row_spans(
     def text(said: str | None) -> str:
         return shown(said)[:MOST_CHARACTERS] if said and texts else ""
 
-    def add(above: int, *node: Any, error: RowError | None = None, link: SpanContext | None = None) -> int:
+    def add(above: int, *node: Any, error: RowError | None = None) -> int:
         name, start, end, about = node
         failed = {"error.type": error.type.value, "agac.error.message": text(error.message)} if error else {}
-        nodes.append([above, name, start, end, about | failed, link])
+        nodes.append([above, name, start, end, about | failed])
         return len(nodes) - 1
 
     @cache
@@ -295,12 +278,9 @@ def row_spans(
             about |= {"agac.outcome": end.outcome.value, "agac.how": end.result.how if end.result else ""}
         return add(0, f"stage {name}", start, end.at if end else 0.0, about, error=end.error if end else None)
 
-    @cache
-    def talk(fingerprint: bytes, index: int) -> int:
-        caller, agent = notes.callers.get(fingerprint), agents.get(fingerprint) or stages[index].name
-        about = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": agent}
-        above = stage(index) if caller is None or caller not in notes.tools else tool(caller)
-        return add(above, f"invoke_agent {agent}", inf, 0.0, about)
+    def above_of(fingerprint: bytes, index: int) -> int:
+        caller = notes.callers.get(fingerprint)
+        return tool(caller) if caller is not None and caller in notes.tools else stage(index)
 
     @cache
     def tool(key: ToolKey) -> int:
@@ -312,21 +292,20 @@ def row_spans(
             "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
         }  # fmt: skip
         end = one.started_at + (one.duration or 0.0)
-        return add(talk(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
+        return add(above_of(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
 
     made_by = None if row.new.origin is None else stages[row.new.origin].name
     number = row.new.row.ordinal or None
     about = {"agac.row.id": shown(str(row.new.row.id)), "agac.row.number": number, "agac.outcome": outcome}
     about |= {"agac.row.made_by": made_by}
-    add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error, link=traces.invocation)
+    add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error)
     for index in ends:
         stage(index)
     for one in calls:
-        above = talk(one.fingerprint, one.stage) if one.agent else stage(one.stage)
         about = _of_call(one)
         about |= {f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()}
-        start, link = one.call.started_at, traces.batch(one.batch) if one.batch is not None else None
-        add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error, link=link)
+        start, above = one.call.started_at, above_of(one.fingerprint, one.stage)
+        add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error)
     for key in notes.tools:
         tool(key)
     for above, _, start, end, *_ in reversed(nodes[1:]):  # a span lasts as long as all that is in it
@@ -334,8 +313,8 @@ def row_spans(
     trace, first = notes.ids
     own = [_context(trace, first ^ number) for number in range(len(nodes))]
     return [
-        traces.span(name, context, start, end, about, None if context is own[0] else own[above], link)
-        for context, (above, name, start, end, about, link) in zip(own, nodes, strict=True)
+        traces.span(name, context, start, end, about, None if context is own[0] else own[above])
+        for context, (above, name, start, end, about) in zip(own, nodes, strict=True)
     ]
 
 
@@ -352,7 +331,6 @@ def _of_call(one: TracedCall) -> Attributes:
         "http.response.status_code": call.status if call.error else None, "agac.cost": call.cost,
         "agac.attempt": call.number if call.number > 1 else None, "agac.replica": one.replica or None,
         "agac.purpose": call.purpose if call.purpose != "ask" else None, "agac.service_tier": call.service_tier,
-        "agac.batch": one.batch,
     }  # fmt: skip
 
 
@@ -368,12 +346,11 @@ def _messages(given: Iterable[Message], text: Callable[[str], str]) -> str:
     return json.dumps(found, ensure_ascii=False) if found else ""
 
 
-def _in_batch(one: LineCall, stage: AnyStage) -> TracedCall:
+def _in_batch(one: AttemptRecord) -> TracedCall:
     """A line of a batch as the call that it was."""
     error = RowError(ErrorType(one.error_type), one.error_message or "") if one.error_type else None
     endpoint = Endpoint(one.provider, one.base_url, one.model, one.simulated)
     usage = Usage(one.input_tokens, one.output_tokens, one.cached_tokens, one.reasoning_tokens)
     took = one.started_at, one.duration, one.status, error, one.ambiguous, usage, one.cost
     call = Call(one.number, endpoint, one.purpose, *took, service_tier=one.service_tier)
-    agent = stage.name if stage.agent_spec is not None else ""
-    return TracedCall(one.stage, agent, one.fingerprint, one.replica, one.asked, call, batch=one.batch)
+    return TracedCall(one.stage, one.fingerprint, one.replica, one.model, call)

@@ -415,11 +415,6 @@ class Lane:
         self.waited += given.at - now
         return given
 
-    @property
-    def waiting(self) -> int:
-        """How many calls wait for their turn."""
-        return len(self._waiting)
-
     def leave(self) -> None:
         """The call is over, or was not made."""
         self.in_flight -= 1

@@ -409,13 +409,13 @@ async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces |
         return None
     lack = settings.refused
     try:
-        from agac.engine.otlp import Traces  # an extra, which takes a quarter of a second to load
+        if not lack:
+            from agac.engine.otlp import Traces  # an extra, which takes a quarter of a second to load
+
+            return Traces(settings, work, places, await project_token(places.database), totals)
     except ModuleNotFoundError as missing:
         lack = f"they need {missing.name}, which is not installed: "
         lack += "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-    try:
-        if not lack:
-            return Traces(settings, work, places, await project_token(places.database), totals)
     except (ValueError, RuntimeError) as wrong:  # a variable that the SDK cannot use
         lack = work.redactor.clean(str(wrong))
     _log.warning("no traces or metrics are sent: %s", lack)

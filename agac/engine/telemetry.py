@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -373,14 +372,13 @@ def share(agreement: str) -> float:
 
 
 class OtelSettings(NamedTuple):
-    """Which signals are sent; of which share of the rows that did not fail traces are, and whether with texts; `every`
-    so many seconds metrics are. `refused`: why they cannot be sent as the environment asks for it."""
+    """Which signals are sent; of which share of the rows that did not fail traces are, and whether with texts.
+    `refused`: why they cannot be sent as the environment asks for it."""
 
     traces: bool
     metrics: bool
     sample: float
     prompts: bool
-    every: float
     refused: str
 
 
@@ -389,25 +387,16 @@ SAMPLE = 0.01  # the share of rows without a failure that have a trace, where no
 
 def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | None:
     """What is sent, by a workflow's rules and OpenTelemetry's own variables of the process, of which its SDK reads the
-    others by itself; None: nothing. What cannot be read counts as not given."""
-    base, sample, every, grpc, sent = "OTEL_EXPORTER_OTLP", SAMPLE, 60.0, "", set[str]()
+    others by itself; None: nothing."""
+    base, sent, refused = "OTEL_EXPORTER_OTLP", set[str](), ""
     if rules.otel is False or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     for signal in ("TRACES", "METRICS"):
         asked = rules.otel or env.get(f"{base}_ENDPOINT") or env.get(f"{base}_{signal}_ENDPOINT")
         if asked and env.get(f"OTEL_{signal}_EXPORTER", "otlp") == "otlp":
             sent.add(signal)
-            name = f"{base}_{signal}_PROTOCOL" if env.get(f"{base}_{signal}_PROTOCOL") else f"{base}_PROTOCOL"
-            grpc = name if env.get(name) == "grpc" else grpc
-    sampler = env.get("OTEL_TRACES_SAMPLER", "").removeprefix("parentbased_")
-    with suppress(ValueError):
-        every = max(float(env.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1000, 0.1)
-        share = float(env.get("OTEL_TRACES_SAMPLER_ARG") or 1) if sampler == "traceidratio" else SAMPLE
-        sample = {"always_on": 1.0, "always_off": -1.0}.get(sampler, share)  # off: failures are not sent either
-    sample = sample if rules.otel_sample is None else rules.otel_sample
-    todo = "set it to http/protobuf, and the address to that of the collector's HTTP port, 4318 as a rule"
-    refused = f"{grpc} is grpc, and agac sends by HTTP: {todo}" if grpc else ""
-    found = OtelSettings(
-        "TRACES" in sent and sample >= 0, "METRICS" in sent, sample, rules.otel_prompts, every, refused
-    )
-    return found if found.traces or found.metrics else None
+            if (env.get(f"{base}_{signal}_PROTOCOL") or env.get(f"{base}_PROTOCOL")) == "grpc":
+                todo = "set it to http/protobuf, and the address to that of the collector's HTTP port, 4318 as a rule"
+                refused = f"{base}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
+    sample = SAMPLE if rules.otel_sample is None else rules.otel_sample
+    return OtelSettings("TRACES" in sent, "METRICS" in sent, sample, rules.otel_prompts, refused) if sent else None

@@ -89,14 +89,6 @@ class AttemptRecord(Report):
     reply: str | bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class LineCall(AttemptRecord):
-    """One call that was a line of the batch with this number, for which the model `asked` was asked."""
-
-    batch: int
-    asked: str
-
-
 class Origin(NamedTuple):
     """The run and the row for which a result was asked."""
 
@@ -136,7 +128,6 @@ turns_of_row: Reads[[int], list[tuple[int, dict[str, Any]]]] = reads("turns_of_r
 """Of a row's key: the position of the stage, and a turn as reports have it, with its calls of tools."""
 
 attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
-batch_calls: Reads[[int], list[LineCall]] = reads("batch_calls", LineCall)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 

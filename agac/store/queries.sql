@@ -796,13 +796,6 @@ SELECT {attempt},
         AND t.fingerprint = a.fingerprint AND t.event_id = a.event_id AND t.attempt = a.number)) AS reply
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;
 
--- name: batch_calls
--- The calls for a row that were lines of batches, with these: a call began when its batch was submitted.
-SELECT {attempt}, NULL AS reply, b.id AS batch, b.model AS asked
-FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id
-JOIN batch b ON b.stage = a.stage AND coalesce(b.submitted_at, b.planned_at) = a.started_at
-WHERE a.row_key = ? ORDER BY a.id;
-
 -- name: rows_usage
 -- What the calls for these rows came to: how many were answered, their tokens, and their price as far as it is known.
 SELECT row_key, sum(status < 400), sum(input_tokens), sum(output_tokens), sum(cached_tokens), sum(reasoning_tokens), sum(cost)

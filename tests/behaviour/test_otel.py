@@ -119,13 +119,9 @@ def test_metrics_are_the_counts_of_the_summary(project: ProjectFolder, collector
     report = project.run(project.workflow(rows=30, stages=TWO_STAGES))
     assert collector.value("agac.rows", outcome="done") == 30
     assert collector.value("agac.rows", outcome="failed") == 0
-    for stage in ("classify", "reply"):
-        assert collector.value("agac.tasks", stage=stage, outcome="done") == 30
     assert sum(value for _, value in collector.points("agac.cost")) == pytest.approx(
         report.summary["calls"]["cost_usd"]
     )
-    for metric in ("agac.calls.in_flight", "agac.calls.waiting"):
-        assert [value for _, value in collector.points(metric)] == [0]
     assert collector.value("agac.lane.wait", lane="local/small") > 0  # they are spaced out
     for kind in ("input", "output"):
         point = collector.value("gen_ai.client.token.usage", **{"gen_ai.token.type": kind})
@@ -167,15 +163,13 @@ def test_agents_have_conversations_with_tools_and_agents_in_them(
         stage = {"agent": "boss", "name": "ask", "prompt": "${text}"}
         project.run(project.workflow(stages=[stage], rows=1, telemetry={"sample": 1, "prompts": prompts}))
     (row,) = collector.trees()
-    (talk,) = row.find("stage ask")[0].children
-    assert (talk.name, talk["gen_ai.operation.name"]) == ("invoke_agent ask", "invoke_agent")
+    (talk,) = row.find("stage ask")
     assert sorted(one.name for one in talk.children) == [
         "chat small", "chat small", "execute_tool agent__helper", "execute_tool look",
     ]  # fmt: skip
     (asked,) = talk.find("execute_tool agent__helper")
-    (child,) = asked.children
-    assert child.outline == {"invoke_agent ask/helper": ["chat small", "execute_tool look", "chat small"]}
-    (look,) = child.find("execute_tool")
+    child, (look,) = asked, asked.find("execute_tool look")
+    assert child.outline == {"execute_tool agent__helper": ["chat small", "execute_tool look", "chat small"]}
     assert (look["gen_ai.tool.name"], look["agac.tool.state"], bool(look["gen_ai.tool.call.id"])) == (
         "look",
         "done",
@@ -267,7 +261,7 @@ BATCHED = [
 ]
 
 
-def test_a_line_of_a_batch_is_a_call_linked_to_its_batch(batches_at: Make, collector: Collector) -> None:
+def test_a_line_of_a_batch_is_a_call_that_lasts_as_long(batches_at: Make, collector: Collector) -> None:
     project: BatchProject = batches_at(seconds=100)
     project.submit(*BATCHED, rows=3, **ALL)
     assert [(row["agac.outcome"], row.outline) for row in collector.rows().values()] == [
@@ -277,15 +271,13 @@ def test_a_line_of_a_batch_is_a_call_linked_to_its_batch(batches_at: Make, colle
     collector.metrics.clear()
     advance(project.server, 100)
     project.to_the_end()
-    (batch,) = collector.trees("batch echo")
     rows = collector.rows()
     assert len(rows) == 3
     for row in rows.values():
         (line,) = row.find("chat")
-        assert (line["agac.batch"], line["agac.service_tier"]) == (1, "batch")
+        assert (line.name, line["agac.service_tier"]) == ("chat echo", "batch")
         assert [one.name for one in row.children] == ["stage second"]
-        assert line.links == [(batch.trace, batch.id)]
-        assert line.start == batch.start
+        assert line.end > line.start
         assert row["agac.outcome"] == "done"
     assert collector.value("gen_ai.client.token.usage", **{"gen_ai.token.type": "input"}).count == 3
     assert not collector.metrics["gen_ai.client.operation.duration"].histogram.data_points
@@ -361,7 +353,7 @@ def test_a_missing_package_and_grpc_are_told_and_the_run_goes_on(
 
 
 ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
-BOTH = OtelSettings(True, True, 0.01, False, 60.0, "")
+BOTH = OtelSettings(True, True, 0.01, False, "")
 
 
 @pytest.mark.parametrize(
@@ -376,14 +368,7 @@ BOTH = OtelSettings(True, True, 0.01, False, 60.0, "")
         ({}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, BOTH._replace(metrics=False)),
         ({}, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x"}, BOTH._replace(traces=False)),
         ({}, {**ON, "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, None),
-        ({}, {**ON, "OTEL_TRACES_SAMPLER": "always_on"}, BOTH._replace(sample=1.0)),
-        ({}, {**ON, "OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"},
-         BOTH._replace(sample=0.25)),
-        ({}, {**ON, "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "x"}, BOTH),
-        ({}, {**ON, "OTEL_TRACES_SAMPLER": "always_off"}, BOTH._replace(traces=False, sample=-1.0)),
-        ({"otel_sample": 0.5, "otel_prompts": True}, {**ON, "OTEL_TRACES_SAMPLER": "always_off"},
-         BOTH._replace(sample=0.5, prompts=True)),
-        ({}, {**ON, "OTEL_METRIC_EXPORT_INTERVAL": "5000"}, BOTH._replace(every=5.0)),
+        ({"otel_sample": 0.5, "otel_prompts": True}, ON, BOTH._replace(sample=0.5, prompts=True)),
     ],
 )  # fmt: skip
 def test_what_is_sent_follows_the_files_and_the_usual_variables(

@@ -126,8 +126,6 @@ async def ingest(
     cost_usd = None if unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
-    if context.traces is not None:
-        context.traces.batch_ended(record)
     return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
 
 
