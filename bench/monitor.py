@@ -139,7 +139,6 @@ async def readers(root: Path) -> dict[str, Callable[[], Awaitable[object]]]:
         "runs": lambda: monitor.aruns(project=root),
         "a run": lambda: monitor.arun(1, project=root),
         "curves": lambda: monitor.acurves(1, project=root),
-        "curves of an hour": lambda: monitor.acurves(1, time.time() - 3600, project=root),
         "errors": lambda: monitor.aerrors(1, project=root),
         "rows": rows(),
         "rows, from the middle": lambda: behind(RowFilters(), [last // 2, 0]),

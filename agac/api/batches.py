@@ -79,6 +79,20 @@ class BatchLine(Report):
         """Whether it has ended at its provider and waits to be taken."""
         return has_ended(self.batch)
 
+    @property
+    def next(self) -> str:
+        """What happens next, in words."""
+        one, by = self.batch, "agac batch retrieve"
+        if not one.open:
+            return "nothing: its answers are in" if one.ingested_at else f"nothing: {one.note or 'it is closed'}"
+        if self.remedy and (self.stuck or self.note or one.state == BatchStep.NEEDS_HUMAN):
+            return self.remedy
+        if self.ready:
+            return f"its answers are taken by the command that is at work, or by: {by}"
+        if self.cancelling:
+            return "it is being cancelled; what it finished is taken then"
+        return self.waits or f"its provider works on it; it is looked at while a command waits, or by: {by}"
+
 
 async def batch_lines(
     database: Database,

@@ -12,10 +12,11 @@ from agac.api.job import STDOUT, WRITTEN, Job, ProcessOptions, job_root
 from agac.api.process import process
 from agac.api.report import RunReport
 from agac.api.run import WORST_FIRST
-from agac.api.run_compare import Agreement
+from agac.api.run_compare import compare_runs
 from agac.api.status import database_path
 from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.engine.limits import BudgetBalance, loaded
 from agac.spec.workflow import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
@@ -89,7 +90,7 @@ async def compare(
         reports.append(report)
         codes.append(report.exit_code)
         facts = {name: report.summary[name] for name in ("job", "rows", "calls", "timing_ms")}
-        agreement = _agreement(reports[0], report) if report is not reports[0] else None
+        agreement = await _agreement(reports[0], report) if report is not reports[0] else None
         lines.append({"model": job.model, "output": place, **facts, "agreement": agreement})
         if report.exit_code is ExitCode.INTERRUPTED:
             break
@@ -103,7 +104,7 @@ _HOW = ("budget", "max_errors", "max_retries", "parallel", "quote", "retry_delay
 
 async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
     """What is left of a budget after what the runs spent with which these jobs would go on."""
-    spent = dict.fromkeys(("usd", "tokens", "calls"), 0.0)
+    counts = list[runs.Count]()
     for job in others:
         async with open_for_reading(database_path(job.root)) as database:
             last = await runs.last_invocation(database, job.name) if database else None
@@ -111,23 +112,15 @@ async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
             how = dict.fromkeys(_HOW)
             if database is None or last is None or before | how != job.given["job"] | how:
                 continue
-            for one in await runs.counters(database, last.run):
-                if one.outcome == "call":
-                    spent["usd"] += one.cost + one.held_cost
-                    spent["tokens"] += one.input_tokens + one.output_tokens + one.held_tokens
-                    spent["calls"] += one.tasks
-    caps: Any = {unit: cap and max(0, cap - spent[unit]) for unit, cap in asdict(budget).items()}
+            counts += await runs.counters(database, last.run)
+    (balance,) = loaded([BudgetBalance("", budget)], counts, 0)
+    caps: Any = {unit: cap and max(0, cap - getattr(balance.spent, unit)) for unit, cap in asdict(budget).items()}
     return Budget(**caps)
 
 
-def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:
-    """How many rows both have done, and which share of their results is equal; one row of each is in memory."""
-    found, theirs = Agreement(), (row for row in replace(other, kind=None).results() if row.ok)
-    row = next(theirs, None)
-    for mine in replace(first, kind=None).results():
-        while row is not None and (row.row_number or 0) < (mine.row_number or 0):
-            row = next(theirs, None)
-        if row is not None and mine.ok and row.row_number == mine.row_number:
-            found.add(mine.result, row.result)
+async def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:
+    """How many rows both have done, and which share of their results is equal."""
+    runs_of_both = (one.summary["run"] for one in (first, other))
+    found = (await asynchronous(compare_runs)(*runs_of_both, limit=0, project=first.project)).stages[0].agreement
     shares = {name: one.share for name, one in found.fields.items()}
     return {"rows": found.rows, "share": found.share, "fields": shares}

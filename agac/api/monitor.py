@@ -9,8 +9,8 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,9 +23,9 @@ from agac.api.status import (
     go_on,
     last_invocation,
     position_of,
-    refuse_unknown,
     rows_by_remedy,
     run_report,
+    stored_run,
 )
 from agac.core.errors import AgacError, UsageError
 from agac.core.types import Moment, Outcome, Report, RowId
@@ -36,10 +36,9 @@ from agac.plan.plan import Selection
 from agac.spec.paths import project_root
 from agac.spec.workflow import Budget
 from agac.store import batches, roll_ups, runs
-from agac.store.batches import BatchStep
-from agac.store.db import Database, write
+from agac.store.db import Database, open_for_reading, write
 from agac.store.records import LaneSample
-from agac.store.roll_ups import IndexedRows, reading
+from agac.store.roll_ups import IndexedRows
 from agac.store.rows import State
 from agac.store.writer import open_database
 
@@ -86,16 +85,6 @@ class BudgetBurn(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class MonitoredBatch(Report):
-    """A batch, and what happens `next`, in words."""
-
-    JSON_KEYS = ("**line", "next")
-
-    line: BatchLine
-    next: str
-
-
-@dataclass(frozen=True, slots=True)
 class MonitoredRun(Report):
     """One run: its `report` as `agac status RUN` has it, with its `pace` as in RunCards; `rates`: tasks of each stage
     that ended in a minute of late; `lanes`: the newest samples of those at work; the open `batches` and the newest of
@@ -106,7 +95,7 @@ class MonitoredRun(Report):
     rates: dict[str, float]
     lanes: tuple[LaneSample, ...]
     budgets: tuple[BudgetBurn, ...]
-    batches: tuple[MonitoredBatch, ...]
+    batches: tuple[BatchLine, ...]
     advice: tuple[Advice, ...]
     asked: tuple[dict[str, Any], ...]
     estimated_usd: float | None
@@ -114,15 +103,15 @@ class MonitoredRun(Report):
 
 @dataclass(frozen=True, slots=True)
 class RunCurves(Report):
-    """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `series` has a number
-    for each by stage and name: COLUMNS, and `p50_ms` and `p95_ms` of calls that were answered in the last minute with
-    any (None: there is none). Under '' are rows of the input by outcome, and the calls of all stages. Who is run again
-    counts -1 where it stood before. `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
+    """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `lines` have a number
+    for each by name: COLUMNS, which are rows of the input by outcome (who is run again counts -1 where it stood before)
+    and calls of all stages; `p50_ms` and `p95_ms` of calls that were answered in the last minute with any (None: there
+    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
 
     run: int
     step_s: int
     at: tuple[float, ...]
-    series: dict[str, dict[str, list[float | None]]]
+    lines: dict[str, list[Any]]
     lane_step_s: float
     lanes: dict[str, list[LaneSample]]
 
@@ -180,27 +169,14 @@ class ErrorGroup(Report):
     advice: Advice
 
 
-@asynccontextmanager
-async def _run_of(project: Path | str | None, run: int | str) -> AsyncIterator[tuple[Path, Database, runs.RunRecord]]:
-    root = project_root(project)
-    async with reading(database_path(root), READ_SECONDS) as database:
-        record = await find_run(database, None, run)
-        assert database is not None
-        yield root, database, record
-
-
 # Runs, and one run.
 
 
-async def aruns(
-    after: int | None = None, limit: int = 50, *, workflow: str | None = None, project: Path | str | None = None
-) -> RunCards:
-    """The runs of a workflow, or of all, from the one behind run `after` on. Raises UsageError for a workflow that
-    neither has a file nor was ever run."""
+async def aruns(after: int | None = None, limit: int = 50, *, project: Path | str | None = None) -> RunCards:
+    """The runs of all workflows, from the one behind run `after` on."""
     root = project_root(project)
-    async with reading(database_path(root), READ_SECONDS) as database:
-        await refuse_unknown(database, root, workflow)
-        numbers = await runs.run_ids(database, workflow) if database else []
+    async with open_for_reading(database_path(root), READ_SECONDS) as database:
+        numbers = await runs.run_ids(database, None) if database else []
         begin, cards = numbers.index(after) + 1 if after in numbers else 0, []
         page = numbers[begin : begin + limit] if database else []
         for number in page:
@@ -244,7 +220,8 @@ async def _pace(
 
 async def arun(run: int | str = "last", *, project: Path | str | None = None) -> MonitoredRun:
     """A run by its number, or the one last worked on. Raises UsageError for a run that does not exist."""
-    async with _run_of(project, run) as (root, database, record):
+    root = project_root(project)
+    async with stored_run(root, run, seconds=READ_SECONDS) as (database, record):
         report = await full_report(database, record)
         stages, seconds = await _lately(database, record, report)
         pace = await _pace(root, database, record, report, stages, seconds)
@@ -252,14 +229,13 @@ async def arun(run: int | str = "last", *, project: Path | str | None = None) ->
         lanes = await roll_ups.lanes_of(database, run=record.id, **since)
         stored = await batches.batches(database, run=record.id, closed=True)
         stored.sort(key=lambda one: (not one.open, -one.id))
-        lines = await batch_lines(database, {}, stored[:MOST_BATCHES])
         known = [one.usd for one in (await runs.estimates(database, record.id)).values()]
         return MonitoredRun(
             report | {"pace": pace},
             {name: 60 * one.settled / seconds for name, one in stages.items() if name},
             tuple({one.lane: one for one in lanes}.values()),
             tuple(await _burns(database, record, stages, seconds, pace["eta_s"])),
-            tuple(MonitoredBatch(line, _next(line)) for line in lines),
+            tuple(await batch_lines(database, {}, stored[:MOST_BATCHES])),
             tuple(_advice(report, record)),
             tuple(await roll_ups.asked_for(database, record.id)),
             sum(one or 0.0 for one in known) if any(one is not None for one in known) else None,
@@ -290,19 +266,6 @@ async def _burns(
     return sorted(burns, key=lambda one: (one.name, one.unit), reverse=True)
 
 
-def _next(line: BatchLine) -> str:
-    one = line.batch
-    if not one.open:
-        return "nothing: its answers are in" if one.ingested_at else f"nothing: {one.note or 'it is closed'}"
-    if line.remedy and (line.stuck or line.note or one.state == BatchStep.NEEDS_HUMAN):
-        return line.remedy
-    if line.ready:
-        return "its answers are taken by the command that is at work, or by: agac batch retrieve"
-    if line.cancelling:
-        return "it is being cancelled; what it finished is taken then"
-    return line.waits or "its provider works on it; it is looked at while a command waits, or by: agac batch retrieve"
-
-
 def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
     found, number = [], record.id
     if report["open_batches"]:
@@ -319,42 +282,30 @@ def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
 
 # Curves.
 
-OF_TASKS = tuple(outcome.value for outcome in Outcome)
-OF_CALLS = ("calls", "failed_calls", "input_tokens", "output_tokens", "cost_usd")
-COLUMNS = (*OF_TASKS, *OF_CALLS)
+COLUMNS = (*Outcome, "calls", "failed_calls", "input_tokens", "output_tokens", "cost_usd")
 """What is counted of each minute, in the order of the statement `minutes_of`."""
 
 
-async def acurves(
-    run: int | str = "last", since: float | None = None, *, project: Path | str | None = None
-) -> RunCurves:
-    """A run over time, from a moment on (seconds since 1970; None: its beginning), in POINTS steps at most. Raises
-    UsageError for a run that does not exist."""
-    async with _run_of(project, run) as (_, database, record):
+async def acurves(run: int | str = "last", *, project: Path | str | None = None) -> RunCurves:
+    """A run over time, in POINTS steps at most. Raises UsageError for a run that does not exist."""
+    async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         last, begun = record.invocation, await roll_ups.first_minute(database, record.id)
-        first = max(int((record.created_at if since is None else since) // 60), begun or 0)
+        first = max(int(record.created_at // 60), begun or 0)
         until = (last.ended_at if last is not None else None) or time.time()
         step = max(1, -(-int(until // 60 + 1 - first) // POINTS))
         asked = {"run": record.id, "since": first // step * step, "step": step, "until": until // 60 + 1}
         minutes = await roll_ups.minutes_of(database, **asked)
-        times: dict[str, dict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
-        for point, stage, bucket, count in await roll_ups.minute_timings_of(database, **asked):
-            for name in ("", stage):
-                times[name][point][4 * bucket] += count
+        times = defaultdict[int, Counter[int]](Counter)
+        for point, bucket, count in await roll_ups.minute_timings_of(database, **asked):
+            times[point][4 * bucket] += count
         pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
         for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause, until=until):
             lanes[sample.lane].append(sample)
-    at = {point: place for place, point in enumerate(sorted({one[0] for one in minutes} | times[""].keys()))}
-    series: dict[str, dict[str, list[Any]]] = defaultdict(lambda: {name: [0] * len(at) for name in COLUMNS})
-    for point, stage, *numbers in minutes:
-        for name, number in zip(COLUMNS, numbers, strict=True):
-            series[stage][name][at[point]] += number
-            if stage and name in OF_CALLS:
-                series[""][name][at[point]] += number
-    for stage, own in series.items():
-        for label, part in (("p50_ms", 0.5), ("p95_ms", 0.95)):
-            own[label] = [_ms(quantile(times[stage][point], part)) for point in at]
-    return RunCurves(record.id, 60 * step, tuple(60.0 * step * point for point in at), dict(series), pause, dict(lanes))
+    rows = {point: numbers for point, *numbers in minutes}
+    at = sorted(rows.keys() | times)
+    lines = {name: [rows[one][place] if one in rows else 0 for one in at] for place, name in enumerate(COLUMNS)}
+    lines |= {f"p{n}_ms": [_ms(quantile(times[one], n / 100)) for one in at] for n in (50, 95)}
+    return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes))
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -381,7 +332,7 @@ async def arows(
     state, stage, error = filters.state, filters.stage, filters.error
     if state is not None and state not in _STATES and not (stage and state == Outcome.REUSED):
         raise UsageError(f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}.")
-    async with _run_of(project, run) as (_, database, record):
+    async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         names = [body["name"] for body in (await runs.definition_of(database, record.id))["stages"]]
         made_by = position_of(filters.made_by, names, "made_by") if filters.made_by is not None else None
         position = position_of(stage, names, "stage") if stage is not None else None
@@ -449,7 +400,7 @@ async def aerrors(run: int | str = "last", *, project: Path | str | None = None)
     """How the rows of a run failed, the most frequent way first, with messages, some rows each, and what to do. Raises
     UsageError for a run that does not exist."""
     groups = []
-    async with _run_of(project, run) as (_, database, record):
+    async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         for (stage, kind), rows in (await _failures(database, record.id)).items():
             some = await roll_ups.failures_like(database, record.id, kind, stage or None, ALIKE)
             alike: dict[str, list[tuple[RowId, str]]] = defaultdict(list)
@@ -473,6 +424,7 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
         "input": Advice("resumes the run, once the input is corrected", go_on(record)),
         "budget": Advice("tries them again, once a row may spend more", retry),
         "calls": Advice("tries them again, and makes their calls of tools again", f"{retry} --repeat-calls"),
+        "people": Advice("discards what people decided, and asks them again", f"{retry} --discard-decisions"),
         "again": Advice("tries them again", retry),
     }[needs]
 
@@ -482,21 +434,10 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
 Wish = Literal["stop", "cancel_batch"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked(Report):
-    """What was asked. A process that is `at_work` looks within seconds; else the next one that works on the workflow
-    (`agac run`, `agac batch retrieve`) does."""
-
-    id: int
-    kind: Wish
-    run: int
-    at_work: bool
-    message: str
-
-
-async def aask(project: Path | str | None, kind: Wish, run: int | str, *, batch: int | None = None) -> Asked:
-    """Asks the process that works on a run to stop, as Ctrl-C does, or to cancel one of its batches. Raises UsageError
-    where nothing works on the run, and for a batch that is not an open one of it."""
+async def aask(project: Path | str | None, kind: Wish, run: int | str, *, batch: int | None = None) -> None:
+    """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does, or to cancel one of
+    its batches; where there is none, the next one that works on the workflow cancels it (`agac run`, `agac batch
+    retrieve`). Raises UsageError where nothing works on the run, and for a batch that is not an open one of it."""
     root = project_root(project)
     async with open_database(database_path(root)) as database:
         record = await find_run(database, None, run)
@@ -509,7 +450,4 @@ async def aask(project: Path | str | None, kind: Wish, run: int | str, *, batch:
             raise UsageError(f"run {record.id} has no open batch {batch}", remedy=f"It has: {open_ or 'none'}.")
         event, body = (record.invocation.id if record.invocation else None), {"batch": batch} if batch else {}
         values = record.workflow, record.id, event if kind == "stop" else None, kind, json.dumps(body), time.time()
-        number = await write(database, "inbox_put", *values)
-    what = "it stops once its calls in flight have ended" if kind == "stop" else f"batch {batch} is cancelled"
-    when = "" if at_work else f" by the next command that works on it; at once by: agac batch cancel {batch}"
-    return Asked(number, kind, record.id, at_work, f"{what}{when}")
+        await write(database, "inbox_put", *values)

@@ -50,10 +50,11 @@ def no_runs_yet() -> UsageError:
 
 @asynccontextmanager
 async def stored_run(
-    root: Path, run: int | str | None, workflow: str | None = None
+    root: Path, run: int | str | None, workflow: str | None = None, seconds: float | None = None
 ) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
-    """The database, opened for reading, and one of its runs. Raises UsageError as `find_run` does."""
-    async with open_for_reading(database_path(root)) as database:
+    """The database, opened for reading, for so many seconds where they are named, and one of its runs. Raises
+    UsageError as `find_run` does."""
+    async with open_for_reading(database_path(root), seconds) as database:
         record = await find_run(database, workflow, run)
         assert database is not None
         yield database, record

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -27,6 +28,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 APPLICATION_ID = 0x61676163  # "agac", so that `file` and we ourselves know the database
+STEPS = 20_000  # of SQLite's machine between two looks at the clock: some tenths of a millisecond
 BUSY_SECONDS = 30.0  # how long a commit waits for another workflow's commit. Theirs take milliseconds.
 
 LOG_BYTES = 1 << 20
@@ -323,14 +325,18 @@ def _field_names(record: Any) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def open_for_reading(path: Path) -> AsyncIterator[Database | None]:
-    """Opens without changing anything; gives None where there is no database yet. An older one is refused."""
+async def open_for_reading(path: Path, seconds: float | None = None) -> AsyncIterator[Database | None]:
+    """Opens without changing anything; gives None where there is no database yet. An older one is refused. What is
+    being read after so many `seconds` raises TookTooLong."""
+    ends = time.monotonic() + (seconds or 0.0)
     if not path.exists() or not path.stat().st_size:  # an empty file is a database without anything
         yield None
         return
     with translated(path):
         async with connected(reading_uri(path)) as reader:
             any_schema = await reader.at_once(partial(refuse_other_schemas, path))
+            if seconds is not None:
+                await reader.at_once(lambda one: one.set_progress_handler(lambda: time.monotonic() > ends, STEPS))
             yield Database(path, reader, None) if any_schema else None
 
 

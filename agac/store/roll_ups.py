@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agac.core.types import RowId
-from agac.store.db import Database, Reads, by, first, open_for_reading, reads, select
+from agac.store.db import Database, Reads, by, first, reads, select
 from agac.store.records import LaneSample
-
-STEPS = 20_000  # of SQLite's machine between two looks at the clock: some tenths of a millisecond
-
-
-@asynccontextmanager
-async def reading(path: Path, seconds: float) -> AsyncIterator[Database | None]:
-    """The database for a look that takes so many seconds at most; None where there is none yet. What is being read then
-    raises TookTooLong."""
-    ends = time.monotonic() + seconds
-    async with open_for_reading(path) as database:
-        if database is not None:
-            await database.reader.at_once(
-                lambda reader: reader.set_progress_handler(lambda: time.monotonic() > ends, STEPS)
-            )
-        yield database
 
 
 class Lately(NamedTuple):
@@ -50,7 +33,7 @@ made_failures: Reads[[int], list[tuple[int, str, str, int]]] = reads("made_failu
 
 # By a run, since when, and the length of a step; those of minutes in minutes, those of lanes in seconds.
 minutes_of = reads("minutes_of", tuple[Any, ...])
-minute_timings_of = reads("minute_timings_of", tuple[int, str, int, int])
+minute_timings_of = reads("minute_timings_of", tuple[int, int, int])
 lanes_of = reads("lanes_of", LaneSample)
 
 # Rows in lists: some hundred are looked at by an index, in its order, and those that match are shown. A page goes on

@@ -74,7 +74,7 @@ async def _curves(request: Request) -> dict[str, Any]:
 
 def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the whole run by name."""
-    return {"at": found.at, "step_s": found.step_s, "lines": found.series.get("", {})}
+    return {"at": found.at, "step_s": found.step_s, "lines": found.lines}
 
 
 async def _fragment(request: Request, template: str, context: Awaitable[dict[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """Stages at which people decide (`review:`): rows wait, decisions are kept by what was shown, the next run goes on."""
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
 
 import agac
+from agac.api import monitor
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor
 from agac.store.snapshot import make_snapshot, take_snapshot
@@ -106,6 +108,8 @@ def test_a_rejected_result(project: ProjectFolder, model: Scripted, on_reject: s
     elif on_reject == "fail":
         assert envelope["error"]["type"] == "Rejected"
         assert "rejected by anna: nonsense" in envelope["error"]["message"]
+        (group,) = asyncio.run(monitor.aerrors(1, project=project.root))
+        assert group.advice.command.endswith("--error Rejected --discard-decisions")
     else:
         assert envelope["result"] == "reply: "
     assert project.run().exit_code == code
