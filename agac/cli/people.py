@@ -108,31 +108,45 @@ def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
         raise UsageError("agac review next asks at a terminal", remedy=remedy)
-    who, after, key = api.reviewer(who, project=settings.project_dir), None, ""
-    while key != "q":
-        page = api.review_queue(settings.project_dir, after=after, limit=1, **which)
-        if not page.items:
-            break
-        item = page.items[0]
+    who, project = api.reviewer(who, project=settings.project_dir), settings.project_dir
+    for item, waiting in _queue(project, who, which):
         keys = {key: word for key, word in KEYS.items() if word in (*item.choices, "skip", "quit")}
         if item.blind:
             keys.pop("a", None)
-        terminal.print_lines(item_lines(item, page.waiting, keys))
-        while not (key := next((sign for sign in click.getchar().lower() if sign in keys), "")):
-            pass
-        decision = _decision(item, keys[key], who)
-        if decision is None:
-            after = item.id
-            continue
-        for problem in api.decide(settings.project_dir, [decision]).problems:
-            terminal.say_error(problem.message)
-    terminal.print_text(f"{counted(page.waiting, 'row')} wait. `agac run` goes on with what was decided.")
+        key, refused = "", True
+        while refused:
+            terminal.print_lines(item_lines(item, waiting, keys))
+            while not (key := next((sign for sign in click.getchar().lower() if sign in keys), "")):
+                pass
+            decision = _decision(item, keys[key], who)
+            problems = api.decide(project, [decision]).problems if decision is not None else []
+            for problem in problems:
+                terminal.say_error(problem.message)
+            refused = bool(problems)
+        if key == "q":
+            break
+    waiting = api.review_queue(project, limit=1, **which).waiting
+    terminal.print_text(f"{counted(waiting, 'row waits', 'rows wait')}. `agac run` goes on with what was decided.")
+
+
+def _queue(project: Path | None, who: str, which: dict[str, Any]) -> Iterator[tuple[ReviewItem, int]]:
+    """What waits for somebody who has not said anything of it, each with how many rows wait; disputes come last."""
+    for state in ("waiting", "conflict"):
+        after = None
+        while (page := api.review_queue(project, state=state, after=after, **which)).items:
+            item = next((one for one in page.items if all(who != said.reviewer for said in one.decisions)), None)
+            if item is not None:
+                yield item, page.waiting
+            after = (item or page.items[-1]).id
 
 
 def item_lines(item: ReviewItem, waiting: int, keys: dict[str, str]) -> Iterator[str]:
     yield f"\n{item.workflow}, {item.stage}: row {item.row_id!r}   ({waiting:,} wait)"
     yield from terminal.record_lines([[(name, terminal.value_text(it)) for name, it in item.shown.items()]], cut=False)
     yield f"{item.edit}: {'(asked without the answer)' if item.blind else terminal.value_text(item.answer)}"
+    for one in item.decisions if item.state == "conflict" else ():
+        value = "" if one.value is None else f" {terminal.value_text(one.value)}"
+        yield f"{one.reviewer}: {one.choice}{value}{one.reason and f' ({one.reason})'}"
     yield "  ".join(f"[{key}] {word}" for key, word in keys.items())
 
 

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import sys
 import termios
 from pathlib import Path
 from typing import Any
 
+import click
 import openpyxl
 import pytest
 from support.processes import wait_until
@@ -13,6 +15,7 @@ from support.project import ProjectFolder, command
 from support.terminals import PseudoTerminal
 
 import agac
+from agac.cli import main
 
 SCHEMA = {"sentiment": "positive|negative", "why": "string"}
 STAGES = [
@@ -189,6 +192,28 @@ def test_rows_are_decided_one_by_one_at_a_terminal(waits: ProjectFolder, tmp_pat
     ]
     assert len({one[0] for one in decided(waits)}) == 3
     assert "agac review export decisions.csv" in waits.agac("review", "next", code=2).err
+
+
+def test_at_a_terminal_nobody_is_asked_twice_and_disputes_come_last(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = STAGES[1] | {"review": {"show": ["text"], "reviewers": 2}}
+    project.workflow(stages=[STAGES[0], asks], rows=ROWS[:3], path="data/rows.jsonl")
+    project.run()
+    items = agac.review_queue(project.root).items
+    said = (items[0], "approve", "Ben"), (items[2], "reject", "Ben"), (items[2], "approve", "Cleo")
+    for item, choice, who in said:
+        agac.decide(project.root, [agac.Decision(item.id, choice, reviewer=who)])
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    keys = iter("a" * 3)
+    monkeypatch.setattr(click, "getchar", lambda: next(keys))
+    for again in (False, True):
+        main.cli(["--project-dir", str(project.root), "review", "next", "--reviewer", "Ada"], standalone_mode=False)
+        shown = capsys.readouterr().out
+        assert [shown.count(repr(one.row_id)) for one in items] == [0 if again else 1] * 3
+        assert ("Ben: reject" in shown, "1 row waits" in shown) == (not again, True)
+    assert len([one for one in decided(project) if one[3] == "Ada"]) == 3
 
 
 def test_the_status_tells_blind_decisions_from_others(waits: ProjectFolder) -> None:
