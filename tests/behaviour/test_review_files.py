@@ -213,7 +213,7 @@ def test_at_a_terminal_nobody_is_asked_twice_and_disputes_come_last(
         shown = capsys.readouterr().out
         assert [shown.count(repr(one.row_id)) for one in items] == [0 if again else 1] * 3
         assert ("Ben: reject" in shown, "1 row waits" in shown) == (not again, True)
-    assert len([one for one in decided(project) if one[3] == "Ada"]) == 3
+    assert len([one for one in decided(project) if one[4] == "Ada"]) == 3
 
 
 def test_the_status_tells_blind_decisions_from_others(waits: ProjectFolder) -> None:
