@@ -160,12 +160,11 @@ class CalibrateReport(Report):
 
 @blocking
 async def calibrate(
-    stage: str, workflow: str, target: float, *, field: str | None = None, run: int | str | None = None,
-    project: Path | str | None = None,
+    stage: str, workflow: str, target: float, *, run: int | str | None = None, project: Path | str | None = None
 ) -> CalibrateReport:  # fmt: skip
     """The threshold of a review, or of a stage's escalation, that meets a share of errors among the rows that pass, by
-    what people decided about the rows of the workflow's last run. `field`: where an answer has to be right; None:
-    everywhere. Changes nothing. Raises UsageError for a condition that is no threshold."""
+    what people decided about the rows of the workflow's last run. Changes nothing. Raises UsageError for a condition
+    that is no threshold."""
     opened = open_project(project, sound=True)
     loaded, problems = load_workflow(opened.spec, workflow, Overrides())
     if loaded is None:
@@ -179,7 +178,7 @@ async def calibrate(
         raise UsageError(what, remedy="Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%.")
     threshold, whole = Threshold.of(guard), not isinstance(does, Review)
     asks = [one.name for one in loaded.stages if isinstance(one.operation, Review) and one.operation.edit == stage]
-    first, _, rest = threshold.field.partition(".")
+    first, *path = threshold.field.split(".")
     sources = [first, *(late for late, own in at.amended if own == first)]  # the last one that a row met counts
     async with stored_run(opened.root, run, workflow) as (database, record):
         recorded = {one.name: one for one in recorded_stages(await definition_of(database, record.id))}
@@ -192,15 +191,15 @@ async def calibrate(
                 raise UsageError(what, remedy="Run the workflow again, or name another run with --run.")
             edge = was.value
         places = json.dumps([known[one] for one in sources if one in known])
-        scores = dict(await select(database, "scores", tuple[float, int], f"$.{rest}", record.id, places))
+        scores = dict(await select(database, "scores", tuple[float, int], f"$.{'.'.join(path)}", record.id, places))
         judged, waiting = list[JudgedRow](), 0
         for name in asks if whole else [stage]:
             about = record.id, name, known.get(name), places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
                 drawn, value = "when" not in json.loads(why), json.loads(answer or "null")
-                score = _inside(value, rest)
+                score = reduce(lambda inner, one: inner.get(one) if isinstance(inner, dict) else None, path, value)
                 if isinstance(score, int | float) and (drawn or not whole):
-                    right = how in ("approved", "manual") and _inside(json.loads(final), field) == _inside(value, field)
+                    right = how in ("approved", "manual") and json.loads(final) == value
                     judged.append(JudgedRow(score, right, drawn))
                     waiting += how is None
     now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
@@ -208,8 +207,3 @@ async def calibrate(
     diff = threshold.diff((opened.root / guard.where.file).read_text("utf-8"), best.value) if best and changed else ""
     figures = now, best, sum(one.drawn for one in judged) - waiting, waiting, sample_needed(target), diff
     return CalibrateReport(workflow, stage, record.id, guard.text.strip(), target, *figures)
-
-
-def _inside(value: Any, field: str | None) -> Any:
-    parts = field.split(".") if field else ()
-    return reduce(lambda inner, part: inner.get(part) if isinstance(inner, dict) else None, parts, value)

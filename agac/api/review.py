@@ -8,6 +8,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from agac.api.run_compare import Agreement
 from agac.api.status import database_path, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
-from agac.core.errors import UsageError
+from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
 from agac.engine.replay import RowViews
@@ -146,7 +147,8 @@ class ReviewedStage:
         if self.judged.checks:  # they may look at all that there is of the row
             views = RowViews(self.stages, self.stages[0].variables, database)
             view = (await views.ended([review.row_key])).get(review.row_key)
-        return self.checker.misfit(one.value, view)
+        checked = self.checker.check_value(one.value, view)
+        return checked.message if isinstance(checked, RowError) else None
 
 
 @dataclass
@@ -155,13 +157,6 @@ class _Definitions:
 
     database: Database
     known: dict[tuple[int, str], ReviewedStage | None] = field(default_factory=dict)
-    discarded: dict[str, float] = field(default_factory=dict)
-
-    async def since(self, workflow: str) -> float:
-        """From when on decisions of a workflow count."""
-        if workflow not in self.discarded:
-            self.discarded[workflow] = await store.discarded_at(self.database, workflow)
-        return self.discarded[workflow]
 
     async def asked(self, review: StoredReview) -> ReviewedStage | None:
         key = review.run_id, review.stage
@@ -195,9 +190,8 @@ def _item(review: StoredReview, asked: ReviewedStage | None, found: Sequence[Sto
 
 async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[ReviewItem]:
     definitions, found = _Definitions(database), await store.decisions_of(database, [one.key for one in reviews])
-    counted = {
-        one.key: store.counting(found.get(one.key, ()), await definitions.since(one.workflow)) for one in reviews
-    }
+    since = {name: await store.discarded_at(database, name) for name in {one.workflow for one in reviews}}
+    counted = {one.key: store.counting(found.get(one.key, ()), since[one.workflow]) for one in reviews}
     return [_item(one, await definitions.asked(one), counted[one.key]) for one in reviews]
 
 
@@ -239,12 +233,15 @@ async def review_queue(
 _LAST = "\U0010ffff"  # after every name
 
 
+def _key(item: str) -> bytes:
+    """The key of a review by its id; nothing has an empty one."""
+    with suppress(ValueError):
+        return bytes.fromhex(item)
+    return b""
+
+
 async def _review(database: Database, item: str) -> StoredReview | None:
-    try:
-        key = bytes.fromhex(item)
-    except ValueError:
-        return None
-    return (await store.reviews_of(database, [key])).get(key)
+    return (await store.reviews_of(database, [_key(item)])).get(_key(item))
 
 
 @blocking
@@ -294,22 +291,21 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
         await refuse_unknown(database, root, workflow)
         if database is None:
             return ReviewReport([])
-        last = {"last_workflow": workflow or _LAST, "last_stage": _LAST}
-        bounds = {"workflow": workflow or "", "last_workflow": last["last_workflow"]}
-        for name, stage, state, count in await store.review_counts(database, **bounds):
+        first, last = workflow or "", {"last_workflow": workflow or _LAST}
+        for name, stage, state, count in await store.review_counts(database, workflow=first, **last):
             stages.setdefault((name, stage), StageReviews(name, stage)).states[state] = count
         definitions = _Definitions(database)
+        since = {name: await store.discarded_at(database, name) for name, _ in stages}
         for state in ("applied", "decided"):
-            after: dict[str, Any] = {"workflow": workflow or "", "stage": "", "sure": -1.0, "key": b""}
+            after: dict[str, Any] = {"workflow": first, "stage": "", "sure": -1.0, "key": b"", "last_stage": _LAST}
             while page := await store.review_page(database, state=state, limit=512, **after, **last):
                 found = await store.decisions_of(database, [one.key for one in page])
                 for review in page:
                     asked = await definitions.asked(review)
-                    since = await definitions.since(review.workflow)
-                    stood = asked and asked.standing(review, found.get(review.key, ()), since)
+                    stood = asked and asked.standing(review, found.get(review.key, ()), since[review.workflow])
                     if stood and stood.decision is not None:
                         stages[review.workflow, review.stage].add(review, stood.decision)
-                after = {name: getattr(page[-1], name) for name in after}
+                after |= {name: getattr(page[-1], name) for name in ("workflow", "stage", "sure", "key")}
     return ReviewReport([stages[place] for place in sorted(stages)])
 
 
@@ -325,15 +321,14 @@ async def decide(
     if not path.exists():
         raise no_runs_yet()
     async with open_database(path) as database:
-        keys = {one.item: bytes.fromhex(one.item) for one in decisions if _is_key(one.item)}
         known: dict[bytes, StoredReview] = {}
-        for some in slices(list(keys.values())):
+        for some in slices(list({_key(one.item) for one in decisions})):
             known |= await store.reviews_of(database, some)
         definitions = _Definitions(database)
         about: list[tuple[Decision, StoredReview, ReviewedStage]] = []
         problems = []
         for place, one in enumerate(decisions):
-            review = known.get(keys.get(one.item, b""))
+            review = known.get(_key(one.item))
             asked = await definitions.asked(review) if review is not None else None
             fault: str | None = f"there is no review {one.item!r}"
             if review is not None and asked is not None:
@@ -343,10 +338,6 @@ async def decide(
         if problems or check:
             return DecideReport(problems=problems)
         return await change(database, lambda writer: _store(writer, about, force=force))
-
-
-def _is_key(item: str) -> bool:
-    return len(item) == 32 and all(sign in "0123456789abcdef" for sign in item)
 
 
 def _standing(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 from agac.api.inspect import STATES
 from agac.api.project import environment, open_project
-from agac.api.review import DecideReport, Decision, ReviewItem, decide, review_queue
+from agac.api.review import DecideReport, Decision, ReviewItem, ReviewPage, decide, review_queue
 from agac.api.run import recorded_plan
 from agac.api.status import database_files, database_path, find_rows, find_run, go_on, position_of
 from agac.api.sync import asynchronous, blocking
@@ -33,7 +33,7 @@ from agac.spec.git import Repository
 from agac.spec.paths import project_root
 from agac.spec.workflow import InputFormat
 from agac.store.db import change
-from agac.store.decisions import DISCARD, FIX, StoredDecision, put_decision
+from agac.store.decisions import FIX, StoredDecision, put_decision
 from agac.store.lease import holder_of
 from agac.store.rows import State
 from agac.store.runs import definition_of
@@ -70,13 +70,11 @@ def _format(file: Path) -> InputFormat:
 async def _queue(root: Path, **which: str | None) -> AsyncIterator[ReviewItem]:
     """All that waits for people or is in dispute."""
     for state in ("waiting", "conflict"):
-        page = await asynchronous(review_queue)(root, state=state, limit=500, **which)
-        while page.items:
+        page = ReviewPage([], "", 0)
+        while page.next is not None:
+            page = await asynchronous(review_queue)(root, state=state, limit=500, after=page.next or None, **which)
             for item in page.items:
                 yield item
-            if page.next is None:
-                break
-            page = await asynchronous(review_queue)(root, state=state, limit=500, after=page.next, **which)
 
 
 @blocking
@@ -173,7 +171,7 @@ def _read(line: Mapping[str, JSONValue], usual: Callable[[], str]) -> Decision |
 
 @dataclass(frozen=True, slots=True)
 class FixReport(Report):
-    """A result that was set by hand, or (`value` None) taken back. The row has it after the next run: `go_on`."""
+    """A result that was set by hand. The row has it after the next run: `go_on`."""
 
     workflow: str
     run: int
@@ -186,12 +184,12 @@ class FixReport(Report):
 
 @blocking
 async def fix(
-    run: int | str, row: int | str, stage: str, value: str | None, *, reason: str = "", who: str | None = None,
+    run: int | str, row: int | str, stage: str, value: str, *, reason: str = "", who: str | None = None,
     project: Path | str | None = None,
 ) -> FixReport:  # fmt: skip
     """Sets the result that a stage has for a row, from the text that a model would have answered (JSON where the stage
-    has a schema); None takes back what was set. It holds for this row and this question of the stage. Raises UsageError
-    for what the stage would not take as an answer, and while a process or a batch works on the row."""
+    has a schema). It holds for this row and this question of the stage. Raises UsageError for what the stage would not
+    take as an answer, and while a process or a batch works on the row."""
     opened = open_project(project, bare=True)
     who = reviewer(who, project=opened.root)
     async with open_database(database_path(opened.root)) as database:
@@ -210,19 +208,15 @@ async def fix(
         holder = await holder_of(database, record.workflow) if found.state == State.PENDING else None
         if holder is not None:
             raise UsageError(f"{shown} is at work: {holder} has the workflow", remedy="Wait until that run has ended.")
-        checked = None
-        if value is not None:
-            plan = await recorded_plan(opened, opened.providers, database, record.id, functions=False)
-            for one in stages[:place]:  # what the stage's checks see of the row
-                known.learn(one, known.tasks.get(one.index))
-            checked = _checked(plan.stages[place], value, known.view)
+        plan = await recorded_plan(opened, opened.providers, database, record.id, functions=False)
+        for one in stages[:place]:  # what the stage's checks see of the row
+            known.learn(one, known.tasks.get(one.index))
+        checked = _checked(plan.stages[place], value, known.view)
         key = review_key(record.workflow, stage, found.id, task.fingerprint, FIX)
-        choice, text = ("edit", checked.text) if checked else (DISCARD, None)
-        decision = StoredDecision(
-            key, 0, record.workflow, stage, found.id, choice, text, reason, who, time.time(), FIX, forced=False
-        )
+        said = "edit", checked.text, reason, who, time.time(), FIX
+        decision = StoredDecision(key, 0, record.workflow, stage, found.id, *said, forced=False)
         await change(database, lambda writer: put_decision(writer, decision))
-    return FixReport(record.workflow, record.id, found.id, stage, checked and checked.value, who, go_on(record))
+    return FixReport(record.workflow, record.id, found.id, stage, checked.value, who, go_on(record))
 
 
 def _checked(stage: AnyStage, text: str, view: RowView) -> ValidReply:

@@ -172,22 +172,21 @@ def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
 @click.argument("run", metavar="RUN")
 @click.argument("row", metavar="ROW")
 @click.option("--stage", metavar="STAGE", required=True, help="The stage.")
-@click.option("--value", type=click.File(), metavar="FILE", help="What it is to be, as the stage answers; - for stdin.")
-@click.option("--clear", is_flag=True, help="Take back what was set.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; kept with it.")
+@click.option("--value", type=click.File(), metavar="FILE", required=True, help="A file with it; - for stdin.")
+@click.option("--reason", metavar="TEXT", required=True, help="Why; kept with it.")
 @reviewer_option
 @main.json_option
 @click.pass_obj
-def fix(settings: main.Globals, /, value: TextIO | None, *, clear: bool, as_json: bool, **given: Any) -> None:
-    if clear == (value is not None) or not (clear or given["reason"]):
-        raise click.UsageError("give --value FILE with its --reason TEXT, or --clear")
-    report = api.fix(**given, value=value.read() if value else None, project=settings.project_dir)
+def fix(settings: main.Globals, /, value: TextIO, *, as_json: bool, **given: Any) -> None:
+    if not given["reason"]:
+        raise click.UsageError("--reason is empty: say why")
+    report = api.fix(**given, value=value.read(), project=settings.project_dir)
     terminal.print_report(report, fix_lines, as_json=as_json)
 
 
 def fix_lines(report: FixReport) -> Iterator[str]:
-    what = "is no longer set by hand" if report.value is None else f"is set by hand, by {report.reviewer}"
-    yield f"{report.workflow}, run {report.run}: stage {report.stage} of row {report.row!r} {what}"
+    what = f"stage {report.stage} of row {report.row!r} is set by hand, by {report.reviewer}"
+    yield f"{report.workflow}, run {report.run}: {what}"
     yield f"The next run puts it in, and runs what follows from it again: {report.go_on}"
 
 
@@ -195,7 +194,6 @@ def fix_lines(report: FixReport) -> Iterator[str]:
 @click.argument("stage", metavar="STAGE")
 @click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
 @click.option("--target", metavar="PERCENT", required=True, help="Of rows that pass so many may be wrong: 2%.")
-@click.option("--field", metavar="FIELD", help="Only this field of an answer has to be right.")
 @click.option("--run", metavar="RUN", help="Use the decisions about this run; else the last one.")
 @main.json_option
 @click.pass_obj

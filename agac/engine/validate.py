@@ -139,15 +139,11 @@ class Checker:
 
     def kept(self, value: JSONValue, view: RowView | None = None) -> str | None:
         """A result of another place as the store has it; None where this stage would not take it as a reply."""
-        checked = self._as_reply(value, view)
+        checked = self.check_value(value, view)
         return checked.text if isinstance(checked, ValidReply) else None
 
-    def misfit(self, value: JSONValue, view: RowView | None) -> str | None:
-        """Why the stage would not take a value as its reply; None: it would."""
-        checked = self._as_reply(value, view)
-        return checked.message if isinstance(checked, RowError) else None
-
-    def _as_reply(self, value: JSONValue, view: RowView | None) -> ValidReply | RowError:
+    def check_value(self, value: JSONValue, view: RowView | None) -> ValidReply | RowError:
+        """The result that a value is, or why the stage would not take it as its reply."""
         text, form = value, "a text that is not empty"
         if self._wants_json:
             text = json.dumps(value, ensure_ascii=False)

@@ -183,14 +183,8 @@ def changed_row(operation: Operation | None, data: Fields, value: str | None) ->
     return given if isinstance(given, dict) else None
 
 
-OPERATIONS = (
-    "python",
-    "filter",
-    "select",
-    "rename",
-    "dedupe",
-    "review",
-)  # the keys of which a stage that asks no model has one
+OPERATIONS = ("python", "filter", "select", "rename", "dedupe", "review")
+"""The keys of which a stage that asks no model has one."""
 
 CHANGING = ("python", "select", "rename")
 """Those after which a row has other fields: their result is the row from there on."""

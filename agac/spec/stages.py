@@ -46,12 +46,8 @@ _VALUES: dict[type[FileModel], type] = {
 }
 """What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 
-SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stage)} - {
-    "needs",
-    "prompt",
-    "explode",
-    "checks",
-}
+_READ = {"needs", "prompt", "explode", "checks"}  # keys that say more than they are as text
+SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stage)} - _READ
 """The keys of files that are fields of a Stage as they stand."""
 
 _ASKING = DefaultsFile.model_fields.keys() | {
@@ -460,11 +456,7 @@ def _review(written: ReviewFile, node: StageNode, document: Document, at: Path_)
         problems.append(document.problem(at, message, key=True))
     if problems or node.amends is None:
         return None, problems
-    same = {
-        name: getattr(written, name)
-        for name in ReviewFile.model_fields
-        if name not in ("when", "edit", "show", "choices")
-    }
+    same = {one: getattr(written, one) for one in ReviewFile.model_fields.keys() - {"when", "edit", "show", "choices"}}
     return Review(node.amends, guard, show=ways(written.show), choices=tuple(written.choices), **same), []
 
 

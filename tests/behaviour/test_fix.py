@@ -32,7 +32,7 @@ def ran(project: ProjectFolder) -> ProjectFolder:
     return project
 
 
-def fixed(project: ProjectFolder, row: str = "r-2", value: str | None = SET, stage: str = "classify") -> agac.FixReport:
+def fixed(project: ProjectFolder, row: str = "r-2", value: str = SET, stage: str = "classify") -> agac.FixReport:
     return agac.fix("last", row, stage, value, reason="it is sarcasm", who="Ada", project=project.root)
 
 
@@ -85,9 +85,7 @@ def test_it_survives_fresh_and_retry_until_it_is_taken_back(ran: ProjectFolder) 
     fixed(ran)
     assert ran.run().exit_code == 0
     assert result_of(ran, "r-2")["result"] == other(SET)
-    report = agac.fix("last", "r-2", "classify", None, who="Ada", project=ran.root)
-    assert report.value is None
-    assert ran.run().exit_code == 0
+    assert agac.retry("last", choice, project=ran.root).exit_code == 0
     found = result_of(ran, "r-2")
     assert (found["result"], found["how"]) == (first, [])
     ran.assert_sound()
@@ -163,7 +161,8 @@ def test_functions_replicas_children_and_groups_have_results_to_set_too(project:
         (["r-2", "--stage", "clasify", "--value", "set.json", "--reason", "x"], "Did you mean"),
         (["r-9", "--stage", "classify", "--value", "set.json", "--reason", "x"], "has no row 'r-9'"),
         (["r-2", "--stage", "classify", "--value", "set.json"], "--reason"),
-        (["r-2", "--stage", "classify"], "--clear"),
+        (["r-2", "--stage", "classify", "--value", "set.json", "--reason", ""], "--reason"),
+        (["r-2", "--stage", "classify", "--reason", "x"], "--value"),
     ],
 )
 def test_what_cannot_be_set_is_refused(ran: ProjectFolder, given: list[str], said: str) -> None:
@@ -203,10 +202,11 @@ def test_the_command_says_who_set_what_and_what_to_type(ran: ProjectFolder) -> N
     assert "agac run -a reviews" in shown
     ran.agac("run", "-a", "reviews", code=0)
     assert "set by hand, by Ada L." in ran.agac("inspect", "last", "r-2", code=0).out
-    report = ran.agac(*words, "--clear", "--json", env={"AGAC_REVIEWER": "Eve"}, code=0).json
-    assert (report["value"], report["reviewer"], report["row"]) == (None, "Eve", "r-2")
+    words = (*words, "--value", "set.json", "--reason", "again", "--json")
+    report = ran.agac(*words, env={"AGAC_REVIEWER": "Eve"}, code=0).json
+    assert (report["value"], report["reviewer"], report["row"]) == (other(SET), "Eve", "r-2")
     lines = ran.query("SELECT choice, reviewer, reason, source FROM decision ORDER BY id")
-    assert lines == [("edit", "Ada L.", "sarcasm", "fix"), ("discard", "Eve", "", "fix")]
+    assert lines == [("edit", "Ada L.", "sarcasm", "fix"), ("edit", "Eve", "again", "fix")]
 
 
 def test_a_value_has_to_meet_the_checks_of_its_stage(project: ProjectFolder) -> None:

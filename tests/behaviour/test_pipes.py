@@ -57,7 +57,7 @@ WORDS: dict[str, list[list[str]]] = {
     "review status": [[]],
     "review export": [["reviews.csv", "--force"]],
     "review import": [["decided.csv"]],
-    "fix": [["1", "größe-1", "--stage", LONG, "--clear", "--reviewer", "Ada"]],
+    "fix": [["1", "größe-1", "--stage", LONG, "--value", "agac.yml", "--reason", "x", "--reviewer", "Ada"]],
     "inspect": [["last"], ["1", "größe-1"]],
     "show": [[], ["1", "--head", "2"], ["1", "--row", "größe-1"]],
     "retry": [["1", "--dry-run"], ["1", "--from", LONG, "--yes"]],
