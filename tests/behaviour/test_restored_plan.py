@@ -110,7 +110,7 @@ stages:
     batch: {max_requests: 10, max_bytes: 1MB, completion_window: 24h, grace: 3, retry: sync, max_rounds: 2,
             deadline: "07:30", on_deadline: wait, stuck_after: 1h}
   - name: approve
-    review: {when: "agreement < 0.9 || classify.middle.b > 1", sample: 2%, blind: 0.05, show: [body, classify.zeta],
+    review: {when: "agreement < 0.9 || classify.middle.b > 1", sample: 2%, blind: 0.05, show: [body],
              edit: classify, choices: [edit, reject], on_reject: skip, reviewers: 2, agree: zeta, timeout: 5d,
              on_timeout: reject}
   - {name: each, explode: many, model: other/big, prompt: "${item} ${index}", output_field: said, run_mode: sync,
