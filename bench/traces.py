@@ -56,13 +56,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--sample", type=float, default=0.1, help="share of the rows whose traces are sent")
     asked = parser.parse_args()
-    os.environ.update({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(asked.sample)})
     taken: dict[str, list[float]] = {"off": [], "off again": [], "on": []}
     with (
         stub() as server, collector() as address,
         workspace(server, asked.rows, concurrency=CONCURRENCY) as many,
         workspace(server, 1, concurrency=CONCURRENCY) as one,
     ):  # fmt: skip
+        for space in (one, many):
+            with (space.root / "agac.yml").open("a", encoding="utf-8") as file:
+                file.write(f"telemetry: {{sample: {asked.sample}}}\n")
         for _ in range(asked.runs):
             for way in taken:
                 if way == "on":

@@ -16,7 +16,6 @@ from agac.spec.notify import NotifyKind, NotifyTarget
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, project_token
 from agac.store.db import Database, change, sql
-from agac.store.decisions import open_reviews
 from agac.store.rows import State, made_counts
 
 Lines = list[tuple[str, tuple[Any, ...]]]
@@ -63,12 +62,11 @@ class Notifier:
         found = await self.lines(kind, about, what, then, **facts)
         await change(self.database, lambda writer: [writer.execute(sql(name), values) for name, values in found])
 
-    async def ended(self, code: ExitCode, stop: StopReason | None, *, complete: bool) -> Lines:
-        """The end of the invocation: nobody is told of one that its user stopped, or that only waits for batches."""
-        if not self.targets or stop in (StopReason.INTERRUPT, StopReason.QUOTE):
-            return []
-        reviews = sum((await open_reviews(self.database, self.workflow, self.run)).values())
-        if not (stop or complete or reviews):
+    async def ended(self, code: ExitCode, stop: StopReason | None, reviews: int, *, complete: bool) -> Lines:
+        """The end of the invocation, with so many open reviews: nobody is told of one that its user stopped, or that
+        only waits for batches."""
+        by_user = stop in (StopReason.INTERRUPT, StopReason.QUOTE)
+        if not self.targets or by_user or not (stop or complete or reviews):
             return []
         how = ("limit" if stop is StopReason.LIMIT else "failed") if stop else "finished" if complete else "review"
         counts = await runs.counters(self.database, self.run)

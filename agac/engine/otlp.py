@@ -23,7 +23,7 @@ from typing import Any
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics import export as data
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -91,11 +91,9 @@ class Traces:
         self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
         self.lanes: Mapping[str, Lane] = {}
         self._tallies: dict[tuple[Any, ...], list[float]] = {}
-        known = Resource.create()
-        named = not str(known.attributes["service.name"]).startswith("unknown_service")
-        own: Attributes = {"agac.workflow": work.plan.workflow, "agac.run": places.run}
-        own |= {} if named else {"service.name": "agac"}
-        self._resource = FixedResource({**known.attributes, **own}, known.schema_url)
+        own: Attributes = {"service.name": "agac", "agac.workflow": work.plan.workflow, "agac.run": places.run}
+        known = Resource.create(own).merge(OTELResourceDetector().detect())  # the environment's names come last
+        self._resource = FixedResource(known.attributes, known.schema_url)
         self._spans = OTLPSpanExporter() if settings.traces else None
         self._metrics = OTLPMetricExporter() if settings.metrics else None
         self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + METRICS_EVERY

@@ -512,7 +512,7 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
     statements += _estimates(context.plan, invocation)
     if (told := invocation.notifier) is not None:
         stop = None if invocation.ended else stop_signal.stop
-        statements += await told.ended(code, stop, complete=invocation.complete)
+        statements += await told.ended(code, stop, totals.reviews, complete=invocation.complete)
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
     await context.ledger.end(*statements)

@@ -382,9 +382,6 @@ class OtelSettings(NamedTuple):
     refused: str
 
 
-SAMPLE = 0.01  # the share of rows without a failure that have a trace, where nobody says otherwise
-
-
 def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | None:
     """What is sent, by a workflow's rules and OpenTelemetry's own variables of the process, of which its SDK reads the
     others by itself; None: nothing."""
@@ -398,5 +395,5 @@ def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | Non
             if (env.get(f"{base}_{signal}_PROTOCOL") or env.get(f"{base}_PROTOCOL")) == "grpc":
                 todo = "set it to http/protobuf, and the address to that of the collector's HTTP port, 4318 as a rule"
                 refused = f"{base}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
-    sample = SAMPLE if rules.otel_sample is None else rules.otel_sample
-    return OtelSettings("TRACES" in sent, "METRICS" in sent, sample, rules.otel_prompts, refused) if sent else None
+    own = rules.otel_sample, rules.otel_prompts
+    return OtelSettings("TRACES" in sent, "METRICS" in sent, *own, refused) if sent else None

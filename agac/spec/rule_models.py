@@ -53,7 +53,7 @@ class TelemetryFile(FileModel):
     otel: bool | None = key(
         "Send traces and metrics by OpenTelemetry's protocol; left out: where OTEL_EXPORTER_OTLP_ENDPOINT is set."
     )
-    sample: Share | None = key("The share of rows that did not fail that have a trace, as `10%`; left out: 1%.")
+    sample: Share = key("The share of rows that did not fail that have a trace, as `10%`.", default=0.01)
     prompts: bool = key("Send prompts, replies and results of tools with traces.", default=False)
 
 

@@ -134,7 +134,7 @@ class RunRules:
     telemetry_file: bool | None = None
     ttft: bool = False
     otel: bool | None = None
-    otel_sample: float | None = None
+    otel_sample: float = 0.01
     otel_prompts: bool = False
     notify: tuple[NotifyTarget, ...] = ()
     where: Where = field(default=Where(""), compare=False)
