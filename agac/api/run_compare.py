@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.status import database_path, find_run
+from agac.api.status import find_run, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue, Report, RowId, usd
@@ -18,7 +18,7 @@ from agac.engine.telemetry import calls_of, log_bucket, quantile, summarise
 from agac.plan.changes import changes_of
 from agac.plan.stage import ends_of
 from agac.spec.paths import project_root
-from agac.store.db import Database, open_for_reading
+from agac.store.db import Database
 from agac.store.history import RowPair, paired_rows, rows_asked, rows_beside
 from agac.store.rows import FIRST, StageResult, results_of_rows
 from agac.store.runs import counters, definition_of, run_record
@@ -141,9 +141,8 @@ async def compare_runs(
     """The stored results of two runs, by their numbers or `last`, of one workflow or of two. Rows are matched by id or,
     with `key`, by a field of their data. The report has the first `limit` changed rows; `changed` is told all of them,
     in the order of their ids. Makes no calls. Raises UsageError, also for runs that have nothing to compare."""
-    async with open_for_reading(database_path(project_root(project))) as database:
-        one, other = [await find_run(database, None, run) for run in (first, second)]
-        assert database is not None
+    async with stored_run(project_root(project), first) as (database, one):
+        other = await find_run(database, None, second)
         if one.id == other.id:
             raise UsageError(f"both are run {one.id}", remedy="Name two runs: `agac runs` lists them.")
         stages = _stages(await definition_of(database, one.id), await definition_of(database, other.id))
@@ -169,9 +168,8 @@ async def compare_page(
 ) -> tuple[RunComparison, str | None]:  # fmt: skip
     """The same of so many rows by their ids alone, and the `after` of those behind them; None: there are none. However
     large the runs are, no more is read, and what is counted is counted of these rows. Raises UsageError."""
-    async with open_for_reading(database_path(project_root(project))) as database:
-        one, other = [await find_run(database, None, run) for run in (first, second)]
-        assert database is not None
+    async with stored_run(project_root(project), first) as (database, one):
+        other = await find_run(database, None, second)
         stages = _stages(await definition_of(database, one.id), await definition_of(database, other.id))
         report = RunComparison(await summarise(database, one), await summarise(database, other), None, stages)
         try:

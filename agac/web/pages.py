@@ -12,8 +12,9 @@ from starlette.routing import Route
 
 from agac import api
 from agac.api import monitor
+from agac.core.errors import UsageError
 from agac.web.live import stream
-from agac.web.rendering import number_of, page_text, render, served
+from agac.web.rendering import page_text, render, served
 
 RUNS = 50
 """Runs of a page of the list."""
@@ -31,8 +32,10 @@ async def runs_live(request: Request) -> Response:
 
 
 async def _runs(request: Request) -> dict[str, Any]:
-    text = request.query_params.get("after")
-    after = number_of(text, "run") if text is not None else None
+    text = request.query_params.get("after", "")
+    if text and not (text.isdecimal() and len(text) < 16):
+        raise UsageError(f"{text!r} is no run", remedy="Give its number, as the list of runs has it.")
+    after = int(text) if text else None
     return {"page": await monitor.aruns(after, RUNS, project=request.app.state.project), "after": after}
 
 

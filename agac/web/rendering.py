@@ -59,22 +59,10 @@ def words(command: Sequence[str], *named: object, **options: object) -> str:
     return shlex.join([*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])])
 
 
-def number_of(text: str, what: str) -> int:
-    """A number in an address. Raises UsageError for anything else."""
-    if text.isascii() and text.isdigit() and len(text) < 16:
-        return int(text)
-    raise UsageError(f"{text!r} is no {what}", remedy="Give its number, as the list of runs has it.")
-
-
-def link(path: str) -> str:
-    """The address of a path of the monitor. Static pages have another function for it."""
-    return path
-
-
 def page_text(template: str, context: Mapping[str, Any]) -> str:
     """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the page) and what the
-    template wants; for served pages `write` and `form_token`, for others `link`."""
-    given = {"navigation": NAVIGATION, "link": link, "form_token": "", "write": False, "static": False, **context}
+    template wants; for served pages `write` and `form_token`, for others `link`, which gives the file of a path."""
+    given = {"navigation": NAVIGATION, "link": str, "form_token": "", "write": False, "static": False, **context}
     return environment().get_template(template).render(given)
 
 

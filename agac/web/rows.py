@@ -21,7 +21,7 @@ from agac.api.monitor import RowFilters, RowPage
 from agac.api.run_compare import compare_page
 from agac.api.sync import asynchronous
 from agac.data.text_formats import safe_cell_text
-from agac.web.rendering import number_of, render
+from agac.web.rendering import render
 
 LISTED, AT_ONCE = 50, 1000
 """Rows of a page of a list, and those that a CSV file gets at a time."""
@@ -101,8 +101,7 @@ async def compare(request: Request) -> Response:
     first, second = given.get("first", ""), given.get("second", "")
     report, following = None, None
     if first and second:
-        runs = number_of(first, "run"), number_of(second, "run")
-        report, following = await asynchronous(compare_page)(*runs, after=given.get("after"), project=project)
+        report, following = await asynchronous(compare_page)(first, second, after=given.get("after"), project=project)
     here = request.url.include_query_params
     return render(
         request, "compare.html", title="Compare", first=first, second=second, report=report,

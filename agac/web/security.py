@@ -65,7 +65,7 @@ class AccessCheck:
         if refusal is None and entered:
             refusal = self._entrance()
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
-            body = await _body(receive)
+            body = await _body(Request(scope, receive))
             scope["form"] = dict(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True))
             if body is None:
                 refusal = PlainTextResponse("the form is too long", 413)
@@ -113,13 +113,11 @@ def _name(host: str) -> str:
     return host.lower().partition("]")[0] + "]" if host.startswith("[") else host.lower().partition(":")[0]
 
 
-async def _body(receive: Receive) -> bytes | None:
+async def _body(request: Request) -> bytes | None:
     """The body of a request; None for one that is too long."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = bool(message.get("more_body"))
+    body = b""
+    async for part in request.stream():
+        body += part
         if len(body) > LONGEST_BODY:
             return None
     return body

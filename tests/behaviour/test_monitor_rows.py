@@ -109,7 +109,7 @@ def test_what_is_not_there_is_said_with_the_remedy(watched: Watched) -> None:
     assert "run 1 has no row 'nobody'" in read(watched, row_path("nobody"), 404).text
     assert "no run 9" in read(watched, row_path("long", 9), 404).text
     assert "there is no such stage" in read(watched, "/run/1/why?id=long&stage=no", 404).text
-    assert "is no run" in read(watched, "/compare?first=x&second=2", 404).text
+    assert "is not a run" in read(watched, "/compare?first=x&second=2", 404).text
     assert "is no place in a list" in read(watched, "/compare?first=1&second=2&after=[1]", 404).text
     assert "leads out of the project" in read(watched, "/workflow?name=..%2F..%2Fetc%2Fpasswd", 404).text
     assert "no workflow 'nothing'" in read(watched, "/workflow?name=nothing", 404).text
