@@ -86,7 +86,7 @@ class Traces:
     """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name. `close` it."""
 
     def __init__(self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals) -> None:
-        self.settings, self.plan, self.clean, self._wall = settings, work.plan, work.redactor.clean, work.clocks.wall
+        self.plan, self.clean, self._wall = work.plan, work.redactor.clean, work.clocks.wall
         self._database, self._totals, self.identity = places.database, totals, (token, places.run, places.event)
         self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
         self.lanes: Mapping[str, Lane] = {}
@@ -112,7 +112,7 @@ class Traces:
         if notes is not None:
             made = attempts.stage.index, attempts.fingerprint, attempts.replica, model, call
             texts: Mapping[str, Sequence[Message]] = {}
-            if self.settings.prompts:
+            if self.plan.rules.otel_prompts:
                 texts = {"input": attempts.request.messages, "output": (reply.message(),) if reply else ()}
             notes.calls.append(TracedCall(*made, reply.finish if reply else None, texts))
 
@@ -138,7 +138,7 @@ class Traces:
         notes, failed, waits = row.notes, row.failed if not row.dropped else None, row.stays_open
         if notes is None or self._spans is None or (waits and not notes.calls):
             return
-        if (waits or failed is None) and share_of("trace", "", row.new.row.id) >= self.settings.sample:
+        if (waits or failed is None) and share_of("trace", "", row.new.row.id) >= self.plan.rules.otel_sample:
             return
         if row.ready:
             prints = {fingerprint for _, _, fingerprint in row.ready}
@@ -252,7 +252,7 @@ def row_spans(
 ) -> list[ReadableSpan]:
     """The spans of a row that came to this: itself, its stages, their calls of models and of tools; those of a child
     agent are in the call of the tool that asked it."""
-    stages, texts, calls = traces.plan.stages, traces.settings.prompts, notes.calls
+    stages, texts, calls = traces.plan.stages, traces.plan.rules.otel_prompts, notes.calls
     ends = {one.stage: one for one in notes.ends if not one.replica}
     nodes: list[list[Any]] = []
 

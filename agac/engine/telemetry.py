@@ -372,13 +372,10 @@ def share(agreement: str) -> float:
 
 
 class OtelSettings(NamedTuple):
-    """Which signals are sent; of which share of the rows that did not fail traces are, and whether with texts.
-    `refused`: why they cannot be sent as the environment asks for it."""
+    """Which signals are sent. `refused`: why they cannot be sent as the environment asks for it."""
 
     traces: bool
     metrics: bool
-    sample: float
-    prompts: bool
     refused: str
 
 
@@ -395,5 +392,4 @@ def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | Non
             if (env.get(f"{base}_{signal}_PROTOCOL") or env.get(f"{base}_PROTOCOL")) == "grpc":
                 todo = "set it to http/protobuf, and the address to that of the collector's HTTP port, 4318 as a rule"
                 refused = f"{base}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
-    own = rules.otel_sample, rules.otel_prompts
-    return OtelSettings("TRACES" in sent, "METRICS" in sent, *own, refused) if sent else None
+    return OtelSettings("TRACES" in sent, "METRICS" in sent, refused) if sent else None

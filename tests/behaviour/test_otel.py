@@ -353,7 +353,7 @@ def test_a_missing_package_and_grpc_are_told_and_the_run_goes_on(
 
 
 ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
-BOTH = OtelSettings(True, True, 0.01, False, "")
+BOTH = OtelSettings(True, True, "")
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,6 @@ BOTH = OtelSettings(True, True, 0.01, False, "")
         ({}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x"}, BOTH._replace(metrics=False)),
         ({}, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://x"}, BOTH._replace(traces=False)),
         ({}, {**ON, "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, None),
-        ({"otel_sample": 0.5, "otel_prompts": True}, ON, BOTH._replace(sample=0.5, prompts=True)),
     ],
 )  # fmt: skip
 def test_what_is_sent_follows_the_files_and_the_usual_variables(
