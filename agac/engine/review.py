@@ -24,7 +24,16 @@ from agac.spec.guards import Evaluator
 from agac.spec.operations import Review
 from agac.spec.templates import SKIPPED
 from agac.store.db import Database
-from agac.store.decisions import DISCARD, TIMEOUT, Standing, StoredDecision, decisions_of, reviews_of, standing
+from agac.store.decisions import (
+    DISCARD,
+    TIMEOUT,
+    Standing,
+    StoredDecision,
+    counting,
+    decisions_of,
+    reviews_of,
+    standing,
+)
 from agac.store.records import Endpoint, NewReview, Result, ReviewEnd
 from agac.store.writer import Ledger
 
@@ -131,12 +140,14 @@ class Reviewing:
 
     def standing(self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float) -> Standing:
         """How an answer stands by what was decided about it from `since` on, and by the time that has gone by: then
-        the decision has the number 0."""
+        the decision has the number 0, where none is stored."""
         (found, due), asks = known or ((), None), self.asks
         stood = standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
         if stood.state != "waiting" or asks.on_timeout == "wait" or due is None or due > now:
             return stood
-        return Standing("decided", self.entry(task, row_id, asks.on_timeout, now, TIMEOUT), stood.last)
+        before = [one for one in counting(found, since) if one.source == TIMEOUT]
+        counts = before[-1] if before else self.entry(task, row_id, asks.on_timeout, now, TIMEOUT)
+        return Standing("decided", counts, stood.last)
 
     def entry(self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str) -> StoredDecision:
         """What is noted in the place of a person's decision."""
@@ -191,10 +202,11 @@ class Reviews:
         known, row_id = await self.look_ups.get(task.key), row.new.row.id
         batch, now, since = self._ledger.batch, self._now(), self._since
         stood = own.standing(task, row_id, known, since=since, now=now)
-        if self._discards is not None and stood.decision is not None and stood.decision.at < self._discards:
+        said = counting(known[0] if known else (), since)
+        if self._discards is not None and any(one.at < self._discards for one in said):
             batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
             stood = own.standing(task, row_id, known, since=self._discards, now=now)
-        elif stood.decision is not None and not stood.decision.id:
+        if stood.decision is not None and not stood.decision.id:
             batch.decisions.append(stood.decision)
         about = task.key, own.workflow, stage.name
         batch.reviewed.append((own.workflow, stage.name, row_id, task.key))

@@ -472,3 +472,28 @@ def test_what_other_machines_decided_comes_once_and_nothing_is_lost(project: Pro
     decide(project, "r5", "reject")
     project.run()
     assert results(project) == {"r4": "reply: x"}
+
+
+def test_a_retry_discards_what_one_of_two_people_said_and_disputes(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4], reviewers=2)
+    project.run()
+    for row, who in (("r3", "anna"), ("r4", "anna"), ("r4", "ben")):
+        decide(project, row, "approve" if who == "ben" else "reject", reviewer=who)
+    agac.retry(1, agac.Retry(from_stage="classify", discard=True), project=project.root)
+    assert waiting(project).keys() == {"r3", "r4"}
+    assert [one.decisions for one in waiting(project).values()] == [(), ()]
+    decide(project, "r3", "reject", reviewer="ben")
+    assert project.run().rows.open == 2
+
+
+def test_that_the_time_of_a_row_is_over_is_noted_once(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3], reviewers=2, timeout="5d", on_timeout="approve")
+    project.run()
+    decide(project, "r3", "reject")
+    with project.changed() as change:
+        change("UPDATE review SET due = 1.0")
+    for _ in range(3):
+        assert agac.retry(1, agac.Retry(from_stage="classify"), project=project.root).rows.done == 1
+    assert project.query("SELECT source FROM decision ORDER BY id") == [("api",), ("timeout",)]
+    decide(project, "r3", "reject", reviewer="ben")
+    assert project.run().rows.dropped == 1
