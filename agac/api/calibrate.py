@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
-from functools import reduce
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -20,7 +19,7 @@ from agac.api.status import position_of, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.core.statistics import Interval, proportion, sample_needed
-from agac.core.types import Report
+from agac.core.types import Report, inside
 from agac.plan.stage import recorded_stages
 from agac.spec.guards import Guard
 from agac.spec.loader import load_workflow
@@ -197,7 +196,7 @@ async def calibrate(
             about = record.id, name, known.get(name), places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
                 drawn, value = "when" not in json.loads(why), json.loads(answer or "null")
-                score = reduce(lambda inner, one: inner.get(one) if isinstance(inner, dict) else None, path, value)
+                score = inside(value, path)
                 if isinstance(score, int | float) and (drawn or not whole):
                     right = how in ("approved", "manual") and json.loads(final) == value
                     judged.append(JudgedRow(score, right, drawn))

@@ -23,7 +23,7 @@ from agac.api.trial import SampledVersion, confirm_price, refuse_unfit
 from agac.core.errors import ExitCode, UsageError, listed
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, paired_difference, proportion
-from agac.core.types import JSONValue, Report, RowId, Usd
+from agac.core.types import JSONValue, Report, RowId, Usd, inside
 from agac.engine.invocation import Scope
 from agac.engine.telemetry import share
 from agac.plan.plan import Selection
@@ -217,10 +217,7 @@ class _Labels:
         return tasks, usd, seconds
 
     def _answer(self, text: str) -> str:
-        value = json.loads(text)
-        for part in self.expect.field.split(".") if self.expect.field else ():
-            value = value.get(part) if isinstance(value, dict) else None
-        return _form(value)
+        return _form(inside(json.loads(text), self.expect.field.split(".") if self.expect.field else ()))
 
     def _is_near(self, answer: str, label: str) -> bool:
         try:

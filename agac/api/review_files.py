@@ -93,9 +93,8 @@ async def review_export(
     header += ["proposal", *FILLED]
     made, book = AtomicFile(path, "Name another file, or make room."), None
     try:
-        add: Callable[[list[str]], object] = csv.writer(
-            SimpleNamespace(write=made.append), lineterminator="\n"
-        ).writerow
+        # the line end of the module's own makes it quote every line end in a cell
+        add: Callable[[list[str]], object] = csv.writer(SimpleNamespace(write=made.append)).writerow
         if kind == "xlsx":
             import openpyxl  # type: ignore[import-untyped]
 

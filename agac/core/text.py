@@ -57,6 +57,11 @@ def cropped(text: str, width: int, mark: str = "…") -> str:
     return ("".join(kept) + mark)[:width] if width > 0 else ""
 
 
+def beginning(text: str, most: int) -> str:
+    """So many characters of the text, and how many more there are."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
 def padded(text: str, width: int, right: bool = False) -> str:
     """The text filled with blanks to `width` cells, after it or, with `right`, before it."""
     blanks = " " * (width - cells(text))

@@ -34,6 +34,11 @@ def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable
 RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
 
 
+def inside(value: JSONValue, way: Iterable[str]) -> JSONValue:
+    """What stands at a way into a value, by its parts; None where nothing does."""
+    return reduce(lambda one, part: one.get(part) if isinstance(one, Mapping) else None, way, value)
+
+
 @dataclass(frozen=True, slots=True)
 class DayTime:
     """A time of day where the program runs."""

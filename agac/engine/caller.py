@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import REPAIRED, ErrorType, RowError, storable
 from agac.core.redact import Redactor
+from agac.core.text import beginning
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Reply, Request, ToolDefinition, Usage
 from agac.engine import limits
 from agac.engine.effects import ActiveRow
@@ -439,8 +440,7 @@ class Caller:
             if isinstance(reply, Reply):
                 checked = None
                 try:
-                    judge, view = attempts.judge, attempts.active.view
-                    checked = judge(reply) if judge else connection.check(reply, view)
+                    checked = attempts.judge(reply) if attempts.judge else connection.check(reply, attempts.active.view)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
                     self._keep(attempts, sent, checked, again=again)
                 return reply, checked
@@ -572,9 +572,8 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
     """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key is a secret too."""
     connection, row = attempts.connection, attempts.active.new.row.id
     clean, stage, model = connection.redactor.clean, connection.stage.name, connection.model.lane
-    said = call.body.decode("utf-8", "replace") if call.body is not None else None  # of what is no answer, as it came
-    if reply is not None:
-        said = reply.text or reply.refusal or ""
+    came = call.body.decode("utf-8", "replace") if call.body is not None else None
+    said = came if reply is None else reply.text or reply.refusal or ""  # what is no answer as it came
     times = {"duration": call.duration, "ttft": call.ttft, "time_to_response": call.time_to_response}
     log_fields: dict[str, JSONValue] = {
         "run": run, "row": clean(row) if isinstance(row, str) else row, "stage": stage,
@@ -597,6 +596,4 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
 
 
 def _cut(text: str, clean: Callable[[str], str]) -> str:
-    text = clean(text)
-    left_out = len(text) - MOST_CHARACTERS
-    return text if left_out <= 0 else f"{text[:MOST_CHARACTERS]}… ({left_out:,} more characters)"
+    return beginning(clean(text), MOST_CHARACTERS)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, review_key, seen_hash, share_of, snapshot
-from agac.core.types import JSONValue, Outcome, RowId
+from agac.core.types import JSONValue, Outcome, RowId, inside
 from agac.engine.caller import Answer
 from agac.engine.effects import ActiveRow, plain
 from agac.engine.invocation import InvocationRef, Work
@@ -102,7 +102,7 @@ class Reviewing:
         known, data = view.known(stage), view.data(stage)
         answer = plain(known[asks.edit])
         named: Mapping[str, Any] = {**data, **known}
-        shown = {".".join(way): _at(named, way) for way in asks.show} or data
+        shown = {".".join(way): plain(inside(named, way)) for way in asks.show} or data
         why: dict[str, JSONValue] | None = {} if self._all else None
         values: dict[str, Any] = {}
         if self._when is not None:
@@ -163,13 +163,6 @@ class Reviewing:
         if self.asks.on_reject == "fail":
             return RowError(ErrorType.REJECTED, f"stage {self.stage.name!r}: {said}")
         return RowRejected(canonical({"when": said, "values": {}})) if self.asks.on_reject == "drop" else None
-
-
-def _at(named: Mapping[str, Any], way: Sequence[str]) -> JSONValue:
-    value: Any = named
-    for part in way:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return plain(value)
 
 
 def reviewings(plan: Plan) -> dict[int, Reviewing]:

@@ -11,13 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from math import inf
 from typing import NamedTuple
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
-from agac.core.types import JSONValue, Outcome, RowId
+from agac.core.types import Outcome, RowId, inside
 from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
@@ -471,8 +470,4 @@ def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
 
 def votes(answers: Sequence[str], field: str) -> list[str]:
     """What each answer (JSON) says in a field (`a.b` is the field b of a), as canonical JSON. One without says null."""
-
-    def inside(value: JSONValue, part: str) -> JSONValue:
-        return value.get(part) if isinstance(value, dict) else None
-
-    return [canonical(reduce(inside, field.split("."), json.loads(answer))) for answer in answers]
+    return [canonical(inside(json.loads(answer), field.split("."))) for answer in answers]

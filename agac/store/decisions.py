@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agac.core.keys import canonical, review_key
-from agac.core.types import JSONValue, RowId
+from agac.core.types import JSONValue, RowId, inside
 from agac.store.db import Database, Reads, by, reads, select, slices, sql
 
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
@@ -39,9 +39,7 @@ class StoredDecision(NamedTuple):
     def says(self, field: str | None, answer: JSONValue) -> str:
         """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they have to."""
         value = json.loads(self.value) if self.value is not None else answer if self.choice == "approve" else None
-        for part in field.split(".") if field and self.choice != "reject" else ():
-            value = value.get(part) if isinstance(value, dict) else None
-        return canonical([self.choice == "reject", value])
+        return canonical([self.choice == "reject", inside(value, field.split(".") if field else ())])
 
     def repeats(self, other: StoredDecision) -> bool:
         """Whether this was said before, by the same person."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from agac.core.errors import AgacError, UsageError
-from agac.core.text import duration
+from agac.core.text import beginning, duration
 from agac.core.types import counted, dollars, iso
 
 NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"), ("/review", "Reviews")]
@@ -40,8 +40,7 @@ LONGEST_TEXT, LONGEST_CELL = 100_000, 160
 
 def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
     """As much of a text as is shown, and how much was left out."""
-    text = text or ""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+    return beginning(text or "", most)
 
 
 def cell(value: Any) -> str:

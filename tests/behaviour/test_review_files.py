@@ -22,7 +22,7 @@ STAGES = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SCHEMA},
     {"name": "approve", "needs": "classify", "review": {"show": ["text"], "blind": "30%"}},
 ]
-ROWS = [{"id": f"r-{i}", "text": f"=cmd|' /C calc'!A{i}\x07, \"übel\"\nzwei"} for i in range(1, 11)]
+ROWS = [{"id": f"r-{i}", "text": f"=cmd|' /C calc'!A{i}\x07, \"übel\"\rund\nzwei"} for i in range(1, 11)]
 
 
 @pytest.fixture
