@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.evaluation import Evaluation, evaluate
     from agac.api.extras import (
-        BackupReport, CardReport, DataReport, GcReport, SchemasReport, backup, examples, file_schema, gc, init,
-        show_card, show_data, sql, write_schemas,
+        BackupReport, CardReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples, file_schema, gc,
+        index, init, show_card, show_data, sql, write_schemas,
     )
     from agac.api.forge import CommentReport, post_comment
     from agac.api.graph import GraphReport, graph, save_drawing
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
 
     abatch_cancel, abatch_list = asynchronous(batch_cancel), asynchronous(batch_list)
     abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
-    acalibrate, afix = asynchronous(calibrate), asynchronous(fix)
+    acalibrate, afix, aindex = asynchronous(calibrate), asynchronous(fix), asynchronous(index)
     areview_export, areview_import = asynchronous(review_export), asynchronous(review_import)
     adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
     ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
@@ -98,25 +98,25 @@ __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport", "CancelReport",
     "CardReport", "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
     "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
-    "GraphReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer", "NotifyReport",
-    "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote",
-    "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport",
-    "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "Sink",
-    "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys",
-    "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport",
-    "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs",
-    "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "ainspect", "alock_card",
-    "amap_reduce", "anotify_test", "aplan", "aplan_against", "apost_comment",
-    "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice",
+    "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
+    "NotifyReport", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport",
+    "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem",
+    "ReviewPage", "ReviewReport", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport",
+    "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
+    "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
+    "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare",
+    "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "aindex",
+    "ainspect", "alock_card", "amap_reduce", "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess",
+    "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice",
     "areview_export", "areview_import", "areview_item", "areview_queue", "areview_report", "arun", "arun_tests",
     "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list",
     "batch_status", "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor",
-    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "init",
-    "inspect", "lint", "lock_card", "map_reduce", "notify_test", "plan", "plan_against",
-    "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve",
-    "retry", "retry_choice", "review_export", "review_import", "review_item", "review_queue", "review_report",
-    "reviewer", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card",
-    "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
+    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "index", "init",
+    "inspect", "lint", "lock_card", "map_reduce", "notify_test", "plan", "plan_against", "post_comment", "process",
+    "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice",
+    "review_export", "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run",
+    "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status",
+    "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
 ]  # fmt: skip
 
 

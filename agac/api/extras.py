@@ -22,7 +22,16 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from agac.api.project import environment, open_project, remote_contents
-from agac.api.status import database_bytes, database_files, database_path, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.status import (
+    database_bytes,
+    database_files,
+    database_path,
+    index_bytes,
+    no_runs_yet,
+    refuse_unknown,
+    stored_run,
+    workflow_name,
+)
 from agac.api.sync import blocking
 from agac.core.errors import Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
 from agac.core.keys import canonical
@@ -53,6 +62,7 @@ from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
 from agac.store.query import QueryAnswer, answered, refuse_at_once
 from agac.store.runs import run_record, run_settings_of
+from agac.store.words import drop_index, make_index
 from agac.store.writer import open_database
 
 
@@ -114,12 +124,38 @@ async def gc(
         await refuse_unknown(database, root, workflow)
         cleared = await clear(database, keep_runs, workflow, time.time, dry_run=dry_run)
         if not dry_run:
+            for dropped in cleared.dropped:
+                drop_index(path, dropped.line.id)
             records = [await run_record(database, line.id) for line in cleared.kept]
             flags = [one.invocation.body.get("given", {}) for one in records if one.invocation]
             forget(root / INPUTS, {Path(given.get("input", "")).name for given in flags})  # they go on with these
             settings = [await run_settings_of(database, line.id) for line in cleared.kept]
             forget_contents(root, {one["hash"] for kept in settings for one in (kept or {}).get("remote", ())})
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport(Report):
+    """The index of words of a run: `rows` in it, those that were `open` and are looked at one by one, and its size."""
+
+    run: int
+    rows: int
+    open: int
+    bytes: int
+
+
+@blocking
+async def index(
+    workflow: str | None = None, *, run: int | str | None = None, drop: bool = False, project: Path | str | None = None
+) -> IndexReport:
+    """Makes an index of the words in the rows of a run, the last one of a workflow or of all where none is named, or
+    brings it up to date; `drop` deletes it. Runs at work are not held up. Killed, the same call goes on. Raises
+    UsageError for a run that does not exist, and where SQLite lacks FTS5."""
+    async with stored_run(project_root(project), run, workflow_name(workflow)) as (database, record):
+        if drop:
+            drop_index(database.path, record.id)
+        rows, opened = (0, 0) if drop else await make_index(database, record)
+    return IndexReport(record.id, rows, opened, index_bytes(database.path, record.id))
 
 
 def backup(file: Path | str, *, force: bool = False, project: Path | str | None = None) -> BackupReport:

@@ -40,6 +40,7 @@ from agac.store.db import Database, open_for_reading, write
 from agac.store.records import LaneSample
 from agac.store.roll_ups import IndexedRows
 from agac.store.rows import State
+from agac.store.words import word_search
 from agac.store.writer import open_database
 
 READ_SECONDS = 2.0  # a look that takes longer is cut: it raises TookTooLong
@@ -119,7 +120,8 @@ class RunCurves(Report):
 @dataclass(frozen=True, slots=True)
 class RowFilters:
     """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what became of its task:
-    these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in the input, the result or the message.
+    these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in the input, the result or the message; by
+    whole words, where `agac index` made an index of them (`wor*`: words that begin so), lists by id apart.
     `made_by`: the stage that made the rows, None: those of the input. `sort`: one of `RowPage.sorts`; None: the first.
     """
 
@@ -138,7 +140,8 @@ class RowPage(Report):
     message, input and result (JSON; these three cut after 160 characters), and of its calls in this run: calls,
     cost_usd, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None: there is none. A page
     that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as far as an
-    index gives that order; open rows by place come last first."""
+    index gives that order; open rows by place come last first. With an index of words first of all words: as rows came,
+    those that changed last. `note`: how a text was looked for, and what may be missing."""
 
     run: int
     rows: tuple[dict[str, Any], ...]
@@ -146,6 +149,7 @@ class RowPage(Report):
     looked: int
     sorted_by: str
     sorts: tuple[str, ...]
+    note: str | None = None
 
 
 class AlikeErrors(NamedTuple):
@@ -315,6 +319,8 @@ def _ms(seconds: float | None) -> float | None:
 
 # Rows.
 
+_INDEXED = "Found by whole words, all of them, with an index (wor*: words that begin so)."
+_OUTDATED = "Rows that came since are looked at one by one; those that changed are missing until: agac index --run {}"
 _ANY = 0b111111
 _STATES = {
     "open": 1 << State.PENDING, "done": 1 << State.DONE, "failed": 1 << State.FAILED, "skipped": 1 << State.SKIPPED,
@@ -327,7 +333,8 @@ async def arows(
     *, project: Path | str | None = None,
 ) -> RowPage:  # fmt: skip
     """A page of the rows of a run, from behind the place `after` on. A row that comes while pages are read is on one of
-    those that follow, or on none; none is on two. Raises UsageError for what is not there, or no index can sort."""
+    those that follow, or on none; none is on two, unless its words were indexed anew meanwhile. Raises UsageError for
+    what is not there, or no index can sort."""
     filters = filters or RowFilters()
     state, stage, error = filters.state, filters.stage, filters.error
     if state is not None and state not in _STATES and not (stage and state == Outcome.REUSED):
@@ -338,18 +345,25 @@ async def arows(
         position = position_of(stage, names, "stage") if stage is not None else None
         failed = state == "failed" or (error is not None and state is None)
         sorts = ("id",) if filters.id else ("error", "id") if failed else ("place", "id")
+        search = await word_search(database, record, filters.text) if filters.text and not filters.id else None
+        sorts = ("words", *sorts) if search else sorts
         sort = filters.sort or sorts[0]
         if sort not in sorts:
             raise UsageError(f"these rows cannot be sorted by {sort}", remedy=f"They can by: {', '.join(sorts)}.")
         values = {
-            "run": record.id, "origin": made_by, "error": error or "", "text": _like(filters.text),
+            "run": record.id, "origin": made_by, "error": error or "", "text": _like(filters.text), "more": None,
             "states": _ANY if stage or state is None else _STATES[state],
             "position": position, "outcome": "failed" if failed else state or "",
         }  # fmt: skip
         sources = [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
         if state == "open" and stage is None and made_by is None:
             sources = [roll_ups.FROM_THE_END]
-        if sort == "id":
+        note = None
+        if search and sort == "words":
+            words, sources, whole = search
+            note = _INDEXED if whole else f"{_INDEXED} {_OUTDATED.format(record.id)}"
+            values |= {"text": _like(words[0]), "more": json.dumps([_like(word) for word in words[1:]])}
+        elif sort == "id":
             sources = roll_ups.in_id_order(filters.id or None)
         elif sort == "error":
             ways = await _failures(database, record.id)
@@ -366,7 +380,7 @@ async def arows(
         except (ValueError, TypeError) as wrong:
             raise UsageError(f"{after!r} is no place in this list", remedy="Begin at its first page.") from wrong
         found = await roll_ups.rows_shown(database, keys) if keys else {}
-    return RowPage(record.id, tuple(found[key] for key in keys if key in found), following, looked, sort, sorts)
+    return RowPage(record.id, tuple(found[key] for key in keys if key in found), following, looked, sort, sorts, note)
 
 
 def _like(text: str | None) -> str | None:

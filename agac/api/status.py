@@ -21,6 +21,7 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
+from agac.store.words import index_files
 
 if TYPE_CHECKING:
     from agac.spec.loader import WorkflowSource  # with pydantic, without which `agac status` does
@@ -41,6 +42,11 @@ def database_files(path: Path) -> list[Path]:
 def database_bytes(path: Path) -> int:
     """The size of a database with what waits beside it to be written into it."""
     return sum(p.stat().st_size for p in database_files(path)[:2] if p.exists())
+
+
+def index_bytes(path: Path, run: int | str = "*") -> int:
+    """The size of the index of words of a run, or of all."""
+    return sum(file.stat().st_size for file in index_files(path, run))
 
 
 def no_runs_yet() -> UsageError:
@@ -276,11 +282,12 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
-    """The state of a project: its newest runs, what they came to, and how large the store is."""
+    """The state of a project: its newest runs, what they came to, how large the store is, and its indexes of words."""
 
     project: Path
     database_bytes: int
     runs: list[dict[str, Any]]
+    index_bytes: int = 0
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
@@ -299,10 +306,11 @@ async def status(
     """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
     UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
     root, workflow = project_root(project), workflow_name(workflow)
-    size = database_bytes(database_path(root))
+    path = database_path(root)
+    size, indexes = database_bytes(path), index_bytes(path)
     if run is not None:
         async with stored_run(root, run, workflow) as (database, record):
-            return StatusReport(root, size, [await full_report(database, record)])
+            return StatusReport(root, size, [await full_report(database, record)], indexes)
     async with open_for_reading(database_path(root)) as found:
         await refuse_unknown(found, root, workflow)
         if found is None:
@@ -311,4 +319,4 @@ async def status(
         listed = [await run_report(found, await runs.run_record(found, number)) for number in numbers]
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
-        return StatusReport(root, size, listed)
+        return StatusReport(root, size, listed, indexes)

@@ -40,6 +40,7 @@ COMMANDS = {
     "export": ("project", "Write a run's output files again, or its results elsewhere."),
     "status": ("status", "Show the newest runs, or one in full."),
     "ui": ("monitor", "Watch runs in the browser."),
+    "index": ("monitor", "Find rows by their words in the monitor at once."),
     "show": ("inspect", "Show the results of a run, as a table."),
     "runs": ("status", "List all runs and what changed between them."),
     "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),

@@ -77,7 +77,13 @@ def _runs_table(
         for run in report.runs
     ]  # fmt: skip
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
-    return [terminal.table(header, rows), "", f"Store: {terminal.megabytes(report.database_bytes)}"]
+    return [terminal.table(header, rows), "", _size_line(report)]
+
+
+def _size_line(report: StatusReport | RunsReport) -> str:
+    indexes = getattr(report, "index_bytes", 0)
+    more = f"; indexes of words: {terminal.megabytes(indexes)}" if indexes else ""
+    return f"Store: {terminal.megabytes(report.database_bytes)}{more}"
 
 
 def changes_of(run: dict[str, Any]) -> str:
@@ -93,7 +99,7 @@ def changes_of(run: dict[str, Any]) -> str:
 def run_status_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
     yield from run_lines(run)
-    yield from ("", f"Store: {terminal.megabytes(report.database_bytes)}")
+    yield from ("", _size_line(report))
     yield from next_step_lines(report)
     if _failed(run):
         yield f"Look at failed rows with: agac inspect {run['run']}"

@@ -34,6 +34,9 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Con
     """A database for statements that are looked at and change nothing."""
     with closing(fresh(tmp_path_factory.mktemp("store") / "agac.db")) as made:
         made.execute(db.sql("found_make"))
+        made.execute("ATTACH ':memory:' AS words")
+        for statement in db.split_script((Path(db.__file__).parent / "words.sql").read_text("utf-8")):
+            made.execute(statement)
         yield made
 
 
