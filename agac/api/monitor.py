@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from agac.api.batches import BatchLine, batch_lines
 from agac.api.status import (
@@ -445,23 +445,25 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
 
 # What is asked of the process that works on a run.
 
-Wish = Literal["stop", "cancel_batch"]
 
-
-async def aask(project: Path | str | None, kind: Wish, run: int | str, *, batch: int | None = None) -> None:
-    """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does, or to cancel one of
-    its batches; where there is none, the next one that works on the workflow cancels it (`agac run`, `agac batch
+async def aask(project: Path | str | None, run: int | str, batch: int | None = None) -> None:
+    """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does, or to cancel a batch
+    of the run; where there is none, the next one that works on the workflow cancels it (`agac run`, `agac batch
     retrieve`). Raises UsageError where nothing works on the run, and for a batch that is not an open one of it."""
-    root = project_root(project)
-    async with open_database(database_path(root)) as database:
+    async with open_database(database_path(project_root(project))) as database:
         record = await find_run(database, None, run)
-        last = await last_invocation(database, record)
-        at_work = last is not None and last["state"] == "running"
-        open_ = [one.id for one in await batches.batches(database, run=record.id)] if kind == "cancel_batch" else []
-        if kind == "stop" and not at_work:
-            raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
-        if kind == "cancel_batch" and batch not in open_:
-            raise UsageError(f"run {record.id} has no open batch {batch}", remedy=f"It has: {open_ or 'none'}.")
-        event, body = (record.invocation.id if record.invocation else None), {"batch": batch} if batch else {}
-        values = record.workflow, record.id, event if kind == "stop" else None, kind, json.dumps(body), time.time()
-        await write(database, "inbox_put", *values)
+        if batch is not None:
+            kind, event, open_ = (
+                "cancel_batch",
+                None,
+                [one.id for one in await batches.batches(database, run=record.id)],
+            )
+            if batch not in open_:
+                raise UsageError(f"run {record.id} has no open batch {batch}", remedy=f"It has: {open_ or 'none'}.")
+        else:
+            last = await last_invocation(database, record)
+            if last is None or last["state"] != "running":
+                raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
+            kind, event = "stop", last["number"]
+        body = json.dumps({"batch": batch} if batch is not None else {})
+        await write(database, "inbox_put", record.workflow, record.id, event, kind, body, time.time())

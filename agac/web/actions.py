@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 from threading import Thread
-from typing import Literal
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,27 +27,18 @@ LOGS = Path(".agac/ui")
 TAIL = 64 << 10  # bytes of such a file that are shown
 
 
-ASKED: dict[str, tuple[Literal["stop", "cancel_batch"], str, str]] = {
-    "stop": (
-        "stop", "Stop run {run}",
-        "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored.",
-    ),
-    "cancel": (
-        "cancel_batch", "Cancel batch {batch}",
-        "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`.",
-    ),
-}  # fmt: skip
-"""What is asked of the process that works on a run: what it is called, a title, and what it means."""
+STOPS = "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored."
+CANCELS = "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`."
 
 
 async def ask(request: Request) -> Response:
-    """Says what would be asked for, and on POST asks for it."""
+    """Says what would be asked of the process that works on a run, and on POST asks for it."""
     run, batch = request.path_params["run"], request.path_params.get("batch")
-    kind, title, what = ASKED[request.url.path.split("/")[3]]
     if request.method == "POST":
-        await monitor.aask(request.app.state.project, kind, run, batch=batch)
+        await monitor.aask(request.app.state.project, run, batch)
         return RedirectResponse(f"/run/{run}", 303)
-    return render(request, "ask.html", title=title.format(run=run, batch=batch), run=run, what=what)
+    title, what = (f"Stop run {run}", STOPS) if batch is None else (f"Cancel batch {batch}", CANCELS)
+    return render(request, "ask.html", title=title, run=run, what=what)
 
 
 async def retry(request: Request) -> Response:

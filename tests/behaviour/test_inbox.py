@@ -51,7 +51,7 @@ async def test_a_run_is_stopped_and_goes_on_when_it_is_run_again(project: Projec
         seen.append(await monitor.arun(1, project=project.root))
         if seen[-1].report["state"] != "running":
             raise UsageError("it is about to begin")
-        await monitor.aask(project.root, "stop", 1)
+        await monitor.aask(project.root, 1)
 
     report = await meanwhile(project, stop, concurrency=2)
     assert (report.exit_code, report.stop) == (130, "interrupt")
@@ -69,7 +69,7 @@ async def test_who_was_killed_before_it_looked_stops_nobody_else(project: Projec
     project.workflow(rows=3)
     project.agac("run", "-a", "reviews", kill="committed:6")
     with pytest.raises(UsageError, match="nothing works on run 1"):
-        await monitor.aask(project.root, "stop", 1)
+        await monitor.aask(project.root, 1)
     with project.changed() as change:
         change(
             "INSERT INTO inbox (workflow, run_id, event_id, kind, body, at) VALUES ('reviews', 1, 1, 'stop', '{}', 1)"
@@ -111,7 +111,7 @@ def case(_day_long: Server, tmp_path: Path) -> BatchCase:
 
 
 async def ends_batch(case: BatchCase, number: int = 1) -> None:
-    await monitor.aask(case.project.root, "cancel_batch", 1, batch=number)
+    await monitor.aask(case.project.root, 1, number)
 
 
 async def test_a_batch_is_cancelled_by_the_process_that_waits_for_it(case: BatchCase) -> None:
