@@ -213,7 +213,7 @@ async def fix(
         checked = _checked(plan.stages[place], value, known.view)
         key = review_key(record.workflow, stage, found.id, task.fingerprint, FIX)
         said = "edit", checked.text, reason, who, time.time(), FIX
-        decision = StoredDecision(key, 0, record.workflow, stage, found.id, *said, forced=False)
+        decision = StoredDecision(key, 0, record.workflow, stage, found.id, *said)
         await change(database, lambda writer: put_decision(writer, decision))
     return FixReport(record.workflow, record.id, found.id, stage, checked.value, who, go_on(record))
 

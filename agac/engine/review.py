@@ -85,9 +85,7 @@ class Reviewing:
         self._when = Evaluator(self.asks.when, stages=stage.ancestors) if self.asks.when else None
         by_name = {one.name: one for one in stages}
         own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
-        self.sources = [
-            name for name in reversed(stage.ancestors) if name in own
-        ]  # who gave the answer, the last first
+        self.sources = [one for one in reversed(stage.ancestors) if one in own]  # who gave the answer, the last first
         judged = by_name[self.asks.edit]
         self._checker = Checker(judged) if isinstance(judged, PlannedStage) else None
         self._all = not self._when and not self.asks.sample
@@ -151,9 +149,7 @@ class Reviewing:
 
     def entry(self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str) -> StoredDecision:
         """What is noted in the place of a person's decision."""
-        return StoredDecision(
-            task.key, 0, self.workflow, self.stage.name, row_id, choice, None, "", "", at, source, forced=False
-        )
+        return StoredDecision(task.key, 0, self.workflow, self.stage.name, row_id, choice, at=at, source=source)
 
     def rejection(self, verdict: Verdict) -> RowError | RowRejected | None:
         """What becomes of a row whose answer was rejected; None: it goes on without it."""

@@ -192,8 +192,8 @@ class Tasks:
         if (fix := self._fixes.of(stage.name, active.new.row.id, task.fingerprint)) is not None:
             if self._discards is None or fix.at >= self._discards:
                 return self._fixed(active, stage, task.fingerprint, fix)
-            about = fix.key, 0, self._workflow, stage.name, fix.row_id, DISCARD, None, "", "", self._discards, FIX
-            self._ledger.batch.decisions.append(StoredDecision(*about, forced=False))
+            about = fix.key, 0, self._workflow, stage.name, fix.row_id, DISCARD
+            self._ledger.batch.decisions.append(StoredDecision(*about, at=self._discards, source=FIX))
         if isinstance(task, Prepared) and task.replicas:
             return self._replicated(active, stage, task)
         return self._one(TaskRequest(active, stage, task, task.fingerprint))

@@ -29,12 +29,12 @@ class StoredDecision(NamedTuple):
     stage: str
     row_id: RowId
     choice: str
-    value: str | None
-    reason: str
-    reviewer: str
-    at: float
-    source: str
-    forced: bool
+    value: str | None = None
+    reason: str = ""
+    reviewer: str = ""
+    at: float = 0.0
+    source: str = ""
+    forced: bool = False
 
     def says(self, field: str | None, answer: JSONValue) -> str:
         """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they have to."""
