@@ -28,7 +28,7 @@ from agac.api.status import (
     stored_run,
 )
 from agac.core.errors import AgacError, UsageError
-from agac.core.types import Moment, Outcome, Report, RowId
+from agac.core.types import Moment, Outcome, Report, RowId, counted
 from agac.data.sources import estimated_rows
 from agac.engine.limits import BudgetBalance, facts, loaded
 from agac.engine.telemetry import RATIO, quantile
@@ -274,6 +274,9 @@ def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
     found, number = [], record.id
     if report["open_batches"]:
         found.append(Advice("takes what ended of its batches", f"agac batch retrieve --run {number}"))
+    if waiting := sum(stage.get("review", {}).get("waiting", 0) for stage in report["stages"]):
+        rows = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'} for a decision"
+        found.append(Advice(rows, f"agac review next -a {report['workflow']}"))
     if report["state"] in ("killed", "stopped", "waiting"):
         found.append(Advice("resumes it", report["go_on"]))
     if report["rows"]["failed"] and report["state"] != "running":

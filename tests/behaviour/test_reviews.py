@@ -94,6 +94,17 @@ def test_an_edited_value_is_what_later_stages_and_outputs_see(project: ProjectFo
     project.assert_sound()
 
 
+def test_the_monitor_says_how_many_wait(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3])
+    project.run()
+    said = asyncio.run(monitor.arun(1, project=project.root)).advice
+    assert said[0] == monitor.Advice("1 row waits for a decision", "agac review next -a reviews")
+    decide(project, "r3", "approve")
+    project.run()
+    said = asyncio.run(monitor.arun(1, project=project.root)).advice
+    assert "agac review next" not in str(said)
+
+
 @pytest.mark.parametrize(("on_reject", "code"), [("drop", 0), ("fail", 3), ("skip", 0)])
 def test_a_rejected_result(project: ProjectFolder, model: Scripted, on_reject: str, code: int) -> None:
     review(project, [3], on_reject=on_reject)
