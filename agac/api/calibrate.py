@@ -191,7 +191,7 @@ async def calibrate(
             edge = was.value
         places = json.dumps([known[one] for one in sources if one in known])
         scores = dict(await select(database, "scores", tuple[float, int], f"$.{'.'.join(path)}", record.id, places))
-        judged, waiting = list[JudgedRow](), 0
+        judged, waiting, decided = list[JudgedRow](), 0, 0
         for name in asks if whole else [stage]:
             about = record.id, name, known.get(name), places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
@@ -201,8 +201,9 @@ async def calibrate(
                     right = how in ("approved", "manual") and json.loads(final) == value
                     judged.append(JudgedRow(score, right, drawn))
                     waiting += how is None
+                    decided += drawn and how is not None
     now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
     changed = best is not None and best.value != threshold.value
     diff = threshold.diff((opened.root / guard.where.file).read_text("utf-8"), best.value) if best and changed else ""
-    figures = now, best, sum(one.drawn for one in judged) - waiting, waiting, sample_needed(target), diff
+    figures = now, best, decided, waiting, sample_needed(target), diff
     return CalibrateReport(workflow, stage, record.id, guard.text.strip(), target, *figures)

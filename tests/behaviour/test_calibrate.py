@@ -227,3 +227,15 @@ def test_too_few_decisions_are_said(project: ProjectFolder, model: Scripted) -> 
     ran = project.agac("calibrate", "approve", "-a", "reviews", "--target", "0.1%", code=3)
     assert "it takes 3,838" in ran.out, ran.out
     assert "has no condition" in project.agac("calibrate", "classify", "-a", "reviews", "--target", "1%", code=2).err
+
+
+def test_rows_that_wait_are_not_taken_from_the_decisions_on_the_sample(project: ProjectFolder, model: Scripted) -> None:
+    review = {"when": "classify.confidence < 0.8", "sample": 1.0}
+    rows = [{"id": str(number), "text": f"text-{number}"} for number in (*range(70, 80), 90)]
+    project.workflow(stages=[CLASSIFY, {"name": "approve", "needs": "classify", "review": review}], rows=rows)
+    project.run()
+    items = {item.row_id: item.id for item in agac.review_queue(project.root, limit=1000).items}
+    agac.decide(project.root, [agac.Decision(items["90"], "approve", reviewer="Ada")])
+    project.run()
+    report = agac.calibrate("approve", "reviews", 0.01, project=project.root)
+    assert (report.decided, report.waiting) == (1, 10)
