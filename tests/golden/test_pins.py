@@ -109,6 +109,7 @@ def without_added(value: Any, listed: bool) -> Any:
             "repeated_ids",
             "primer",
             "go_on",
+            "index_bytes",
         }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
         added |= (
