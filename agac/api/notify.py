@@ -171,7 +171,7 @@ async def notifying(database: Database, work: Work, invocation: Invocation) -> A
     watching = asyncio.ensure_future(_watch(database, work, invocation, ended))
     try:
         yield
-    except Exception:
+    except Exception:  # whatever it is, somebody is told of it; it goes on to the caller
         if (told := invocation.notifier) is not None:
             with suppress(StoreError):  # whoever works with the store hears of it
                 await told.tell("failed", f"event {told.event}", f"run {told.run} stopped", f"agac status {told.run}")
