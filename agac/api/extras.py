@@ -45,7 +45,7 @@ from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.agent_specs import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card
-from agac.spec.card_models import CardFile
+from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
@@ -502,12 +502,13 @@ _REFERENCE = "#/definitions/"
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 """pydantic leaves its own words where a bound stands on a choice of types."""
 
-_MODELS: dict[str, tuple[type[FileModel], str]] = {
-    "workflow": (WorkflowFile, "agac workflow"),
-    "project": (ProjectFile, "agac.yml"),
-    "card": (CardFile, "AgentCard"),
-    "test": (WorkflowTestFile, "agac test"),
+_MODELS: dict[str, tuple[tuple[type[FileModel], ...], str]] = {
+    "workflow": ((WorkflowFile,), "agac workflow"),
+    "project": ((ProjectFile,), "agac.yml"),
+    "card": (tuple(CARD_MODELS.values()), "AgentCard"),
+    "test": ((WorkflowTestFile,), "agac test"),
 }
+"""Of several models a file has the keys of one of them; the first one's words stand for all."""
 
 
 class _AsWritten(GenerateJsonSchema):
@@ -529,15 +530,27 @@ def file_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 7) of a `workflow`, `project` (agac.yml), `card` or `test`. UsageError for others."""
     if kind not in _MODELS:
         raise UsageError(f"no schema of {kind!r}", remedy=f"Choose {', '.join(_MODELS)}.")
-    model, title = _MODELS[kind]
-    made = model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
+    (model, *others), title = _MODELS[kind]
+    made = _made(model)
+    for other in map(_made, others):
+        made["properties"] |= {key: body for key, body in other["properties"].items() if key not in made["properties"]}
     definitions = dict(sorted((_plain(name), body) for name, body in made.pop("$defs", {}).items()))
-    if kind == "card":  # which may say camelCase too
+    if kind == "card":  # whose type may be in any case of its letters, and which may say camelCase too
+        words = "|".join(
+            "".join(f"[{one.upper()}{one}]" if one != "_" else one for one in name) for name in CARD_MODELS
+        )
+        made["description"] = "The front matter of an AgentCard. Which keys it may have follows from its type."
+        of_any_case = [{"enum": list(CARD_MODELS)}, {"type": "string", "pattern": f"^({words})$"}]
+        made["properties"]["type"] = {"description": "Kind of the card.", "default": "agent", "anyOf": of_any_case}
         params = definitions["RequestParams"]["properties"]
         for camel, snake in CAMEL_CASE.items():
             params[camel] = {**params[snake], "description": f"Another spelling of `{snake}`."}
     head = {"$schema": _DRAFT, "title": title, "description": made.pop("description", "")}
     return {**head, **_renamed(made), "definitions": _renamed(definitions)}
+
+
+def _made(model: type[FileModel]) -> dict[str, Any]:
+    return model.model_json_schema(schema_generator=_AsWritten, ref_template=f"{_REFERENCE}{{model}}")
 
 
 def _plain(name: str) -> str:

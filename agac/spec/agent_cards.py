@@ -18,13 +18,13 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import CardFile
+from agac.spec.card_models import CardFile, CardKeys, key_hints, model_of
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
 from agac.spec.paths import UNTRUSTED, OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
 from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
-from agac.spec.validation import CARD_HINTS, described, validate
+from agac.spec.validation import described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
 from agac.spec.yaml import Document, Unresolved, expand, parse_yaml
 
@@ -111,15 +111,16 @@ def chosen_card(place: Path, name: str | None) -> Path:
 
 def read_card(
     path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
-) -> tuple[CardFile, Document, PlacedText, list[Problem]]:
-    """The keys of a card as far as they are good, with its name, the text below them, and what is wrong."""
+) -> tuple[CardKeys, Document, PlacedText, list[Problem]]:
+    """The keys of a card of any type as far as they are good, with its name, the text below them, and what is wrong."""
     shown, below = remote.reference if remote else project.shown(path), ("", Where(""))
-    keys: CardFile | None = None
+    keys: CardKeys | None = None
     try:
         written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
         document, problems = _expanded(written, project.env, remote=remote is not None)
         problems += _from_afar(document, trusted=trusted) if remote else ()
-        keys, found = validate(CardFile, document, hints=CARD_HINTS)
+        model = model_of(document.data.get("type", "agent") if isinstance(document.data, dict) else "agent")
+        keys, found = validate(model, document, hints=key_hints(model))
         problems += found
     except Unusable as error:
         document, problems = Document(shown, {}, []), [error.problem]
@@ -143,6 +144,9 @@ def load_card(
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
     place = project.paths.agentcards / f"{name}.md" if remote else path
+    if not isinstance(keys, CardFile):
+        kind = document.data["type"] if isinstance(document.data, dict) else keys.type
+        return None, [*problems, document.problem(("type",), f"`type: {kind}` is not supported yet; agent is")]
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -10,6 +10,7 @@ from agac.spec import validation as check
 from agac.spec.file_model import FileModel, NonEmpty, Paths, key
 from agac.spec.project_models import TARGET, ApiKey, Headers, ServerName, Target
 from agac.spec.tools import MAX_TURNS, StructuredTools
+from agac.spec.validation import CAMEL_CASE, CARD_HINTS
 
 
 class RequestParamsFile(FileModel):
@@ -82,31 +83,72 @@ class FunctionToolFile(FileModel):
 _WrittenFunctions = NonEmpty | list[NonEmpty | FunctionToolFile] | FunctionToolFile
 _WrittenServers = dict[NonEmpty, McpConnectFile] | list[McpConnectFile]
 _HISTORY = "Without effect: rows share no history."
-_AnyCase = Literal["agent"] | Annotated[str, Field(pattern="^[Aa][Gg][Ee][Nn][Tt]$")]
 
 
-class CardFile(FileModel):
-    """The front matter of an AgentCard of type agent."""
+_ANY_CASE = BeforeValidator(check.card_type)  # its letters may be large or small
 
-    type: Annotated[Literal["agent"], BeforeValidator(check.card_type, json_schema_input_type=_AnyCase)] = key(
-        "Kind of the card.", default="agent"
-    )
+
+class CardKeys(FileModel):
+    """What the front matter of an AgentCard may hold, whatever its type."""
+
+    type: str = Field(description="Kind of the card.")
     name: NonEmpty | None = key("Name; the file's name when left out.")
     description: NonEmpty | None = key("What the agent is for; where it is a tool, what the model is told.")
     instruction: NonEmpty | None = key("System message; instead of the text below.")
+    schema_version: int = key("Version of the card format.", default=1, ge=1, le=1)
+    default: bool = key("The card to take where a folder holds several.", default=False)
+    tool_only: bool = key("Only other agents may call it: no stage may name it.", default=False)
+
+    @model_validator(mode="after")
+    def _runs_somewhere(self) -> Self:
+        if self.default and self.tool_only:
+            raise check.refused("default and tool_only exclude each other; remove one of them")
+        return self
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        """The cards that it is made of, by the key that names them."""
+        return {}
+
+
+class AskingKeys(CardKeys):
+    """The same of one that asks a model itself."""
+
     model: NonEmpty | None = key("Model as `provider/model?key=value`.")
     request_params: Annotated[RequestParamsFile, BeforeValidator(check.camel_case)] = key(
         "Sampling and service parameters, and bounds of its conversations.", default=RequestParamsFile()
     )
     messages: Paths | None = key("Files of messages that stand before the prompt.", min_length=1)
+    api_key: ApiKey | None = key("The variable of its provider's key, as `${VARIABLE}`.")
+
+
+class TalkingKeys(AskingKeys):
+    """The same of one that may have a history elsewhere."""
+
+    use_history: bool = key(_HISTORY, default=False)
+    save_trajectory: bool = key("Without effect; agac keeps every turn in its store.", default=False)
+    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = key("Must be false.", default=False)
+
+
+class ServedKeys(TalkingKeys):
+    """The same of one that may use MCP servers."""
+
+    servers: list[ServerName] = key("MCP servers of agac.yml that the model may use.", default=[])
+    tools: dict[NonEmpty, list[NonEmpty]] = key("By server, the tools that may be called, or patterns.", default={})
+    resources: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
+    prompts: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
+
+
+class CardFile(ServedKeys):
+    """The front matter of an AgentCard of type agent."""
+
+    type: Annotated[Literal["agent"], _ANY_CASE] = key("Kind of the card.", default="agent")
     function_tools: Annotated[
         list[FunctionToolFile], BeforeValidator(check.entrypoints, json_schema_input_type=_WrittenFunctions)
     ] = key("Functions that the model may call, as `file.py:function`.", default=[])
-    servers: list[ServerName] = key("MCP servers of agac.yml that the model may use.", default=[])
     mcp_connect: Annotated[
         dict[ServerName, McpConnectFile], BeforeValidator(check.named_servers, json_schema_input_type=_WrittenServers)
     ] = key("MCP servers of its own, by name.", default={})
-    tools: dict[NonEmpty, list[NonEmpty]] = key("By server, the tools that may be called, or patterns.", default={})
     agents: list[NonEmpty] = key("Other cards that the model may call as tools.", default=[])
     max_parallel: int | None = key("The most calls of each of its agents at a time.", gt=0)
     child_timeout_sec: float | None = key("Seconds that a call of one of its agents may take.", gt=0)
@@ -115,30 +157,167 @@ class CardFile(FileModel):
         "Folders of skills that the model may read; none when left out.", default=[]
     )
     variables: dict[NonEmpty, str] = key("Values for `{{name}}` that neither `vars` nor --var give.", default={})
-    schema_version: int = key("Version of the card format.", default=1, ge=1, le=1)
-    default: bool = key("The card to take where a folder holds several.", default=False)
-    tool_only: bool = key("Only other agents may call it: no stage may name it.", default=False)
     history_source: Literal["none", "messages", "child", "orchestrator"] = key(_HISTORY, default="none")
     history_merge_target: Literal["none", "child", "orchestrator"] = key(_HISTORY, default="none")
-    use_history: bool = key(_HISTORY, default=False)
-    human_input: Annotated[bool, AfterValidator(check.nobody_there)] = key("Must be false.", default=False)
     shell: Annotated[bool, AfterValidator(check.no_shell)] = key("Must be false.", default=False)
     cwd: NonEmpty | None = key("Without effect: no model is given a shell.")
-    api_key: ApiKey | None = key("The variable of its provider's key, as `${VARIABLE}`.")
     tool_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key("Not supported.", default={})
     lifecycle_hooks: Annotated[dict[str, Any], AfterValidator(check.no_hooks)] = key("Not supported.", default={})
     commands: dict[str, Any] = key("Without effect: nobody types in a run.", default={})
-    resources: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
-    prompts: dict[NonEmpty, list[NonEmpty]] = key("Without effect: only a server's tools are used.", default={})
     max_display_instances: int = key("Without effect: it is for a display.", default=20, gt=0)
     trim_tool_history: bool = key("Without effect: prefixes would not be the same.", default=False)
-    save_trajectory: bool = key("Without effect; agac keeps every turn in its store.", default=False)
     subagents: Annotated[bool, AfterValidator(check.no_subagents)] = key("Must be false.", default=False)
     subagent_model: NonEmpty | None = key("Without effect: each agent's card says its own model.")
     harness_tools: Annotated[bool, AfterValidator(check.no_harness)] = key("Must be false.", default=False)
 
+
+# Cards that are made of other cards.
+
+_Members = Annotated[list[NonEmpty], Field(min_length=1)]
+_OtherMembers = Annotated[_Members, AfterValidator(check.no_agent_twice)]
+_NoMessages = Annotated[Paths, AfterValidator(check.no_messages)]
+
+
+class ChainFile(CardKeys):
+    """The front matter of a chain: each agent is given the reply of the one before."""
+
+    type: Annotated[Literal["chain"], _ANY_CASE] = Field(description="Kind of the card.")
+    sequence: _Members = Field(description="chain: the cards that are asked one after the other.")
+    cumulative: bool = key("chain: each is given the message and all replies so far.", default=False)
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"sequence": self.sequence}
+
+
+class ParallelFile(CardKeys):
+    """The front matter of agents that are asked the same side by side."""
+
+    type: Annotated[Literal["parallel"], _ANY_CASE] = Field(description="Kind of the card.")
+    fan_out: _OtherMembers = Field(description="parallel: the cards that are asked side by side.")
+    fan_in: NonEmpty | None = key("parallel: the card that makes one answer of theirs; they are joined without.")
+    include_request: bool = key("parallel: whether `fan_in` is given the message, too.", default=True)
+
     @model_validator(mode="after")
-    def _runs_somewhere(self) -> CardFile:
-        if self.default and self.tool_only:
-            raise check.refused("default and tool_only exclude each other; remove one of them")
+    def _has_a_request_to_include(self) -> ParallelFile:
+        if self.fan_in is None and "include_request" in self.model_fields_set:
+            raise check.refused("include_request says what fan_in is given; add fan_in, or remove include_request")
         return self
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"fan_out": self.fan_out} | ({"fan_in": [self.fan_in]} if self.fan_in is not None else {})
+
+
+class EvaluatorOptimizerFile(CardKeys):
+    """The front matter of an agent whose answer is judged and asked for again until it is good enough."""
+
+    type: Annotated[Literal["evaluator_optimizer"], _ANY_CASE] = Field(description="Kind of the card.")
+    generator: NonEmpty = Field(description="evaluator_optimizer: the card that answers.")
+    evaluator: NonEmpty = Field(description="evaluator_optimizer: the card that judges the answer.")
+    min_rating: Literal["POOR", "FAIR", "GOOD", "EXCELLENT"] = key(
+        "evaluator_optimizer: the rating that is good enough.", default="GOOD"
+    )
+    max_refinements: int = key(
+        "evaluator_optimizer: how often the answer is asked for again at most.", default=3, ge=1, le=20
+    )
+    refinement_instruction: NonEmpty | None = key("evaluator_optimizer: what is said when it is asked for again.")
+    messages: _NoMessages | None = key("evaluator_optimizer: not supported here; they belong to the generator's card.")
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"generator": [self.generator], "evaluator": [self.evaluator]}
+
+
+class RouterFile(ServedKeys):
+    """The front matter of a model that chooses which agent is asked."""
+
+    type: Annotated[Literal["router"], _ANY_CASE] = Field(description="Kind of the card.")
+    agents: _OtherMembers = Field(description="router: the cards of which one is chosen, by their descriptions.")
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"agents": self.agents}
+
+
+class OrchestratorFile(TalkingKeys):
+    """The front matter of a model that plans, and asks other agents step by step."""
+
+    type: Annotated[Literal["orchestrator"], _ANY_CASE] = Field(description="Kind of the card.")
+    agents: _OtherMembers = Field(description="orchestrator: the cards that it may ask.")
+    plan_type: Literal["full", "iterative"] = key(
+        "orchestrator: whether all steps are planned at first, or one after the other.", default="full"
+    )
+    plan_iterations: int = key("orchestrator, iterative_planner: how many turns it has at most.", default=5, ge=1)
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"agents": self.agents}
+
+
+class IterativePlannerFile(AskingKeys):
+    """The front matter of a model that plans one step at a time."""
+
+    type: Annotated[Literal["iterative_planner"], _ANY_CASE] = Field(description="Kind of the card.")
+    agents: _OtherMembers = Field(description="iterative_planner: the cards that it may ask.")
+    plan_iterations: Annotated[int, AfterValidator(check.turns_or_none)] = key(
+        "iterative_planner: how many turns it has at most; -1: no limit of its own.", default=-1
+    )
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"agents": self.agents}
+
+
+class MakerFile(CardKeys):
+    """The front matter of an agent that is asked until one answer leads by `k` votes."""
+
+    type: Annotated[Literal["maker"], _ANY_CASE] = Field(description="Kind of the card.")
+    worker: NonEmpty = Field(description="MAKER: the card that is asked.")
+    k: int = key("MAKER: by how many votes an answer has to lead.", default=3, ge=1)
+    max_samples: int = key("MAKER: how often the worker is asked at most.", default=50, ge=1, le=100)
+    match_strategy: Literal["exact", "normalized", "structured"] = key(
+        "MAKER: when two answers are the same.", default="exact"
+    )
+    red_flag_max_length: int | None = key("MAKER: a reply of more characters has no vote.", ge=1)
+    messages: _NoMessages | None = key("MAKER: not supported here; they belong to the worker's card.")
+
+    @model_validator(mode="after")
+    def _can_be_won(self) -> MakerFile:
+        if self.max_samples < self.k:
+            message = f"nobody leads by {self.k} votes of {self.max_samples}; raise max_samples, or lower k"
+            raise check.refused(message)
+        return self
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        return {"worker": [self.worker]}
+
+
+CARD_MODELS: dict[str, type[CardKeys]] = {
+    "agent": CardFile, "chain": ChainFile, "parallel": ParallelFile, "evaluator_optimizer": EvaluatorOptimizerFile,
+    "router": RouterFile, "orchestrator": OrchestratorFile, "iterative_planner": IterativePlannerFile,
+    "maker": MakerFile,
+}  # fmt: skip
+"""The front matter of cards by their type, in small letters."""
+
+
+def model_of(kind: object) -> type[CardKeys]:
+    """The model of the front matter whose `type` is that; of agents' where there is no such type."""
+    return CARD_MODELS.get(kind.lower(), CardFile) if isinstance(kind, str) else CardFile
+
+
+def key_hints(model: type[CardKeys]) -> dict[str, dict[str, str]]:
+    """Sentences for unknown keys of a card, by the path of their mapping: for those that cards of other types have."""
+    (kind,) = get_args(model.model_fields["type"].annotation)
+    found = dict(CARD_HINTS[""])
+    for other, keys in CARD_MODELS.items():
+        for name in keys.model_fields:
+            found.setdefault(name, f"`{name}` is a key of `type: {other}`, and this card is of type {kind}")
+    if not issubclass(model, AskingKeys):
+        asks = (
+            "`{}` is for a card that asks a model itself, as a card of type {} does not; write it into those it names"
+        )
+        every = {*CardFile.model_fields, *CAMEL_CASE.values(), "temperature"}
+        found |= {name: asks.format(name, kind) for name in every}
+    return CARD_HINTS | {"": found}

@@ -11,7 +11,7 @@ from typing import Any
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
 from agac.spec.agent_cards import Card, Skill
-from agac.spec.card_models import CardFile, McpConnectFile, RequestParamsFile
+from agac.spec.card_models import CardFile, CardKeys, McpConnectFile, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
 from agac.spec.models import StageFile
 from agac.spec.paths import Refused, files_hash, home_of, inside
@@ -244,12 +244,13 @@ def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) ->
             )
 
 
-def card_servers(names: CardFile | Sequence[str], project: ProjectSpec) -> list[McpServer]:
+def card_servers(names: CardKeys | Sequence[str], project: ProjectSpec) -> list[McpServer]:
     """The MCP servers of a card, or those with these names in agac.yml; names that it has not are left out."""
     known, own = project.file.mcp, list[McpServer]()
     if isinstance(names, CardFile):
         own = [_connected(name, one) for name, one in names.mcp_connect.items()]
-        names = names.servers
+    if isinstance(names, CardKeys):
+        names = names.servers if isinstance(names, ServedKeys) else ()
     return [*own, *(McpServer(**{"name": name, **dict(known[name])}) for name in names if name in known)]
 
 

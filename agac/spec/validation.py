@@ -25,15 +25,15 @@ from agac.spec.yaml import Document
 
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
 
-TYPES_LATER = (
-    "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker", "a2a", "smart",
-)  # fmt: skip
+TYPES_LATER = ("a2a", "smart")
 FIELDS_LATER = frozenset({
-    "sequence", "cumulative", "fan_out", "fan_in", "include_request", "generator", "evaluator", "min_rating",
-    "max_refinements", "refinement_instruction", "plan_type", "plan_iterations", "worker", "k", "max_samples",
-    "match_strategy", "red_flag_max_length", "url", "transport", "streaming", "polling",
-    "accepted_output_modes", "headers", "auth", "relative_card_path", "request_timeout_seconds",
+    "url", "transport", "streaming", "polling", "accepted_output_modes", "headers", "auth", "relative_card_path",
+    "request_timeout_seconds",
 })  # fmt: skip
+
+CARD_TYPES = (
+    "agent", "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker",
+)  # fmt: skip
 
 PARAMS_NEVER = frozenset({
     "messages", "tools", "tool_choice", "task", "template_vars", "mcp_metadata", "tool_execution_handler",
@@ -147,6 +147,9 @@ no_subagents = _must(
 )
 no_harness = _must(operator.not_, "`harness_tools: true` is not supported: a model does not run agac; remove it")
 no_hooks = _must(operator.not_, "hooks are not supported; what they do can stand in a tool, or in a python stage")
+no_agent_twice = _must(lambda names: len({*names}) == len(names), "{} names an agent twice; name each once")
+no_messages = _must(operator.not_, "messages are for cards that ask a model themselves; name them there")
+turns_or_none = _must(lambda turns: turns == -1 or turns >= 1, "must be at least 1, or -1 for no limit, not {}")
 no_connector = _must(operator.not_, "{!r}: connectors at the provider are not supported; name the server's target")
 managed_here = _must(
     lambda value: value != "provider", "`management: {}` is not supported: agac connects to servers itself; remove it"
@@ -430,13 +433,16 @@ def message_content(value: Any) -> Any:
 
 
 def card_type(value: Any) -> Any:
-    """The kind of a card, in any case of its letters; agac runs those of one kind."""
-    if not isinstance(value, str) or value.lower() == "agent":
-        return "agent" if isinstance(value, str) else value
-    if value.lower() in TYPES_LATER:
-        raise refused(f"`type: {value}` is not supported yet; agent is")
-    remedy = "did you mean 'agent'?" if nearest(value, ["agent"]) else "only 'agent' is supported yet"
-    raise refused(f"unknown type {value!r}; {remedy}")
+    """The kind of a card, in any case of its letters."""
+    if not isinstance(value, str) or (kind := value.lower()) in CARD_TYPES:
+        return kind if isinstance(value, str) else value
+    if kind == "smart":
+        raise refused(
+            "`type: smart` is not supported: no model makes agents in a run; write `type: agent` and `agents`"
+        )
+    if kind in TYPES_LATER:
+        raise refused(f"`type: {value}` is not supported yet; write a card of type agent, or a tool that asks it")
+    raise refused(f"unknown type {value!r}; {did_you_mean(value, CARD_TYPES, 'types')}")
 
 
 Model = TypeVar("Model", bound=BaseModel)

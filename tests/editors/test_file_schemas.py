@@ -16,15 +16,16 @@ from agac import api
 from agac.core.errors import UsageError
 from agac.providers.model_string import parse_model
 from agac.providers.table import SHIPPED
-from agac.spec.card_models import CardFile
+from agac.spec.card_models import CARD_MODELS, model_of
 from agac.spec.file_model import FileModel
 from agac.spec.models import WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import WorkflowTestFile
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS: dict[str, type[FileModel]] = {
-    "workflow": WorkflowFile, "project": ProjectFile, "card": CardFile, "test": WorkflowTestFile,
+KINDS: dict[str, tuple[type[FileModel], ...]] = {
+    "workflow": (WorkflowFile,), "project": (ProjectFile,), "card": (*CARD_MODELS.values(),),
+    "test": (WorkflowTestFile,),
 }  # fmt: skip
 SCHEMAS: dict[str, dict[str, Any]] = {kind: api.file_schema(kind) for kind in KINDS}
 STAGES: dict[str, Any] = {"stages": [{"name": "classify"}]}
@@ -69,7 +70,8 @@ def keyword_mappings(schema: Any) -> Iterator[dict[str, Any]]:
 
 def loads(kind: str, data: Any) -> bool:
     try:
-        KINDS[kind].model_validate(data)
+        model = model_of(data.get("type", "agent")) if kind == "card" else KINDS[kind][0]
+        model.model_validate(data)
     except ValueError:
         return False
     return True
@@ -86,7 +88,7 @@ def test_a_schema_is_valid_and_closed_shows_nothing_of_its_making_and_says_what_
     assert all(isinstance(default, (bool, int, float, str)) for default in defaults)
     titles = [found["title"] for found in mappings(schema) if isinstance(found.get("title"), str)]
     assert titles == [schema["title"]]
-    assert set(schema["properties"]) == set(KINDS[kind].model_fields)
+    assert set(schema["properties"]) == {key for model in KINDS[kind] for key in model.model_fields}
     closed = [found for found in mappings(schema) if isinstance(found.get("properties"), dict)]
     assert len(closed) == 1 + len(schema["definitions"])
     for found in closed:
@@ -181,7 +183,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("project", {"providers": {"local": {"api_key": "abcdefghij0123456789"}}}),
     ("project", {"providers": {"local": {"dialect": "soap"}}}),
     ("project", {"providers": {"a": {"prices": {"m": {"input": 1}}}}}),
-    ("card", {"type": "chain"}),
+    ("card", {"type": "swarm"}),
     ("card", {"type": "agents"}),
     ("card", {"request_params": {"top_p": 2}}),
 ]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from agac.core.errors import Path_, key_path
-from agac.spec.card_models import CardFile
+from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
 from agac.spec.models import BatchFile, DefaultsFile, StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
@@ -43,12 +43,12 @@ def _mappings(model: type[BaseModel], path: Path_ = ()) -> list[tuple[type[BaseM
 
 ALL = [
     pytest.param(top, model, path, id=f"{top.__name__}-{key_path(path) or 'top'}")
-    for top in (ProjectFile, WorkflowFile, CardFile)
+    for top in (ProjectFile, WorkflowFile, *CARD_MODELS.values())
     for model, path in _mappings(top)
 ]
 FIELDS = [
     pytest.param(top, path, name, id=f"{top.__name__}-{key_path((*path, name))}")
-    for top in (ProjectFile, WorkflowFile, CardFile)
+    for top in (ProjectFile, WorkflowFile, *CARD_MODELS.values())
     for model, path in _mappings(top)
     for name in model.model_fields
 ]
