@@ -9,9 +9,11 @@ import json
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ from agac.api.status import (
 from agac.core.errors import AgacError, UsageError
 from agac.core.types import Moment, Outcome, Report, RowId, counted
 from agac.data.sources import estimated_rows
-from agac.engine.limits import BudgetBalance, facts, loaded
+from agac.engine.limits import Amount, BudgetBalance, facts, loaded
 from agac.engine.telemetry import RATIO, quantile
 from agac.plan.plan import Selection
 from agac.spec.paths import project_root
@@ -102,12 +104,21 @@ class MonitoredRun(Report):
     estimated_usd: float | None
 
 
+class BudgetCurve(NamedTuple):
+    """How much of a budget (as BudgetBurn has it) was `spent` up to the end of each step of a run's curves."""
+
+    name: str
+    unit: str
+    limit: float
+    spent: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class RunCurves(Report):
     """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `lines` have a number
     for each by name: COLUMNS, which are rows of the input by outcome (who is run again counts -1 where it stood before)
     and calls of all stages; `p50_ms` and `p95_ms` of calls that were answered in the last minute with any (None: there
-    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most."""
+    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most. `budgets`: how they were spent."""
 
     run: int
     step_s: int
@@ -115,6 +126,7 @@ class RunCurves(Report):
     lines: dict[str, list[Any]]
     lane_step_s: float
     lanes: dict[str, list[LaneSample]]
+    budgets: tuple[BudgetCurve, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,21 +258,26 @@ async def arun(run: int | str = "last", *, project: Path | str | None = None) ->
         )
 
 
-async def _burns(
-    database: Database, record: runs.RunRecord, lately: Mapping[str, roll_ups.Lately], seconds: float, eta: float | None
-) -> list[BudgetBurn]:
+async def _budgets(database: Database, record: runs.RunRecord) -> list[BudgetBalance]:
+    """The budgets of a run and its stages, as yet without what was spent of them."""
     settings = await runs.run_settings_of(database, record.id) or {"rules": {}, "stages": []}
     stages = (await runs.definition_of(database, record.id))["stages"]
     given = [("budget of agac.yml", settings["rules"].get("project"), None)]
     given.append(("budget of the run", settings["rules"].get("workflow"), None))
     for body, own in zip(stages, settings["stages"], strict=False):
         given.append((f"budget of stage {body['name']!r}", own.get("budget"), body["name"]))
-    balances = [BudgetBalance(name, Budget(**budget), stage) for name, budget, stage in given if budget]
+    return [BudgetBalance(name, Budget(**budget), stage) for name, budget, stage in given if budget]
+
+
+async def _burns(
+    database: Database, record: runs.RunRecord, lately: Mapping[str, roll_ups.Lately], seconds: float, eta: float | None
+) -> list[BudgetBurn]:
+    balances = await _budgets(database, record)
     lost = await runs.lost_calls(database, record.id, record.invocation.id if record.invocation else 0)
     loaded(balances, await runs.counters(database, record.id), lost)
     burns, now = [], time.time()
     for balance, told in zip(balances, facts(balances), strict=True):
-        own = [one for name, one in lately.items() if name and balance.stage in (None, name)]
+        own = [one for name, one in lately.items() if name and balance.holds_for(name)]
         for unit in told.keys() - {"name"}:
             about: Any = told[unit]
             pace = sum(getattr(one, unit) for one in own) / seconds
@@ -308,11 +325,29 @@ async def acurves(run: int | str = "last", *, project: Path | str | None = None)
         pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
         for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause, until=until):
             lanes[sample.lane].append(sample)
-    rows = {point: numbers for point, *numbers in minutes}
-    at = sorted(rows.keys() | times)
-    lines = {name: [rows[one][place] if one in rows else 0 for one in at] for place, name in enumerate(COLUMNS)}
+        balances = await _budgets(database, record)
+    sums = defaultdict[int, list[Any]](lambda: [0] * len(COLUMNS))
+    for point, _, *numbers in minutes:
+        sums[point] = list(map(add, sums[point], numbers))
+    at = sorted(sums.keys() | times)
+    lines = {name: [sums[one][place] for one in at] for place, name in enumerate(COLUMNS)}
     lines |= {f"p{n}_ms": [_ms(quantile(times[one], n / 100)) for one in at] for n in (50, 95)}
-    return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes))
+    budgets = tuple(curve for one in balances for curve in _spent(one, minutes, at))
+    return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes), budgets)
+
+
+def _spent(balance: BudgetBalance, minutes: Iterable[tuple[Any, ...]], at: Sequence[int]) -> Iterator[BudgetCurve]:
+    """How a budget was spent in each of its units, by the steps `at`."""
+    steps = defaultdict[int, Amount](Amount)
+    for point, stage, *numbers in minutes:
+        if balance.holds_for(stage):
+            own = dict(zip(COLUMNS, numbers, strict=True))
+            used = Amount(own["cost_usd"], own["input_tokens"] + own["output_tokens"], own["calls"])
+            steps[point] = steps[point].plus(used)
+    sums = list(accumulate((steps[one] for one in at), Amount.plus))
+    for unit in Amount._fields:
+        if (limit := getattr(balance.budget, unit)) is not None:
+            yield BudgetCurve(balance.name, unit, limit, tuple(round(getattr(one, unit), 6) for one in sums))
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -599,11 +599,11 @@ SELECT stage, sum(done + reused + failed + skipped + dropped) AS settled, sum(ca
 FROM minute WHERE run_id = ? AND minute >= ? GROUP BY stage;
 
 -- name: minutes_of
--- The roll-ups of a run by so many minutes: the minute, and `api.monitor.COLUMNS`: rows of the input, and all calls.
-SELECT minute / :step, sum(iif(stage = '', done, 0)), sum(iif(stage = '', reused, 0)), sum(iif(stage = '', failed, 0)),
+-- The roll-ups of a run by so many minutes and stage: both, and `api.monitor.COLUMNS`: rows of the input, and calls.
+SELECT minute / :step, stage, sum(iif(stage = '', done, 0)), sum(iif(stage = '', reused, 0)), sum(iif(stage = '', failed, 0)),
     sum(iif(stage = '', skipped, 0)), sum(iif(stage = '', dropped, 0)), sum(calls), sum(failed_calls),
     sum(input_tokens), sum(output_tokens), sum(cost)
-FROM minute WHERE run_id = :run AND minute >= :since GROUP BY 1;
+FROM minute WHERE run_id = :run AND minute >= :since GROUP BY 1, 2;
 
 -- name: minute_timings_of
 -- The histograms of a run: those of the last minute with any, of so many minutes at a time.

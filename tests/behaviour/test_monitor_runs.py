@@ -76,6 +76,22 @@ def test_curves_say_what_the_tables_below_them_say(watched: Watched) -> None:
     assert "Figures of throughput From Rows done Calls" in text_of(watched.get("/run/1").text)
 
 
+def test_lanes_and_budgets_have_curves_with_tables(shop: ProjectFolder, watched: Watched) -> None:
+    with shop.changed() as change:
+        for at, in_flight in ((0, 3), (2, 4), (60, 1)):
+            change(f"INSERT INTO lane_sample SELECT id, created_at + {at}, 'l', {in_flight}, 5, 9, 1, '', NULL, 0, 0 "
+                   "FROM run WHERE id = 1")  # fmt: skip
+        change("UPDATE event SET ended_at = ended_at + 60 WHERE run_id = 1")
+    more = json.loads(watched.get("/run/1/curves.json").text)["more"]
+    assert more["Budget of the run, calls"]["lines"] == {"spent": [12], "limit": [1000]}
+    lane = more["Lane l"]
+    assert lane["lines"]["in_flight"] == [3, 4, None, 1], "broken where nothing was sampled"
+    assert [at - lane["at"][0] for at in lane["at"]] == pytest.approx([0, 2, 2 + lane["step_s"], 60])
+    page = text_of(watched.get("/run/1").text)
+    assert "Figures of lane l At Calls in flight Limit Calls that wait" in page
+    assert "Figures of budget of the run, calls From Spent Limit" in page
+
+
 def test_what_a_provider_says_is_text(project: ProjectFolder) -> None:
     attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     with scripted(Step(status=401, body=json.dumps({"error": {"message": attack}}))) as server:

@@ -89,12 +89,18 @@ def test_curves_are_drawn_over_tables(page: Page, finished: ProjectFolder, watch
     enter(page, watch(finished), "/run/1")
     expect(page.locator("#charts canvas")).to_have_count(5)
     expect(page.get_by_role("img", name="Throughput, a minute: the figures are below")).to_be_visible()
+    with finished.changed() as change:  # a lane that begins while the page is open
+        change("INSERT INTO lane_sample SELECT 1, created_at, 'l', 3, 4, 5, 1, '', NULL, 0, 0 FROM run")
+    page.evaluate("refresh()")
+    lane = page.locator("figure").filter(has_text="Lane l")
+    expect(lane.locator("canvas")).to_be_visible()
+    expect(lane.locator(".u-label")).to_have_text(["Time", "Calls in flight", "Limit", "Calls that wait"])
     page.get_by_text("Figures of throughput").click()
     expect(page.get_by_role("region", name="Throughput").get_by_role("cell", name="12").first).to_be_visible()
     assert_accessible(page)
     assert_fits(page)
     page.get_by_role("button", name="Light or dark").click()
-    expect(page.locator("#charts canvas")).to_have_count(5)
+    expect(page.locator("#charts canvas")).to_have_count(6)
 
 
 def test_a_page_reads_well_without_scripts(finished: ProjectFolder, watch: Watch, browser: Browser) -> None:
@@ -154,7 +160,7 @@ def test_the_guide_shows_a_run(page: Page, project: ProjectFolder, watch: Watch,
     project.configure()  # its prices are known
     project.run("product_reviews")
     enter(page, watch(project), "/run/1")
-    expect(page.locator("#charts canvas")).to_have_count(5)
+    expect(page.locator("#charts canvas")).to_have_count(6)
     page.set_viewport_size({"width": 1280, "height": 1000})
     shown = Path(__file__).parents[2] / "docs/assets/monitor.png"
     made = shown if os.environ.get("AGAC_PICTURES") else tmp_path / "monitor.png"

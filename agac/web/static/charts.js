@@ -8,30 +8,37 @@ async function figures() {
 }
 
 function draw(data) {
-  if (!data.at.length) return
-  const [first, last] = [data.at[0], data.at.at(-1)]
   const style = getComputedStyle(box)
   const colour = name => style.getPropertyValue(name)
   const axis = { stroke: colour('--quiet'), grid: { stroke: colour('--pico-muted-border-color') } }
   const colours = [colour('--done'), colour('--waiting'), colour('--failed')]
+  for (const chart of drawn.values()) chart.destroy()
+  drawn.clear()
   for (const plot of box.querySelectorAll('.plot')) {
-    drawn.get(plot)?.destroy()
+    const own = plot.dataset.more ? data.more[plot.dataset.more] : data
+    if (!own?.at.length) continue
+    const [first, last, step] = [own.at[0], own.at.at(-1), own.step_s]
     const factor = Number(plot.dataset.factor)
-    const lines = Object.entries(JSON.parse(plot.dataset.lines)).map(([name, label]) =>
-      ({ label, values: data.lines[name].map(one => one === null ? null : one * factor) }))
+    const lines = JSON.parse(plot.dataset.lines).map(([name, label]) =>
+      ({ label, values: own.lines[name].map(one => one === null ? null : one * factor) }))
     const options = {
       width: plot.clientWidth, height: 160, axes: [axis, { ...axis, size: 64 }],
       cursor: { drag: { x: false } },
-      scales: { x: { range: () => [first - 60, Math.max(last, first + 240) + 60] }, y: { range: (_, __, most) => [0, most * 1.1 || 1] } },
-      series: [{}, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: i ? [6, 3] : [] }))],
+      scales: { x: { range: () => [first - step, Math.max(last, first + 4 * step) + step] }, y: { range: (_, __, most) => [0, most * 1.1 || 1] } },
+      series: [{}, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: [[], [6, 3], [2, 3]][i] }))],
     }
-    drawn.set(plot, new uPlot(options, [data.at, ...lines.map(line => line.values)], plot))
+    drawn.set(plot, new uPlot(options, [own.at, ...lines.map(line => line.values)], plot))
   }
 }
 
-let data = { at: [], lines: {} }
+let data = { at: [], lines: {}, more: {} }
 async function refresh() {
   data = await figures()
+  const shown = [...box.querySelectorAll('.plot')].map(plot => plot.dataset.more)
+  if (Object.keys(data.more).some(title => !shown.includes(title))) {  // a lane that began since: the page has its chart
+    const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), 'text/html')
+    box.replaceChildren(...page.getElementById('charts').childNodes)
+  }
   draw(data)
 }
 
