@@ -17,6 +17,7 @@ from agac.api.sync import blocking
 from agac.core.errors import AgacError, StoreError, UsageError
 from agac.core.types import Fault, Moment, Report
 from agac.engine.batch.doctor import has_ended, stuck_seconds
+from agac.engine.batch.submit import UNSURE
 from agac.engine.telemetry import calls_of
 from agac.providers.batch import MOST_REASONS, BatchApi, ProviderBatch
 from agac.providers.batch_apis import open_batch_api
@@ -78,6 +79,12 @@ class BatchLine(Report):
     def ready(self) -> bool:
         """Whether it has ended at its provider and waits to be taken."""
         return has_ended(self.batch)
+
+    @property
+    def may_cancel(self) -> bool:
+        """Whether it can be cancelled: it is open, has not ended, and nobody has to decide about it first."""
+        unsure = self.batch.state == BatchStep.NEEDS_HUMAN or self.batch.note == UNSURE
+        return self.batch.open and not (self.cancelling or self.ready or unsure)
 
     @property
     def next(self) -> str:

@@ -150,10 +150,10 @@ class RowFilters:
 class RowPage(Report):
     """Rows, each with key, id, occurrence, number (its place in the input), state, stage (where it failed), error,
     message, input and result (JSON; these three cut after 160 characters), and of its calls in this run: calls,
-    cost_usd, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None: there is none. A page
-    that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as far as an
-    index gives that order; open rows by place come last first. With an index of words first of all words: as rows came,
-    those that changed last. `note`: how a text was looked for, and what may be missing."""
+    cost_usd, cost_is_simulated, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None:
+    there is none. A page that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id
+    or error, as far as an index gives that order; open rows by place come last first. With an index of words first of
+    all words: as rows came, those that changed last. `note`: how a text was looked for, and what may be missing."""
 
     run: int
     rows: tuple[dict[str, Any], ...]
@@ -487,21 +487,19 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
 async def aask(project: Path | str | None, run: int | str, batch: int | None = None) -> None:
     """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does, or to cancel a batch
     of the run; where there is none, the next one that works on the workflow cancels it (`agac run`, `agac batch
-    retrieve`). Raises UsageError where nothing works on the run, and for a batch that is not an open one of it."""
+    retrieve`). Raises UsageError where nothing works on the run, and for a batch that it cannot cancel."""
     async with open_database(database_path(project_root(project))) as database:
         record = await find_run(database, None, run)
+        kind, event = "cancel_batch", 0
         if batch is not None:
-            kind, event, open_ = (
-                "cancel_batch",
-                None,
-                [one.id for one in await batches.batches(database, run=record.id)],
-            )
-            if batch not in open_:
-                raise UsageError(f"run {record.id} has no open batch {batch}", remedy=f"It has: {open_ or 'none'}.")
+            lines = await batch_lines(database, {}, await batches.batches(database, run=record.id))
+            if batch not in (may := [one.batch.id for one in lines if one.may_cancel]):
+                what = f"run {record.id} has no batch {batch} that could be cancelled"
+                raise UsageError(what, remedy=f"These can be: {', '.join(map(str, may)) or 'none'}.")
         else:
             last = await last_invocation(database, record)
             if last is None or last["state"] != "running":
                 raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
             kind, event = "stop", last["number"]
         body = json.dumps({"batch": batch} if batch is not None else {})
-        await write(database, "inbox_put", record.workflow, record.id, event, kind, body, time.time())
+        await write(database, "inbox_put", record.workflow, record.id, event or None, kind, body, time.time())

@@ -461,13 +461,13 @@ FROM agent_turn t WHERE t.row_key = ? ORDER BY t.stage, t.at, t.number;
 -- name: spans_of_row
 -- What was done for a row when, as JSON: its calls of models and of tools, by their begin. What did not end took nothing.
 SELECT json_object('invocation', s.invocation, 'stage', v.stage, 'replica', s.replica, 'kind', s.kind, 'name', s.name,
-    'started_at', s.started_at, 'duration', s.duration, 'error_type', s.error_type, 'cost', s.cost)
+    'started_at', s.started_at, 'duration', s.duration, 'error_type', s.error_type, 'cost', s.cost, 'simulated', s.simulated)
 FROM (
     SELECT a.row_key, a.event_id AS invocation, a.stage, a.replica, a.purpose AS kind,
-        e.provider || '/' || e.model AS name, a.started_at, a.duration, a.error_type, a.cost
+        e.provider || '/' || e.model AS name, a.started_at, a.duration, a.error_type, a.cost, e.simulated
     FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ?1
     UNION ALL
-    SELECT row_key, event_id, stage, 0, 'tool', name, started_at, duration, iif(state = 'done', NULL, state), NULL
+    SELECT row_key, event_id, stage, 0, 'tool', name, started_at, duration, iif(state = 'done', NULL, state), NULL, 0
     FROM tool_call WHERE row_key = ?1
 ) s
 JOIN row r ON r.key = s.row_key JOIN run ON run.id = r.run_id
@@ -678,8 +678,10 @@ SELECT r.key, json_object(
     'state', CASE r.state WHEN 0 THEN 'open' WHEN 1 THEN 'done' WHEN 2 THEN 'failed' WHEN 5 THEN 'skipped' ELSE 'dropped' END,
     'error', r.error_type, 'message', substr(r.error_message, 1, 160), 'input', substr(r.data, 1, 160),
     'result', substr(v.value, 1, 160), 'calls', count(a.id), 'cost_usd', round(sum(a.cost), 9),
+    'cost_is_simulated', json(iif(coalesce(max(e.simulated), 0), 'true', 'false')),
     'duration_s', round(sum(a.duration), 4), 'input_tokens', sum(a.input_tokens), 'output_tokens', sum(a.output_tokens))
 FROM row r LEFT JOIN result v ON v.id = r.result_id LEFT JOIN attempt a ON a.row_key = r.key
+    LEFT JOIN endpoint e ON e.id = a.endpoint_id
 WHERE r.key IN (:many) GROUP BY r.key;
 
 -- name: rows_with_words

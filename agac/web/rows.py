@@ -27,8 +27,8 @@ LISTED, AT_ONCE = 50, 1000
 """Rows of a page of a list, and those that a CSV file gets at a time."""
 
 CSV = [
-    "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "duration_s",
-    "input_tokens", "output_tokens",
+    "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "cost_is_simulated",
+    "duration_s", "input_tokens", "output_tokens",
 ]  # fmt: skip
 """Columns of a list as CSV, as `RowPage` has them: long texts are cut."""
 

@@ -156,7 +156,7 @@ async def test_the_next_process_cancels_it_once_whenever_it_is_killed(case: Batc
 
 async def test_what_cannot_be_cancelled_is_refused_or_void(case: BatchCase) -> None:
     case.submit()
-    with pytest.raises(UsageError, match="run 1 has no open batch 7"):
+    with pytest.raises(UsageError, match="run 1 has no batch 7 that could be cancelled"):
         await ends_batch(case, 7)
     await ends_batch(case)
     case.advance(DAY_LONG)

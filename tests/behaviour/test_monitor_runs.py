@@ -209,5 +209,11 @@ def test_a_batch_is_cancelled_by_whoever_works_on_it_next(project: ProjectFolder
         assert started.post("/run/1/cancel/2").status == 404
         assert started.post("/run/1/cancel/1").status == 303
         assert "Cancel batch was asked for at " in text_of(started.get("/run/1").text)
+        with project.changed() as change:  # what has ended is taken, not cancelled
+            change("UPDATE batch SET status = 'completed'")
+        assert 'href="/run/1/cancel/1"' not in started.get("/run/1").text
+        assert "no batch 1 that could be cancelled" in text_of(started.post("/run/1/cancel/1").text)
+        with project.changed() as change:
+            change("UPDATE batch SET status = 'in_progress'")
         project.agac("batch", "retrieve")
         assert project.query("SELECT kind, applied_at IS NULL FROM inbox") == [("cancel_batch", 0)]
