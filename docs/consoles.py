@@ -3,7 +3,7 @@
 
 A page is typed by somebody who begins in an empty folder, has `agac` on the PATH and does nothing else: every command
 of its console blocks goes in order into one bash, as it stands there; a file is written where the page shows it, into a
-folder that is there; a Python block is a program. Who types a page of docs/examples has copied its folder. A block is
+folder that is there; a Python block is a program. Who types a page of docs/examples has copied that folder. A block is
 lines `$ command`, each followed by its output. What differs from run to run (times, sizes) is not compared.
 """
 
@@ -228,7 +228,8 @@ def run_page(page: Path, folder: Path) -> list[tuple[Block, str]]:
     with ExitStack() as stack:
         session = Session(folder, stack, free_port())
         if page.is_relative_to(ROOT / "docs/examples"):
-            shutil.copytree(page.parent, folder / page.parent.name, ignore=shutil.ignore_patterns(page.name))
+            ignored = shutil.ignore_patterns(page.name, "__pycache__")
+            shutil.copytree(ROOT / "docs/examples", folder, ignore=ignored, dirs_exist_ok=True)
         for block in blocks(page):
             if "hub" in block.directives:
                 session.hub(block.directives["hub"], page.parent)

@@ -129,19 +129,20 @@ def confirm_price(confirm: Confirm | None, plans: Sequence[PlanReport], what: st
 @calling
 async def trial(
     workflow: Path | str, stage: str, *, prompt: Path | str | None = None, model: str | None = None,
-    sample: int | None = None, within: float | None = None, seed: int = 0, budget: Budget | float | None = None,
-    limit: int = 20, yes: bool = False, project: Path | str | None = None, progress: Watch | bool = False,
-    confirm: Confirm | None = None, handle_signals: bool = False,
+    tool_stubs: str | None = None, sample: int | None = None, within: float | None = None, seed: int = 0,
+    budget: Budget | float | None = None, limit: int = 20, yes: bool = False, project: Path | str | None = None,
+    progress: Watch | bool = False, confirm: Confirm | None = None, handle_signals: bool = False,
 ) -> StageTrial:  # fmt: skip
     """Asks the stage as it is in the files, or with the prompt of a file or another model, for `sample` rows (default
     30) that have a stored answer of another version, and compares the answers. With `within` (0.01: one percent of the
     rows) more are asked, round by round, until the share of rows with another answer is known so closely, or `sample`
-    rows or the budget are used up. The report has the first `limit` changed rows. Tells the price and asks before the
-    first call, unless `yes`. Raises UsageError, SpecError."""
+    rows or the budget are used up. `tool_stubs` is a file with stand-ins for tools. The report has the first `limit`
+    changed rows. Tells the price and asks before the first call, unless `yes`. Raises UsageError, SpecError."""
     if within is not None and not 0 < within < 1:
         raise UsageError(f"--within {within:.4%}: give a share of the rows, such as 1%")
     change = StageChange(stage, model, None if prompt is None else _text(Path(prompt)))
-    options = RunOptions(stage=stage, sample=sample or FIRST_ROWS, seed=seed, budget=budget, yes=yes, change=change)
+    how: dict[str, Any] = {"budget": budget, "yes": yes, "change": change, "tool_stubs": tool_stubs}
+    options = RunOptions(stage=stage, sample=sample or FIRST_ROWS, seed=seed, **how)
     version = await SampledVersion.ready(workflow, options, project)
     refuse_unfit(version.checked.workflow, stage)
     async with open_database(version.opened.store) as database:
@@ -155,6 +156,7 @@ async def trial(
             forecast = await version.forecast(database, ids[:most])
             confirm_price(confirm, [forecast], f"trying {stage}", most, "at most " if within else "")
         told = {"stage": stage, "prompt": prompt and str(prompt), "model": model, "within": within and f"{within:.4%}"}
+        told |= {"tool_stubs": tool_stubs} if tool_stubs else {}
         given = {**told, "sample": most, "seed": seed}
         size = min(FIRST_ROWS, most) if within else most
         while True:

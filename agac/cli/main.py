@@ -123,13 +123,16 @@ def in_order(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 
 trust_option = click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools.")
+tool_stubs_option = click.option(
+    "--tool-stubs", type=click.Path(), metavar="FILE", help="Use these stand-ins for tools."
+)
 # which rows, and what replaces the workflow's run mode and vars, and its model
 tool_options = in_order(
     click.option(
         "--tools-mode", type=click.Choice(["live", "stub", "record", "replay"]),
         help="Where results of tools come from: calls, tool_stubs, calls that are noted, or an earlier run.",
     ),
-    click.option("--tool-stubs", type=click.Path(), metavar="FILE", help="Use these stand-ins for tools."),
+    tool_stubs_option,
     click.option("--run", "--replay", "replay", type=int, metavar="N", help="Replay the calls of tools of this run."),
     click.option("--max-turns", type=click.IntRange(1), metavar="N", help="The most replies of a model with tools."),
     click.option("--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."),

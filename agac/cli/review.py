@@ -169,6 +169,7 @@ def _in_html(text: str) -> str:
 @click.option("--stage", metavar="STAGE", required=True, help="The stage to try, as it is in the files.")
 @click.option("--prompt", type=click.Path(dir_okay=False), metavar="FILE", help="Try this prompt.")
 @click.option("-m", "--model", metavar="MODEL", help="Try this model.")
+@main.tool_stubs_option
 @click.option(
     "--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows (default 30), with --within at most."
 )

@@ -481,7 +481,10 @@ KEYS: dict[str, Kind] = {
 }
 
 SCRIPT_KEYS: dict[str, Kind] = {
-    "match": KEYS["match"],
+    "match": (
+        lambda value: all(map(A_TEXT[0], value if isinstance(value, list) else [value])),
+        "a text, or a list of texts",
+    ),
     "turn": A_COUNT,
     "reply": (lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
     "calls": (is_scripted_calls, "a list of calls such as {name: search, arguments: {query: lamps}}"),

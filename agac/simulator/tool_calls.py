@@ -38,10 +38,10 @@ class HostedUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScriptRule:
-    """What a model says where a text is within the messages, in one turn of the conversation (from 1) or in all: a
-    `reply`, or `calls` with name and arguments; a text is sent as it is, everything else as JSON."""
+    """What a model says where a text, or each of several, is within the messages, in one turn of the conversation (from
+    1) or in all: a `reply`, or `calls` with name and arguments; a text is sent as it is, everything else as JSON."""
 
-    match: str = ""
+    match: str | Sequence[str] = ""
     turn: int | None = None
     reply: Any = None
     calls: Sequence[dict[str, Any]] = ()
@@ -49,7 +49,8 @@ class ScriptRule:
     def applies(self, messages: Sequence[tuple[str, str]]) -> bool:
         """Whether the rule is meant for a conversation as far as it is."""
         turn = 1 + sum(role == "assistant" for role, _ in messages)
-        return self.turn in (None, turn) and any(self.match in text for _, text in messages)
+        wanted = [self.match] if isinstance(self.match, str) else self.match
+        return self.turn in (None, turn) and all(any(one in text for _, text in messages) for one in wanted)
 
 
 MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")

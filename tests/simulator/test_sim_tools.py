@@ -334,6 +334,7 @@ async def test_a_script_says_what_the_model_says(served: Any, talk: Any, tmp_pat
     script.write_text("""
 - {match: Paris, turn: 1, calls: [{name: search, arguments: {query: é}}, {name: open, arguments: "{\\"a\\": 1}"}]}
 - {match: Paris, reply: {why: because}}
+- {match: [zebra, Lamps in], reply: Both.}
 - {match: zebra, reply: Stripes.}
 """)
     async with served(script=script) as client:
@@ -343,6 +344,7 @@ async def test_a_script_says_what_the_model_says(served: Any, talk: Any, tmp_pat
         assert asked[1][1] == '{"a": 1}'
         assert json.loads(answer) == {"why": "because"}
         assert (await turns(talk(client, "Lamps")))[1:] == ["Stripes."]
+        assert (await turns(talk(client, "Lamps in Rome")))[1:] == ["Both."]
 
 
 @pytest.mark.parametrize(
@@ -351,6 +353,7 @@ async def test_a_script_says_what_the_model_says(served: Any, talk: Any, tmp_pat
         ({}, "script[0] must be a mapping with a `reply` or with `calls`, such as"),
         ([{"match": "x"}], "script[0] must be a mapping with a `reply` or with `calls`, such as"),
         ([{"reply": 1}], "script[0].reply must be a text, or JSON"),
+        ([{"reply": "x", "match": ["a", ""]}], "script[0].match must be a text, or a list of texts"),
         ([{"reply": "x", "turn": 0}], "script[0].turn must be a count of 1 or more"),
         ([{"calls": [{"args": 1}]}], "script[0].calls must be a list of calls such as"),
         ([{"reply": "x", "then": 1}], "script[0].then must be left out; known: match, turn, reply, calls"),
