@@ -295,7 +295,8 @@ def cut_to(text: str, size: float, room: float) -> str:
     for end, c in enumerate(text):
         used += size * _em(c)
         if used > room:
-            return text[:end].rstrip() + "…"
+            start, space, _ = text[: end + 1].rpartition(" ")  # no word is cut that is not alone
+            return (start if space else text[:end]).rstrip() + "…"
     return text
 
 
@@ -320,6 +321,7 @@ NARROWEST, WIDEST = 168.0, 300.0
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0
+LINES = 3  # of a text in a box, at most
 TIP = 7.0  # how much of a line is its tip
 SMALL = 12.0  # the font size of all but names and kinds, in pixels
 LOOKS = {"kind": (12.5, 17.0), "name": (17.0, 21.0), "more": (SMALL, 17.0)}
@@ -347,11 +349,12 @@ BORDERS = {kind: light for of, (light, _) in COLOURS.items() for kind in re.find
 
 
 class _Box(NamedTuple):
-    """What a box shows, from the top down: lines as (look, text, whole text), rows of figures as (colour, text)."""
+    """What a box shows, from the top down: lines as (look, text, the whole text where it begins), rows of figures as
+    (colour, text)."""
 
     node: DrawnNode
     cell: Cell
-    lines: list[tuple[str, str, str]]
+    lines: list[tuple[str, str, str | None]]
     rows: list[list[tuple[str, str]]]
 
 
@@ -409,7 +412,9 @@ def _box(node: DrawnNode) -> _Box:
     room = WIDEST - 2 * INSIDE
     kind = one_line(node.kind) + (f" · level {node.level}" if node.level else "")
     texts = [("kind", kind), ("name", one_line(node.name)), *(("more", one_line(line)) for line in node.label_lines)]
-    lines = [(look, cut_to(text, LOOKS[look][0], room), text) for look, text in texts]
+    lines = [
+        (look, line, None if i else text) for look, text in texts for i, line in enumerate(_broken(look, text, room))
+    ]
     rows: list[list[tuple[str, str]]] = []
     for word, n in figures(node.counts or {}):  # in as many rows as they need
         piece = (word if word in WORDS else "others", cut_to(f"{n:,} {one_line(word)}", SMALL, room - 2 * SMALL))
@@ -421,8 +426,20 @@ def _box(node: DrawnNode) -> _Box:
         rows = [[("track", "no rows")]]
     widths = [*(text_width(text, LOOKS[look][0]) for look, text, _ in lines), *map(_row_width, rows)]
     width = min(max(NARROWEST, *(width + 2 * INSIDE for width in widths)), WIDEST)
-    height = sum(LOOKS[look][1] for look, _ in texts) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
+    height = sum(LOOKS[look][1] for look, *_ in lines) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
     return _Box(node, Cell(width, height), lines, rows)
+
+
+def _broken(look: str, text: str, room: float) -> list[str]:
+    """A text in as many lines as it needs, of names and kinds one, of others LINES at most; what is more is cut."""
+    size, lines = LOOKS[look][0], [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}".lstrip()
+        if look != "more" or len(lines) == LINES or not lines[-1] or text_width(longer, size) <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [cut_to(line, size, room) for line in lines]
 
 
 def _row_width(row: list[tuple[str, str]]) -> float:
@@ -438,7 +455,7 @@ def _stage(box: _Box) -> list[str]:
     x, y, width, height = box.cell.area
     kind = box.node.kind if box.node.kind in BORDERS else "others"
     (_, _, first), (_, _, name), *more = box.lines
-    whole = [name, first, *(text for _, _, text in more)]
+    whole = [text for text in (name, first, *(text for _, _, text in more)) if text is not None]
     # along the left side of the box, within its round corners
     far, near, down = f"{ROUND:g}", f"{ROUND - STRIPE:g}", f"{height - 2 * ROUND:.1f}"
     outside = f"a{far} {far} 0 0 0 -{far} {far}v{down}a{far} {far} 0 0 0 {far} {far}"

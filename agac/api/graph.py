@@ -20,6 +20,7 @@ from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.agent_cards import find_card
 from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workflow, read_workflow
+from agac.spec.operations import Review
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
@@ -177,18 +178,26 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
     operation, guard = body.get("operation"), body.get("when")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
     if isinstance(what, dict):
-        does = ", ".join(f"{old} → {new}" for old, new in what.items())
+        does = [", ".join(f"{old} → {new}" for old, new in what.items())]
     else:
-        does = ", ".join(what) if isinstance(what, list) else str(what)
+        does = [", ".join(what) if isinstance(what, list) else str(what)]
+    if kind == "review":
+        asks = Review.of(what)
+        shares = {"sample": asks.sample, "blind": asks.blind}
+        told = {"when": asks.when and asks.when.text} | {
+            name: one and f"{100 * one:g} %" for name, one in shares.items()
+        }
+        told["reviewers"] = str(asks.reviewers) if asks.reviewers > 1 else None
+        does = [f"people decide on {asks.edit}", *(f"{name} {text}" for name, text in told.items() if text)]
     makes = f"explode {body['explode']}" if "explode" in body else None
     if "group_by" in body and makes is None:
         makes = f"group_by {', '.join(body['group_by']) or 'nothing'}"
     otherwise = body.get("otherwise", "skip") if guard else None
-    lines = [does, *([makes] if makes else [])]
+    lines = [*does, *([makes] if makes else [])]
     if guard is not None:
         lines += [f"when {guard}", "else dropped" if otherwise == "drop" else "else skipped"]
     needs = read_needs(body["needs"])
-    return DrawnStage(body["name"], kind, lines, outcomes, level, does, needs, guard, otherwise, makes)
+    return DrawnStage(body["name"], kind, lines, outcomes, level, ", ".join(does), needs, guard, otherwise, makes)
 
 
 # A workflow as a page shows it.

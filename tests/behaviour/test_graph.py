@@ -51,6 +51,23 @@ def test_stages_are_drawn_as_they_need_each_other_before_any_run(branching: Proj
     assert not (branching.root / ".agac").exists()
 
 
+def test_a_review_says_in_plain_words_who_waits_and_no_word_is_cut(project: ProjectFolder) -> None:
+    when = 'kind in ["a refund", "a return", "a complaint"] && int(price) > 100 && text.contains("a lawyer of ours")'
+    about = {"when": when, "sample": "2%", "blind": "10%", "reviewers": 2, "agree": "mood", "show": ["text"]}
+    schema = {"mood": "good|bad"}
+    judge = {"name": "judge", "prompt": "${text}", "output_schema": schema}
+    project.workflow(stages=[judge, {"name": "approve", "needs": "judge", "review": about}], rows=1)
+    (_, stage) = agac.graph("reviews", project=project.root).stages
+    words = ["people decide on judge", f"when {when}", "sample 2 %", "blind 10 %", "reviewers 2"]
+    assert (stage.label_lines, stage.does) == (words, ", ".join(words))
+    svg = agac.graph("reviews", project=project.root).svg()
+    shown = drawn(svg).split("\n")
+    first = shown.index(words[0])
+    assert " ".join(shown[first + 1 : shown.index("sample 2 %")]).removesuffix("…") in f"when {when}"
+    assert [line for line in shown if line.endswith("…")] in ([], [shown[first + 3]])
+    assert "a lawyer of ours" in svg  # in the tool tip
+
+
 def test_counts_are_those_of_the_last_run(branching: ProjectFolder) -> None:
     branching.run()
     report = branching.agac("graph", "-a", "reviews", "--json").json

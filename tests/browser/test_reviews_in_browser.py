@@ -45,7 +45,7 @@ def shown(page: Page) -> str:
 
 def wait_for(page: Page, waiting: int) -> None:
     """Until the page says that so many rows wait, and listens to keys."""
-    expect(page.get_by_text(f"{waiting} wait for a decision")).to_be_visible()
+    expect(page.get_by_text(f"{waiting} wait{'s' if waiting == 1 else ''} for a decision")).to_be_visible()
     page.wait_for_load_state()
 
 

@@ -7,6 +7,13 @@ async function figures() {
   return source.startsWith('{') ? JSON.parse(source) : (await fetch(source)).json()
 }
 
+// Times as everywhere: UTC, 24 hours; the first one and each midnight with the day.
+const iso = seconds => new Date(1000 * seconds).toISOString()
+function clock(_, splits) {
+  const [from, to] = splits.at(-1) - splits[0] < 300 ? [11, 19] : [11, 16]
+  return splits.map((one, i) => iso(one).slice(from, to) + (i === 0 || one % 86400 === 0 ? '\n' + iso(one).slice(0, 10) : ''))
+}
+
 function draw(data) {
   const style = getComputedStyle(box)
   const colour = name => style.getPropertyValue(name)
@@ -16,16 +23,17 @@ function draw(data) {
   drawn.clear()
   for (const plot of box.querySelectorAll('.plot')) {
     const own = plot.dataset.more ? data.more[plot.dataset.more] : data
-    if (!own?.at.length) continue
+    plot.hidden = !own?.at.length
+    if (plot.hidden) continue
     const [first, last, step] = [own.at[0], own.at.at(-1), own.step_s]
     const factor = Number(plot.dataset.factor)
     const lines = JSON.parse(plot.dataset.lines).map(([name, label]) =>
       ({ label, values: own.lines[name].map(one => one === null ? null : one * factor) }))
     const options = {
-      width: plot.clientWidth, height: 160, axes: [axis, { ...axis, size: 64 }],
+      width: plot.clientWidth, height: 160, axes: [{ ...axis, values: clock, space: 60 }, { ...axis, size: 64 }], tzDate: seconds => uPlot.tzDate(new Date(1000 * seconds), 'Etc/UTC'),
       cursor: { drag: { x: false } },
       scales: { x: { range: () => [first - step, Math.max(last, first + 4 * step) + step] }, y: { range: (_, __, most) => [0, most * 1.1 || 1] } },
-      series: [{}, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: [[], [6, 3], [2, 3]][i] }))],
+      series: [{ label: 'Time', value: (_, at) => at === null ? '--' : iso(at).slice(0, 19) + 'Z' }, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: [[], [6, 3], [2, 3]][i] }))],
     }
     drawn.set(plot, new uPlot(options, [own.at, ...lines.map(line => line.values)], plot))
   }

@@ -1,28 +1,25 @@
 // Decisions by keyboard, and what an edit changes while it is typed. The page works without it.
 const form = document.getElementById('decide')
-const button = choice => form?.querySelector(`button[value="${choice}"]`)
 
+// The keys are those that the buttons and links of this row say. What needs a reason asks for it first.
 document.addEventListener('keydown', event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return
   if (event.target.closest('input, textarea, select')) {
     if (event.key === 'Escape') event.target.blur()
-    if (event.key === 'Enter' && event.target.name === 'reason' && form.dataset.rejects) form.requestSubmit(button('reject'))
+    if (event.key === 'Enter' && event.target.name === 'reason' && form.dataset.chosen)
+      form.requestSubmit(document.querySelector(`button[form=decide][value="${form.dataset.chosen}"]`))
     return
   }
-  const way = { j: 'next', n: 'next', k: 'prev' }[event.key]
-  if (way) document.querySelector(`nav a[rel=${way}]`)?.click()
-  if (event.key === 'a' && button('approve')) form.requestSubmit(button('approve'))
-  if (event.key === 'e' && button('edit')) focus(event, form.querySelector('[data-before]'))
-  if (event.key === 'r' && button('reject')) {
-    form.dataset.rejects = 'yes'  // Enter in the reason then sends it
-    focus(event, form.elements.reason)
-  }
+  const key = event.key === 'n' ? 'j' : event.key
+  const chosen = [...document.querySelectorAll('[aria-keyshortcuts]')].find(one => one.getAttribute('aria-keyshortcuts') === key)
+  if (!chosen) return
+  event.preventDefault()  // the key itself is not typed into a field
+  if (chosen.value === 'edit') form.querySelector('[data-before]').focus()
+  else if (chosen.value && chosen.value !== 'approve') {
+    form.dataset.chosen = chosen.value  // Enter in the reason then sends it
+    form.elements.reason.focus()
+  } else chosen.click()
 })
-
-function focus(event, field) {
-  event.preventDefault()  // the key itself is not typed into it
-  field.focus()
-}
 
 // What an edit changes, word by word: of equal words the longest chain is kept.
 form?.addEventListener('input', () => {
