@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.api.status import (
+    as_it_is,
     database_bytes,
     database_files,
     database_path,
@@ -85,7 +86,7 @@ async def runs(
 async def _line_report(
     database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
 ) -> dict[str, Any]:
-    record = await run_record(database, line.id)
+    record, held = await as_it_is(database, await run_record(database, line.id))
     counts = await counters(database, line.id)
     changes = list[str]()
     if before is not None and before.definition_hash != line.definition_hash:
@@ -93,7 +94,8 @@ async def _line_report(
         changes = [one.text for one in changes_of(bodies[before.definition_hash], bodies[line.definition_hash])]
     return {
         "run": line.id, "workflow": line.workflow,
-        "state": state_of(record, await last_invocation(database, record), batches), "open_batches": json_form(batches),
+        "state": state_of(record, last_invocation(record, held=held), batches, held=held),
+        "open_batches": json_form(batches),
         "selection": record.selection, "rows": row_counts(counts), "calls": calls_of(counts),
         "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": record.output_dir,
         "compared_with": before.id if before else None,

@@ -24,8 +24,12 @@ from support.processes import (
 from support.project import ProjectFolder
 from support.server import Faulty, Server
 
+import agac
+from agac.api.status import run_report
 from agac.core.errors import LeaseHeld
+from agac.store.db import open_for_reading
 from agac.store.lease import this_process
+from agac.store.runs import run_record
 
 WIDE = 8
 FIRST = 20
@@ -204,3 +208,26 @@ def test_a_clock_that_was_set_back_is_no_licence_to_steal(
     interrupt(holder)
     interrupt(holder)
     assert ended(holder).code == 130
+
+
+async def test_a_run_is_running_before_its_first_invocation_and_never_seems_killed_at_its_end(
+    project: ProjectFolder,
+) -> None:
+    project.workflow(rows=1)
+    project.run()
+    async with open_for_reading(project.root / ".agac/agac.db") as database:
+        assert database is not None
+        with project.changed() as change:
+            change("UPDATE event SET ended_at = NULL WHERE kind = 'invocation'")
+        before = await run_record(database, 1)  # read by somebody just before the end
+        with project.changed() as change:
+            change("UPDATE event SET ended_at = at WHERE kind = 'invocation'")
+        assert (await run_report(database, before))["state"] == "finished"
+        with project.changed() as change:
+            change("DELETE FROM event WHERE kind = 'invocation'")
+            change("UPDATE run SET finished_at = NULL")
+        assert (await run_report(database, before))["state"] == "stopped"
+        with project.changed() as change:
+            change("UPDATE lease SET holder = ?", this_process())
+        assert (await run_report(database, before))["state"] == "running"
+    assert [one["state"] for one in (await agac.aruns(project=project.root)).runs] == ["running"]
