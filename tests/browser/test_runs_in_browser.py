@@ -1,10 +1,8 @@
 """The monitor's pages of runs in a browser: they follow a run, draw its curves, and change nothing without asking."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Semaphore
 
 from looks import assert_accessible, assert_fits
@@ -147,23 +145,3 @@ def test_a_command_is_copied_and_said(page: Page, project: ProjectFolder, watch:
     page.get_by_role("button", name="Copy: agac run").press("Enter")
     expect(page.locator("#said")).to_have_text("Copied: agac run -a WORKFLOW")
     assert page.evaluate("navigator.clipboard.readText()") == "agac run -a WORKFLOW"
-
-
-def test_the_guide_shows_a_run(page: Page, project: ProjectFolder, watch: Watch, tmp_path: Path) -> None:
-    """AGAC_PICTURES=1 makes the picture again."""
-    stages = [
-        {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
-        {"name": "reply", "needs": "classify", "when": 'classify.sentiment == "negative"', "prompt": "Answer ${text}"},
-    ]
-    rows = [{"id": f"r-{n}", "text": f"It is {'awful, broken' if n % 3 else 'great'}, {n}"} for n in range(60)]
-    project.workflow("product_reviews", rows=rows, stages=stages, budget={"calls": 1000})
-    project.configure()  # its prices are known
-    project.run("product_reviews")
-    enter(page, watch(project), "/run/1")
-    expect(page.locator("#charts canvas")).to_have_count(6)
-    page.set_viewport_size({"width": 1280, "height": 1000})
-    shown = Path(__file__).parents[2] / "docs/assets/monitor.png"
-    made = shown if os.environ.get("AGAC_PICTURES") else tmp_path / "monitor.png"
-    page.screenshot(path=made)
-    assert made.read_bytes()[:26] == shown.read_bytes()[:26], "of another size: AGAC_PICTURES=1 makes it again"
-    assert shown.stat().st_size < 200_000

@@ -10,7 +10,7 @@ from agac.engine.invocation import Clocks
 from support.project import ProjectFolder
 
 FAULTS = [
-    {"kind": "refusal", "match": "Returned it"}, {"kind": "rate_limit", "at": [9, 23], "retry_after": 0.05},
+    {"kind": "refusal", "match": "Returned it"}, {"kind": "rate_limit", "at": [58], "retry_after": 0.05},
     {"kind": "malformed_json", "at": [31]},
 ]  # fmt: skip
 FLAGS = ("--latency", "lognormal:0.03,0.4")
@@ -45,7 +45,7 @@ def _workflow(project: ProjectFolder, prompt: str, rows: int) -> None:
         "when": 'classify.sentiment != "positive"',
     }  # fmt: skip
     project.workflow(
-        NAME, rows=reviews, stages=[classify, approve, reply], budget={"usd": 2, "calls": 1000}, stop_loss=False,
+        NAME, rows=reviews, stages=[classify, approve, reply], budget={"usd": 0.1, "calls": 300}, stop_loss=False,
         defaults={"max_tokens": 200, "batch": {"poll_interval": 0.05}},
     )  # fmt: skip
 
@@ -56,7 +56,7 @@ def run_shop(project: ProjectFolder, base_url: str, *, rows: int = 60, began: fl
     project.configure(base_url, batch="openai", prices=PRICES)
     start = time.time()
     clock = time.time if began is None else lambda: began + FASTER * (time.time() - start)
-    with patch("agac.api.run.Clocks", lambda: Clocks(wall=clock)), patch.object(heartbeat, "EVERY", 0.02):
+    with patch("agac.api.run.Clocks", lambda: Clocks(wall=clock)), patch.object(heartbeat, "EVERY", 0.01):
         _workflow(project, "How does its writer feel?", rows)
         project.run(NAME, concurrency=6, wait=True)
         waiting = agac.review_queue(project=project.root).items[:6]
