@@ -137,7 +137,8 @@ def calibrated(
 class CalibrateReport(Report):
     """What people's decisions about a run say of a threshold. `now`: as it is, `best`: the one that meets the `target`;
     None: too little is known. `decided` rows of the sample tell, at least `needed` have to, and `waiting` ones count as
-    wrong. `diff` changes the number in the workflow's file; empty: it is right as it is."""
+    wrong, as do `unapplied` ones, which were decided on since the last run. `diff` changes the number in the workflow's
+    file; empty: it is right as it is."""
 
     workflow: str
     stage: str
@@ -148,6 +149,7 @@ class CalibrateReport(Report):
     best: CalibratedValue | None
     decided: int
     waiting: int
+    unapplied: int
     needed: int
     diff: str
 
@@ -191,19 +193,21 @@ async def calibrate(
             edge = was.value
         places = json.dumps([known[one] for one in sources if one in known])
         scores = dict(await select(database, "scores", tuple[float, int], f"$.{'.'.join(path)}", record.id, places))
-        judged, waiting, decided = list[JudgedRow](), 0, 0
+        judged, waiting, decided, unapplied = list[JudgedRow](), 0, 0, 0
         for name in asks if whole else [stage]:
             about = record.id, name, known.get(name), places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
-                drawn, value = "when" not in json.loads(why), json.loads(answer or "null")
+                asked, value = json.loads(why), json.loads(answer or "null")
+                drawn = "when" not in asked
                 score = inside(value, path)
                 if isinstance(score, int | float) and (drawn or not whole):
-                    right = how in ("approved", "manual") and json.loads(final) == value
+                    right = how in ("approved", "manual") and json.loads(final) == value and "redo" not in asked
                     judged.append(JudgedRow(score, right, drawn))
                     waiting += how is None
-                    decided += drawn and how is not None
+                    unapplied += how == "decided"
+                    decided += drawn and how not in (None, "decided")
     now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
     changed = best is not None and best.value != threshold.value
     diff = threshold.diff((opened.root / guard.where.file).read_text("utf-8"), best.value) if best and changed else ""
-    figures = now, best, decided, waiting, sample_needed(target), diff
+    figures = now, best, decided, waiting, unapplied, sample_needed(target), diff
     return CalibrateReport(workflow, stage, record.id, guard.text.strip(), target, *figures)

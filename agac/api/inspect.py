@@ -385,11 +385,12 @@ def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
         why = "made the row leave" if left else "has no answer"
         return ShownPrompt(None, f"stage {lacking[0]!r}, upstream of this one, {why}")
     try:
-        messages = stage.messages(known.view.prompt_values(stage)) if stage.operation is None else ()
+        if stage.operation is not None:
+            return ShownPrompt((), None, (known.fingerprint(stage),))
+        messages, (own, replicas) = known.asked(stage)
     except MissingField as missing:
         return ShownPrompt(None, str(missing))
-    _, replicas = stage.task_prints(messages, known.row.id, known.run)
-    return ShownPrompt(messages, None, (known.fingerprint(stage, messages), *replicas))
+    return ShownPrompt(messages, None, (own, *replicas))
 
 
 def _stage_report(

@@ -20,6 +20,7 @@ from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
 from agac.engine.replay import RowViews
+from agac.engine.review import times_redone
 from agac.engine.validate import Checker
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import STORED, Check, compile_guard
@@ -31,7 +32,7 @@ from agac.store.decisions import Standing, StoredDecision, StoredReview
 from agac.store.runs import definition_of, read_run
 from agac.store.writer import open_database
 
-STATES = ("waiting", "conflict", "decided", "stale")
+STATES = ("waiting", "conflict", "decided", "applied", "stale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ class Decision(Report):
 class ReviewItem(Report):
     """An answer that people are asked about. `shown` is what they see beside it, by name; `answer` is None where it is
     `blind`; `schema` is what an edited value has to fit (None: it is a text). `why` is it asked: the condition with the
-    values that it read, the `sample`, or nothing where every row is asked about, and where it is `blind`, as they tell
-    of the answer. `decisions` are those that count, and `sure` is from 0 to 1."""
+    values that it read, the `sample`, in `redo` the answers before that somebody wanted to have given again, each with
+    the comment; nothing where every row is asked about, and where it is `blind`, as they tell of the answer.
+    `decisions` are those that count, and `sure` is from 0 to 1."""
 
     id: str
     workflow: str
@@ -128,6 +130,12 @@ class ReviewedStage:
         judged = replace(judged, checks=tuple(Check(guard, message) for guard, message in read if guard is not None))
         return ReviewedStage(does, judged, Checker(judged), stages)
 
+    def choices(self, review: StoredReview) -> tuple[str, ...]:
+        """What may be decided about a review."""
+        never = {store.REDO} if times_redone(review.why) >= self.review.redo else set[str]()
+        never |= {"approve", store.REDO} if review.blind else set()
+        return tuple(one for one in self.review.choices if one not in never)
+
     def standing(self, review: StoredReview, found: Sequence[StoredDecision], since: float) -> Standing:
         """How a review stands by the decisions about it."""
         asks = self.review
@@ -139,8 +147,12 @@ class ReviewedStage:
             return f"{one.choice!r} is no choice of stage {review.stage!r}: {', '.join(self.review.choices)}"
         if not one.reviewer:
             return "nobody is named as its reviewer"
-        if review.blind and one.choice == "approve":
-            return "it was asked without the answer, which cannot be approved then; give your own value (edit)"
+        if review.blind and one.choice in ("approve", store.REDO):
+            return f"it was asked without the answer: {one.choice} is no choice then; give your own value (edit)"
+        if one.choice not in self.choices(review):
+            return f"the answer was given again {self.review.redo} times already, which is `redo.max`"
+        if one.choice == store.REDO and not one.reason:
+            return "redo takes a reason: what is wrong with the answer, for the model"
         if one.choice != "edit":
             return None if one.value is None else f"a value is given with {one.choice!r}; write edit"
         view = None
@@ -174,17 +186,16 @@ def _decision(one: StoredDecision) -> Decision:
 
 
 def _seen(review: StoredReview) -> str:
-    return seen_hash(review.seen["shown"], review.seen["answer"]).hex()
+    return seen_hash(review.seen["shown"], review.seen["answer"], review.why.get(store.REDO, ())).hex()
 
 
 def _item(review: StoredReview, asked: ReviewedStage | None, found: Sequence[StoredDecision]) -> ReviewItem:
-    state = "decided" if review.state == "applied" else review.state
     return ReviewItem(
         review.key.hex(), review.workflow, review.run_id, review.stage, asked.review.edit if asked else "",
         str(review.row_id), review.seen["shown"], None if review.blind else review.seen["answer"],
-        asked.judged.shape if asked else None, tuple(asked.review.choices) if asked else (),
+        asked.judged.shape if asked else None, asked.choices(review) if asked else (),
         {} if review.blind else review.why, review.blind,
-        state, review.sure, review.at, tuple(map(_decision, found)), _seen(review),
+        review.state, review.sure, review.at, tuple(map(_decision, found)), _seen(review),
     )  # fmt: skip
 
 
@@ -198,10 +209,11 @@ async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[Re
 @blocking
 async def review_queue(
     project: Path | str | None = None, *, workflow: str | None = None, stage: str | None = None,
-    state: str = "waiting", after: str | None = None, limit: int = 50,
+    state: str = "waiting", after: str | None = None, limit: int = 50, reviewer: str | None = None,
 ) -> ReviewPage:  # fmt: skip
-    """Reviews in a state (`waiting`, `conflict`, `decided`, `stale`), by workflow and stage, the least sure first.
-    Changes nothing. Raises UsageError for a workflow that is not there, and a `stage` without a workflow."""
+    """Reviews in a state by workflow and stage, the least sure first: `waiting`, `conflict`, `decided` and not taken up
+    by a run yet, `applied`, or `stale`. With a `reviewer` those on which this one has not decided. Changes nothing.
+    Raises UsageError for a workflow that is not there, and a `stage` without a workflow."""
     root, workflow = project_root(project), workflow_name(workflow)
     if state not in STATES:
         raise UsageError(f"{state!r} is no state of a review", remedy=f"One of {', '.join(STATES)}.")
@@ -214,19 +226,12 @@ async def review_queue(
         place = (workflow or "", stage or "", -1.0, b"")
         if after is not None and (old := await _review(database, after)) is not None:
             place = (old.workflow, old.stage, old.sure, old.key)
-        last = (workflow or _LAST, stage or _LAST)
-        found = list[StoredReview]()
-        for one in ("decided", "applied") if state == "decided" else (state,):
-            found += await store.review_page(
-                database, state=one, workflow=place[0], stage=place[1], sure=place[2], key=place[3],
-                last_workflow=last[0], last_stage=last[1], limit=limit + 1,
-            )  # fmt: skip
-        found.sort(key=lambda one: (one.workflow, one.stage, one.sure, one.key))
+        about = {"last_workflow": workflow or _LAST, "last_stage": stage or _LAST, "reviewer": reviewer or ""}
+        begin = dict(zip(("workflow", "stage", "sure", "key"), place, strict=True))
+        found = await store.review_page(database, state=state, limit=limit + 1, **begin, **about)
         more = len(found) > limit
         items = await _items(database, found[:limit])
-        waiting = await store.waiting_reviews(
-            database, workflow=workflow or "", stage=stage or "", last_workflow=last[0], last_stage=last[1]
-        )
+        waiting = await store.waiting_reviews(database, workflow=workflow or "", stage=stage or "", **about)
         return ReviewPage(items, items[-1].id if more and items else None, waiting)
 
 
@@ -270,7 +275,7 @@ class StageReviews(Report):
         """Counts a decision."""
         answer, kind = review.seen["answer"], self.sample if "sample" in review.why else self.others
         self.rejected += said.choice == "reject"
-        if said.choice != "reject":
+        if said.choice in ("approve", "edit"):
             value = json.loads(said.value) if said.value is not None else answer
             (self.blind if review.blind else kind).add(answer, value)
 
@@ -297,7 +302,9 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
         definitions = _Definitions(database)
         since = {name: await store.discarded_at(database, name) for name, _ in stages}
         for state in ("applied", "decided"):
-            after: dict[str, Any] = {"workflow": first, "stage": "", "sure": -1.0, "key": b"", "last_stage": _LAST}
+            after: dict[str, Any] = {
+                "workflow": first, "stage": "", "sure": -1.0, "key": b"", "last_stage": _LAST, "reviewer": "",
+            }  # fmt: skip
             while page := await store.review_page(database, state=state, limit=512, **after, **last):
                 found = await store.decisions_of(database, [one.key for one in page])
                 for review in page:

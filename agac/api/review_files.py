@@ -133,22 +133,21 @@ async def review_import(
     source = open_source(path, _format(path), str(file))
     if lacking := [name for name in ("review_id", "decision") if name not in (source.columns() or (name,))]:
         raise UsageError(f"{file}: there is no column {lacking[0]!r}", remedy="`agac review export` writes such files.")
-    found, wrong = list[tuple[str, Decision]](), list[str]()
-    for record in source.records():
+    found, wrong = list[tuple[int, str, Decision]](), dict[int, str]()
+    for number, record in enumerate(source.records()):
         try:
             if record.error is not None:
-                wrong.append(record.error.message)
+                wrong[number] = record.error.message
             elif record.data is not None and (one := _read(record.data, usual)) is not None:
-                found.append((record.place(str(file)), one))
+                found.append((number, record.place(str(file)), one))
         except ValueError as problem:
-            wrong.append(f"{record.place(str(file))}: {problem}")
+            wrong[number] = f"{record.place(str(file))}: {problem}"
     take = partial(asynchronous(decide), root, force=force)
-    report = await take([one for _, one in found], check=True)
-    bad = {one.place: f"{found[one.place][0]}: {one.message}" for one in report.problems}
-    wrong += bad.values()
+    report = await take([one for *_, one in found], check=True)
+    wrong |= {found[one.place][0]: f"{found[one.place][1]}: {one.message}" for one in report.problems}
     if some or not wrong:
-        report = await take([one for place, (_, one) in enumerate(found) if place not in bad])
-    return report, wrong
+        report = await take([one for number, _, one in found if number not in wrong])
+    return report, [wrong[number] for number in sorted(wrong)]
 
 
 def _read(line: Mapping[str, JSONValue], usual: Callable[[], str]) -> Decision | None:

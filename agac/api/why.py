@@ -178,8 +178,7 @@ async def _asked(
         ),
     )
     stage, task = stages[position], history.tasks.get(position)
-    messages, missing = _messages(history, position)
-    made = stage.task_prints(messages, history.row.id, run)[0] if messages is not None else None
+    messages, made, missing = _messages(history, position)
     if made is not None and task is not None and task.fingerprint not in (None, made):
         messages = None
         missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
@@ -189,21 +188,22 @@ async def _asked(
     return TaskInputs(run, stage, history, messages, missing, made, body.get("when"), body.get("agent") or {}, own)
 
 
-def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, str | None]:
+def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, bytes | None, str | None]:
     stage = history.stages[position]
     if reason := _not_asked(history, stage):
-        return None, reason
+        return None, None, reason
     for one in history.stages[:position]:
         history.learn(one, history.tasks.get(one.index))
     if stage.rows_of is not None and history.unknown([stage.rows_of]):
-        return None, f"stage {stage.rows_of} gave no row yet, so this one was not asked"
+        return None, None, f"stage {stage.rows_of} gave no row yet, so this one was not asked"
     try:
-        return stage.messages(history.view.prompt_values(stage)), None
+        messages, (made, _) = history.asked(stage)
+        return messages, made, None
     except MissingField as missing:
         head = missing.name.partition(".")[0]
         if head in history.unknown(stage.ancestors):
-            return None, f"stage {head} has no answer yet, so this one was not asked"
-        return None, str(missing)
+            return None, None, f"stage {head} has no answer yet, so this one was not asked"
+        return None, None, str(missing)
 
 
 def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,7 +20,7 @@ from agac.core.types import counted
 if TYPE_CHECKING:
     from agac.api import CalibrateReport, DecideReport, Decision, FixReport, ReviewItem, ReviewReport
 
-KEYS = {"a": "approve", "e": "edit", "r": "reject", "s": "skip", "q": "quit"}
+KEYS = {"a": "approve", "e": "edit", "r": "reject", "d": "redo", "s": "skip", "q": "quit"}
 
 file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 reviewer_option = click.option(
@@ -69,7 +70,7 @@ def export(settings: main.Globals, /, file: Path, *, as_json: bool, **which: Any
         terminal.print_text(
             f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}. Fill in decision (approve,"
         )
-        terminal.print_text(f"edit or reject), value, comment and reviewer, then: agac review import {file}")
+        terminal.print_text(f"edit, reject, redo), value, comment and reviewer, then: agac review import {file}")
 
 
 @review.command(name="import", help="Take the decisions of a FILE that `agac review export` wrote. Again is harmless.")
@@ -104,15 +105,13 @@ def decided_lines(report: DecideReport) -> Iterator[str]:
 @reviewer_option
 @click.pass_obj
 def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
-    """Keys: a approve, e edit in $EDITOR, r reject, s skip, q quit."""
+    """Keys: a approve, e edit in $EDITOR, r reject, d redo (the model answers again), s skip, q quit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
         raise UsageError("agac review next asks at a terminal", remedy=remedy)
     who, project = api.reviewer(who, project=settings.project_dir), settings.project_dir
     for item, waiting in _queue(project, who, which):
         keys = {key: word for key, word in KEYS.items() if word in (*item.choices, "skip", "quit")}
-        if item.blind:
-            keys.pop("a", None)
         key, refused = "", True
         while refused:
             terminal.print_lines(item_lines(item, waiting, keys))
@@ -133,16 +132,17 @@ def _queue(project: Path | None, who: str, which: dict[str, Any]) -> Iterator[tu
     """What waits for somebody who has not said anything of it, each with how many rows wait; disputes come last."""
     for state in ("waiting", "conflict"):
         after = None
-        while (page := api.review_queue(project, state=state, after=after, **which)).items:
-            item = next((one for one in page.items if all(who != said.reviewer for said in one.decisions)), None)
-            if item is not None:
-                yield item, page.waiting
-            after = (item or page.items[-1]).id
+        while (page := api.review_queue(project, state=state, after=after, reviewer=who, limit=1, **which)).items:
+            yield page.items[0], page.waiting
+            after = page.items[0].id
 
 
 def item_lines(item: ReviewItem, waiting: int, keys: dict[str, str]) -> Iterator[str]:
     yield f"\n{item.workflow}, {item.stage}: row {item.row_id!r}   ({waiting:,} wait)"
-    yield from terminal.record_lines([[(name, terminal.value_text(it)) for name, it in item.shown.items()]], cut=False)
+    shown = [(name, terminal.value_text(it)) for name, it in item.shown.items()]
+    yield from islice(terminal.record_lines([shown], cut=False), 1, None)
+    for one in item.why.get("redo", ()):
+        yield f"before: {terminal.value_text(one['answer'])}; asked again: {one['comment']}"
     yield f"{item.edit}: {'(asked without the answer)' if item.blind else terminal.value_text(item.answer)}"
     for one in item.decisions if item.state == "conflict" else ():
         value = "" if one.value is None else f" {terminal.value_text(one.value)}"
@@ -208,6 +208,8 @@ def calibrate_lines(report: CalibrateReport) -> Iterator[str]:
     waits = f"; {counted(report.waiting, 'row')} without one, which counts as wrong" if report.waiting else ""
     sample = f"{counted(report.decided, 'decision')} on the sample{waits}"
     yield f"{report.workflow}, run {report.run}, stage {report.stage}: {report.condition}; {sample}"
+    if report.unapplied:
+        yield f"{report.unapplied:,} decided, not applied yet: agac run -a {report.workflow}"
     for word, one in (("now", report.now), ("best", report.best)):
         if one is not None:
             low, middle, high = one.error

@@ -147,11 +147,24 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         yield f"{counted(parts, 'more call')}, for parts of large groups"
     if found.guess is not None:
         yield _guessed(found.guess)
-    if found.undecided:
+    if (does := found.stage.operation) is not None and does.key == "review":
+        yield from _review_lines(does, found)
+    elif found.undecided:
         otherwise = "leave" if found.stage.otherwise == "drop" else "skip it"
         yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another task"
+
+
+def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
+    """Who waits for people, of rows whose answers are not there yet; and how often they may be given again."""
+    if found.undecided:
+        others = f"; {does.sample:g} of the others, a sample, waits too" if does.sample and does.when else ""
+        whole = f"a sample of {does.sample:g} waits" if does.sample else "each waits"
+        who = "its `when` decides who waits, by an answer that is not known yet" if does.when else whole
+        yield f"{counted(found.undecided, 'row')}: {who}{others}"
+    if does.redo:
+        yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row; costs hold without that"
 
 
 def _batches(batches: PlannedBatches) -> str:

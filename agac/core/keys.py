@@ -147,13 +147,14 @@ class Fingerprinter:
         return hasher.digest()
 
 
-def seen_hash(shown: JSONValue, answer: JSONValue) -> bytes:
-    """Stands for what a person is shown of an answer."""
-    return digest(snapshot([shown, answer]))
+def seen_hash(shown: JSONValue, answer: JSONValue, redone: Sequence[JSONValue] = ()) -> bytes:
+    """Stands for what a person is shown of an answer; `redone`: the earlier ones that were given again, with why."""
+    return digest(snapshot([shown, answer, *redone]))
 
 
 def review_key(workflow: str, stage: str, row_id: RowId, seen: bytes, kind: str = "review") -> bytes:
-    """Names what is decided: of a review what is `seen` of a row, of a result set by hand (`fix`) its fingerprint."""
+    """Names what is decided: of a review what is `seen` of a row; of a result set by hand (`fix`), and of an answer to
+    be given again (`redo`), its fingerprint."""
     return digest(canonical([kind, workflow, stage, row_id, seen.hex()]))
 
 

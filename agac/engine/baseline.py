@@ -31,7 +31,7 @@ from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
 from agac.store.db import Database, slices
-from agac.store.decisions import Fixes, discarded_at, fixes_of
+from agac.store.decisions import REDO, Fixes, discarded_at, fixes_of, redos_of
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
@@ -169,6 +169,7 @@ class Baseline:
         if self.database is not None:
             self.decided_since = await discarded_at(self.database, self.plan.workflow)
             run = self.before.record.id if self.before and self.continued else 0
+            self.preparer.redos = await redos_of(self.database, self.plan.workflow, self.discards)
             self.fixes = await fixes_of(self.database, self.plan.workflow, run, [one.name for one in self.plan.stages])
         makers = [stage for stage in self.plan.stages if stage.makes is not None]
         if self.database is None or self.before is None or not makers:
@@ -448,7 +449,14 @@ class StoredAnswers:
         own, retry, now = self._reviews[stage.index], self.baseline.retry, self.baseline.now
         since = retry.since if retry is not None and retry.discard and row.chosen else self.baseline.decided_since
         verdict = own.verdict(task, own.standing(task, row.id, known, since=since, now=now))
-        if verdict.how == "waiting":
+        if verdict.how == REDO:
+            source = self._by_name[next(name for name in own.asked if name in row.judged)]
+            self.of(source).asked(why.REDO, row.id, source.replicas, row.times)
+            self.of(source).sure += row.times
+            self.of(source).reuse -= row.times
+            if isinstance(source, PlannedStage):
+                self.measure(source, row)
+        if verdict.how in ("waiting", REDO):
             self.block(stage, row, why.PEOPLE)
             return Parked.REVIEW
         if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:

@@ -69,8 +69,8 @@ class RowProgress:
     last of these. `failed` is the first stage, in the order of the workflow, of those that failed. `dropped`: the row
     leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of other branches.
     `held` are stages that could not be called, `reviews` what is asked of people, `judged` the results that they are
-    asked about, by stage. `lists` are the rows that functions gave in the place of this one, by
-    the stages' positions; None where they are not known yet."""
+    asked about, by stage, each with its task's fingerprint. `lists` are the rows that functions gave in the place of
+    this one, by the stages' positions; None where they are not known yet."""
 
     new: NewRow
     view: RowView
@@ -84,7 +84,7 @@ class RowProgress:
     held: frozenset[int] = frozenset()
     lists: dict[int, Rows | None] = field(default_factory=dict)
     reviews: list[NewReview] = field(default_factory=list)
-    judged: dict[str, Result] = field(default_factory=dict)
+    judged: dict[str, tuple[bytes, Result]] = field(default_factory=dict)
 
     def fail(self, stage: AnyStage, error: RowError) -> None:
         """One more stage failed."""

@@ -217,6 +217,8 @@ class LevelStages(Generic[R]):
         """What came of a task: whether the stages that need it may follow."""
         match result:
             case Answer():
+                if stage.name in self._judged and not isinstance(task, NotReady):
+                    row.judged[stage.name] = task.fingerprint, result.result
                 return self._answered(row, stage, result)
             case Parked():  # no answer in this invocation: the task is in a batch or waits for one, or may not be asked
                 if result is Parked.ENROLLED:
@@ -249,8 +251,6 @@ class LevelStages(Generic[R]):
         if stage.name in self.ends:
             row.reached, row.written = True, answer.result
         if stage.gives_answer:
-            if stage.name in self._judged:
-                row.judged[stage.name] = answer.result
             if stage.name in self._followed:
                 row.view.results[stage.name] = answered(stage, value_of(answer))
             return True

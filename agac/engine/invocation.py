@@ -269,8 +269,8 @@ class InvocationContext:
     """What the parts of one invocation share. `views` puts together what stored rows show of themselves. `cutoffs`:
     from when on results are taken, for the stages that say so, by position. `again_from`: the position of the stage
     from which on a retry runs everything again; `opened`: how to go on with rows that a retry opened and left.
-    `batched`: rows of the workflow may wait for batches. `fixes` are the results that people set by hand. `reviews`:
-    there are stages at which rows wait for people."""
+    `batched`: rows of the workflow may wait for batches. `fixes` are the results that people set by hand, `redos`
+    the answers that they wanted to have given again. `reviews`: there are stages at which rows wait for people."""
 
     work: Work
     places: InvocationRef
@@ -286,6 +286,7 @@ class InvocationContext:
     opened: ReopenedRows | None
     batched: bool
     fixes: Fixes
+    redos: Fixes
     reviews: Reviews | None = None
     traces: Traces | None = None
     notifier: Notifier | None = None
@@ -308,7 +309,7 @@ class InvocationContext:
     @cached_property
     def preparer(self) -> Preparer:
         """Makes the views of rows and the requests of tasks."""
-        return Preparer(self.plan.stages, self.plan.vars, self.places.run)
+        return Preparer(self.plan.stages, self.plan.vars, self.places.run, self.redos)
 
     @cached_property
     def deriver(self) -> RowDeriver:

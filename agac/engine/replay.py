@@ -6,24 +6,28 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType
 from agac.core.keys import IdOrder, definition_hash, id_order, local_fingerprint, snapshot
-from agac.core.types import JSONValue, Message, Outcome
+from agac.core.types import JSONValue, Outcome
 from agac.engine.derived_rows import MemberView
 from agac.engine.effects import descended, plain, replay
-from agac.plan.render import RowView, followed
+from agac.plan.render import Messages, Prints, RowView, asked_again, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.graph import descent, giving, homes, levels_of
+from agac.spec.operations import Review
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store import rows as store
 from agac.store.batches import RowTask
 from agac.store.batches import tasks_of_row as batched_tasks
 from agac.store.db import Database
+from agac.store.decisions import Fixes, redos_of
 from agac.store.history import TaskRecord, parts_of, rows_above, tasks_of_row
 from agac.store.rows import ExportRow, StageResult, State, StoredRow
+from agac.store.runs import run_record
 
 
 class RowViews:
@@ -128,6 +132,7 @@ class RowHistory:
     replicas: Mapping[tuple[int, int], TaskRecord]
     in_batches: Sequence[RowTask]
     view: RowView
+    redos: Fixes = field(default_factory=Fixes)
     passed: set[str] = field(default_factory=set)
 
     @staticmethod
@@ -137,7 +142,10 @@ class RowHistory:
         tasks = {task.stage: task for task in found if not task.replica}
         replicas = {(task.stage, task.replica): task for task in found if task.replica}
         in_batches = await batched_tasks(database, row.key)
-        return RowHistory(run, stages, row, tasks, replicas, in_batches, await _first_view(database, run, stages, row))
+        view, redos = await _first_view(database, run, stages, row), Fixes()
+        if any(isinstance(one.operation, Review) for one in stages):
+            redos = await redos_of(database, (await run_record(database, run)).workflow)
+        return RowHistory(run, stages, row, tasks, replicas, in_batches, view, redos)
 
     @property
     def own(self) -> frozenset[str]:
@@ -180,10 +188,15 @@ class RowHistory:
         own = self.own
         return [name for name in names if name in own and name not in self.passed]
 
-    def fingerprint(self, stage: RecordedStage, messages: tuple[Message, ...]) -> bytes | None:
-        """The fingerprint of a stage that was asked with these messages; None of one that has none."""
-        if stage.operation is None:
-            return stage.task_prints(messages, self.row.id, self.run)[0]
+    def asked(self, stage: RecordedStage) -> tuple[Messages, Prints]:
+        """What a stage that asks was asked, and the fingerprints of that. Raises MissingField."""
+        prints = partial(stage.task_prints, row_id=self.row.id, run=self.run)
+        messages = stage.messages(self.view.prompt_values(stage))
+        return asked_again(stage, messages, self.row.id, self.redos, prints)[:2]
+
+    def fingerprint(self, stage: RecordedStage) -> bytes | None:
+        """The fingerprint of a stage that asks no model; None of one that has none."""
+        assert stage.operation is not None
         if stage.operation.gives_answer:  # what people decide on stands under what they saw
             task = self.tasks.get(stage.index)
             return task.fingerprint if task else None

@@ -26,7 +26,10 @@ from agac.spec.templates import SKIPPED
 from agac.store.db import Database
 from agac.store.decisions import (
     DISCARD,
+    REDO,
     TIMEOUT,
+    Fix,
+    Fixes,
     Standing,
     StoredDecision,
     counting,
@@ -64,7 +67,7 @@ class RowRejected(NamedTuple):
 
 class Verdict(NamedTuple):
     """What follows of the decisions about an answer: `how` it passes (`auto`, `approved`, `manual`), with this `value`,
-    JSON text; `rejected`; or `waiting`."""
+    JSON text; `rejected`; `redo`: it is to be given again; or `waiting`."""
 
     how: str
     value: str = ""
@@ -87,6 +90,7 @@ class Reviewing:
         own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
         self.sources = [one for one in reversed(stage.ancestors) if one in own]  # who gave the answer, the last first
         judged = by_name[self.asks.edit]
+        self.asked = [one for one in self.sources if isinstance(by_name[one], PlannedStage)]
         self._checker = Checker(judged) if isinstance(judged, PlannedStage) else None
         self._all = not self._when and not self.asks.sample
 
@@ -110,9 +114,12 @@ class Reviewing:
                 why = {"when": asks.when.text if asks.when else "", "values": values}
         if why is None and share_of("sample", stage.name, row_id) < asks.sample:
             why = {"sample": asks.sample, "values": values}
+        redone = [one for name in reversed(self.asked) for one in view.redone.get(name, ())]
+        if redone:  # who asked for another answer is shown it
+            why = {**(why or {"values": values}), REDO: redone}
         numbers = (one for one in values.values() if isinstance(one, int | float) and not isinstance(one, bool))
         return ReviewTask(
-            review_key(self.workflow, stage.name, row_id, seen_hash(shown, answer)),
+            review_key(self.workflow, stage.name, row_id, seen_hash(shown, answer, redone)),
             snapshot({"shown": shown, "answer": answer}),
             answer,
             why,
@@ -128,8 +135,10 @@ class Reviewing:
             return Verdict("auto" if task.why is None else "waiting", snapshot(task.answer))
         if decided.choice == "reject":
             return Verdict("rejected", "null", decided)
+        if decided.choice == REDO:
+            return Verdict(REDO if times_redone(task.why) < self.asks.redo else "waiting", by=decided)
         value = snapshot(task.answer)
-        if decided.choice == "edit" and decided.says(None, None) != canonical([False, task.answer]):
+        if decided.choice == "edit" and decided.says(None, None) != canonical([None, task.answer]):
             kept = (
                 self._checker.kept(json.loads(decided.value or "null"), task.view) if self._checker else decided.value
             )
@@ -141,7 +150,7 @@ class Reviewing:
         the decision has the number 0, where none is stored."""
         (found, due), asks = known or ((), None), self.asks
         stood = standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
-        if stood.state != "waiting" or asks.on_timeout == "wait" or due is None or due > now:
+        if stood.state == "decided" or asks.on_timeout == "wait" or due is None or due > now:
             return stood
         before = [one for one in counting(found, since) if one.source == TIMEOUT]
         counts = before[-1] if before else self.entry(task, row_id, asks.on_timeout, now, TIMEOUT)
@@ -161,6 +170,11 @@ class Reviewing:
         return RowRejected(canonical({"when": said, "values": {}})) if self.asks.on_reject == "drop" else None
 
 
+def times_redone(why: Mapping[str, Any] | None) -> int:
+    """How often an answer was given again, by why it is asked about."""
+    return len((why or {}).get(REDO, ()))
+
+
 def reviewings(plan: Plan) -> dict[int, Reviewing]:
     """The stages of a plan at which people decide, by position."""
     own = [one for one in plan.stages if isinstance(one, LocalStage) and isinstance(one.operation, Review)]
@@ -175,10 +189,14 @@ async def known_of(database: Database, keys: Sequence[bytes]) -> dict[bytes, Kno
 
 class Reviews:
     """Brings what people decided about the answers of an invocation, and settles it; what nobody decided waits.
-    Decisions made before `since`, in seconds since 1970, were discarded. Its `look_ups` must be running."""
+    Decisions made before `since`, in seconds since 1970, were discarded. Its `look_ups` must be running. `redo`: rows
+    were left open of which a stage is to be asked again, with what `redos` say from then on."""
 
-    def __init__(self, work: Work, places: InvocationRef, ledger: Ledger, settler: Settler, since: float) -> None:
+    def __init__(
+        self, work: Work, places: InvocationRef, ledger: Ledger, settler: Settler, since: float, redos: Fixes
+    ) -> None:
         self._own, self._since, self._now = reviewings(work.plan), since, work.clocks.wall
+        self._redos, self.redo = redos, False
         self._settler, self._ledger = settler, ledger
         self._discards = work.retry.since if work.retry is not None and work.retry.discard else None
         self.look_ups: LookupBatcher[bytes, Known] = LookupBatcher(partial(known_of, places.database))
@@ -192,14 +210,26 @@ class Reviews:
         batch, now, since = self._ledger.batch, self._now(), self._since
         stood = own.standing(task, row_id, known, since=since, now=now)
         said = counting(known[0] if known else (), since)
+        source = next((name for name in own.asked if name in row.judged), "")
+        redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO) if source else b""
         if self._discards is not None and any(one.at < self._discards for one in said):
             batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
             stood = own.standing(task, row_id, known, since=self._discards, now=now)
+        if redo_key in self._redos.discarded:
+            discarded = own.entry(task, row_id, DISCARD, self._discards or now, REDO)
+            batch.decisions.append(discarded._replace(key=redo_key, stage=source))
         if stood.decision is not None and not stood.decision.id:
             batch.decisions.append(stood.decision)
         about = task.key, own.workflow, stage.name
         batch.reviewed.append((own.workflow, stage.name, row_id, task.key))
         verdict = own.verdict(task, stood)
+        if verdict.how == REDO and verdict.by is not None:
+            by, value = verdict.by, row.judged[source][1].value
+            self._redos.found[redo_key] = Fix(redo_key, row_id, value, by.reviewer, by.at, by.reason)
+            batch.decisions.append(by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO))
+            batch.review_ends.append(ReviewEnd(task.key, row.new, stood.last, "applied"))
+            self.redo = True
+            return Parked.REVIEW
         if verdict.how == "waiting":
             until = known[1] if known and known[1] else now + asks.timeout if asks.timeout is not None else None
             why = canonical(task.why or {})
@@ -216,7 +246,7 @@ class Reviews:
 
     def _settled(self, row: ActiveRow, stage: AnyStage, own: Reviewing, task: ReviewTask, verdict: Verdict) -> Answer:
         """The answer that goes on: what was approved or passed is the result that it was."""
-        result = next((row.judged[name] for name in own.sources if name in row.judged), None)
+        result = next((row.judged[name][1] for name in own.sources if name in row.judged), None)
         prior = row.prior.get(stage.index)
         if verdict.by is not None and (verdict.how in ("manual", "rejected") or result is None):
             by = verdict.by

@@ -41,7 +41,7 @@ from agac.plan.stage import PlannedStage
 from agac.store import runs
 from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
-from agac.store.decisions import DISCARD, discarded_at, fixes_of, open_reviews
+from agac.store.decisions import DISCARD, asked_by, discarded_at, fixes_of, open_reviews, redos_of
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
@@ -128,6 +128,7 @@ class RowWalk:
             return
         if work.batching.resume_run is not None:
             await self.open_rows(again=False)
+            await self._redone()
             return
         if work.retry is not None:
             await self._from(retried_rows(context, work.retry))
@@ -136,6 +137,14 @@ class RowWalk:
             if work.first is not None and not context.totals.all_read:
                 stop_signal.end(StopReason.QUOTE, "its first rows are done, and what the rest costs was to be asked")
         await self._derived_rows()
+        await self._redone()
+
+    async def _redone(self) -> None:
+        """Rows whose answers are to be given again go round once more."""
+        reviews = self.context.reviews
+        while reviews is not None and reviews.redo and self.context.stop_signal.stop is None:
+            reviews.redo = False
+            await self.open_rows(again=True)
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:
         """Rows of the store for which batches brought something."""
@@ -149,6 +158,7 @@ class RowWalk:
         async def walk() -> None:
             await self._expect_calls(self.calls)
             await self.open_rows(again=True, idle=batches.enrolment.begin_again())
+            await self._redone()
             batches.enrolment.close()
             await self._expect_calls(0)
 
@@ -388,9 +398,10 @@ async def _context(
         opened = ReopenedRows(first, retry.position(plan), retry.since)
     places = InvocationRef(database, run, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies)
-    reviews = None
+    discarded = work.retry.since if work.retry is not None and work.retry.discard else 0.0
+    reviews, redos = None, await redos_of(database, plan.workflow, discarded)
     if reviewings(plan):
-        reviews = Reviews(work, places, ledger, settler, await discarded_at(database, plan.workflow))
+        reviews = Reviews(work, places, ledger, settler, await discarded_at(database, plan.workflow), redos)
     return InvocationContext(
         work=work, places=places, ledger=ledger, stop_signal=stop_signal, totals=totals, stops=stops, settler=settler,
         proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))), budgets=invocation.budgets,
@@ -398,7 +409,7 @@ async def _context(
         cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
         batched=batched, reviews=reviews, traces=await _traces(work, places, totals),
         notifier=invocation.notifier,
-        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]),
+        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]), redos=redos,
     )  # fmt: skip
 
 
@@ -515,6 +526,10 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
         statements += await told.ended(code, stop, totals.reviews, complete=invocation.complete)
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
+    workflow, database = context.plan.workflow, context.places.database
+    for run in await asked_by(database, workflow) if invocation.ended else ():
+        if run != invocation.run and await runs.superseded_by(database, run) is not None:
+            statements.append(("reviews_superseded", (workflow, run)))
     await context.ledger.end(*statements)
 
 

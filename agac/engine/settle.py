@@ -223,7 +223,7 @@ class Settler:
         if asked:
             if voted is None and not result.id:
                 batch.results.append(result)
-            if result.how:
+            if result.how and not isinstance(voted, Reviewed):
                 batch.tally((stage.name, HOW, result.how, "")).count += 1
         if replica:
             self._add(row, stage, outcome, fingerprint, result, replica=replica)

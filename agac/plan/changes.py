@@ -12,6 +12,7 @@ from typing import Any
 from agac.core.types import JSONValue, Report
 from agac.plan.diff import differing
 from agac.plan.stage import recorded_stages
+from agac.spec.graph import ESCALATED
 from agac.spec.json_schema import TEXT, FieldShape, kinds_in_words
 
 Body = Mapping[str, Any]
@@ -63,7 +64,11 @@ def changes_of(before: Body, after: Body) -> list[Change]:
     ends = [[renamed.get(one, one) for one in before.get("results", ())], after.get("results", [])]
     if ends[0] != ends[1] or renamed.get(before.get("rows") or "", before.get("rows")) != after.get("rows"):
         found.append(Change("stages whose results are written", "output", None, *ends))
-    parts = [part for name in new if name in old for part in _changed_parts(name, old[name], new[name])]
+    of_stage = {name: list(_changed_parts(name, old[name], new[name])) for name in new if name in old}
+    for name, own in of_stage.items():  # what a stage that escalates shares with the one it is of is told once
+        told = [(one.what, one.before, one.now) for one in of_stage.get(name.removesuffix(ESCALATED), own)]
+        own[:] = [one for one in own if not name.endswith(ESCALATED) or (one.what, one.before, one.now) not in told]
+    parts = [part for own in of_stage.values() for part in own]
     return found + _with_readers(parts, {**before, "stages": stages}, after)
 
 
@@ -149,7 +154,7 @@ def _with_readers(parts: Sequence[Change], before: Body, after: Body) -> list[Ch
     """The changes of stages, with those of the form of their answers told by their fields, and by who reads them."""
     old, new = ({one.name: one.shape for one in recorded_stages(body)} for body in (before, after))
     ends, found = after.get("results", [after["stages"][-1]["name"]]), list(parts)
-    for name in (name for name in new if name in old and old[name] != new[name]):
+    for name in (name for name in new if name in old and old[name] != new[name] and not name.endswith(ESCALATED)):
         was, now = (TEXT if shape is None else FieldShape(shape) for shape in (old[name], new[name]))
         if not (fields := list(_field_changes(was, now))):
             continue

@@ -20,6 +20,7 @@ DROPPED = "answer no longer stored"
 MEMBERS_CHANGED = "rows of the group changed"
 
 PEOPLE = "waits for a person"
+REDO = "somebody wants another answer"
 NOT_IN_SCOPE = "not selected"
 LEFT = "failed too often"
 NOT_RETRIED = "failed before, not tried again (--no-retry-failed)"

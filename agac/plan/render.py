@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
@@ -12,6 +14,7 @@ from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
 from agac.spec.graph import ESCALATED, StageNode
 from agac.spec.templates import AGREEMENT, REJECTED, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
+from agac.store.decisions import Fixes
 
 
 class Prepared(NamedTuple):
@@ -32,12 +35,13 @@ class RowView:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
     each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
     of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has;
-    `agreement` the share of a stage's replicas that agree, by its name, where they voted.
+    `agreement` the share of a stage's replicas that agree, by its name, where they voted; `redone` the earlier answers
+    of a stage that people wanted to have given again, each with why.
 
     `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
     has to be run: only `agac plan` has such."""
 
-    __slots__ = ("_all", "_sees_all", "_vars", "agreement", "forms", "own", "results", "unknown")
+    __slots__ = ("_all", "_sees_all", "_vars", "agreement", "forms", "own", "redone", "results", "unknown")
 
     def __init__(self, data: dict[str, JSONValue], given: dict[str, JSONValue], sees_all: Collection[str] = ()) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
@@ -45,6 +49,7 @@ class RowView:
         self.own: dict[str, JSONValue] = {}
         self.unknown: dict[str, str] = {}
         self.agreement: dict[str | None, float] = {}
+        self.redone: dict[str, list[JSONValue]] = {}
         self._vars, self._sees_all = given, sees_all
         self._all = VisibleRow(data, self.results, given)
 
@@ -141,11 +146,34 @@ def followed(stages: Iterable[StageNode]) -> frozenset[str]:
     return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
-class Preparer:
-    """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`."""
+Messages = tuple[Message, ...]
+Prints = tuple[bytes, tuple[bytes, ...]]
 
-    def __init__(self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int) -> None:
-        self._vars, self._run = dict(variables), run
+
+def asked_again(
+    stage: Stage, messages: Messages, row_id: RowId, redos: Fixes, prints: Callable[[Messages], Prints]
+) -> tuple[Messages, Prints, list[JSONValue]]:
+    """The request of a task with all that people said of its answers who wanted another one; its `prints`, and what
+    they said. Each answer that is to be given again makes another task of it, which may have an answer that is."""
+    made, said = prints(messages), list[JSONValue]()
+    while (redo := redos.of(stage.name, row_id, made[0])) is not None:
+        answer = json.loads(redo.value)
+        text = answer if isinstance(answer, str) and not stage.wants_json else redo.value
+        wish = f"A person read your reply and wants another one:\n{redo.reason}\nReply again"
+        wish += " with the corrected JSON only." if stage.wants_json else "."
+        messages = (*messages, Message("assistant", text), Message("user", wish))
+        made, said = prints(messages), [*said, {"answer": answer, "comment": redo.reason}]
+    return messages, made, said
+
+
+class Preparer:
+    """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`;
+    `redos` are answers that people wanted to have given again."""
+
+    def __init__(
+        self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int, redos: Fixes | None = None
+    ) -> None:
+        self._vars, self._run, self.redos = dict(variables), run, redos or Fixes()
         # stages that see the row as it came, with no other beside them: every result there by then is upstream
         after = Counter(name for stage in stages for name in stage.ancestors)
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
@@ -172,5 +200,8 @@ class Preparer:
             lacks = in_syntax(f"stage {stage.name!r}: this row has no ${{{missing.name}}}", stage.prompt.syntax)
             visible_names = ", ".join(missing.visible) or "nothing"
             return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible_names}")
-        fingerprint, replicas = task_prints(stage, stage.prints, messages, row_id, self._run)
+        prints = partial(task_prints, stage, stage.prints, row_id=row_id, run=self._run)
+        messages, (fingerprint, replicas), redone = asked_again(stage, messages, row_id, self.redos, prints)
+        if redone:
+            view.redone[stage.name] = redone
         return Prepared(fingerprint, stage, messages, replicas)

@@ -337,6 +337,13 @@ ToolsByName = dict[NonEmpty, ToolFile]
 Tools = Annotated[ToolsByName, BeforeValidator(check.named_tools, json_schema_input_type=list[NonEmpty] | ToolsByName)]
 
 
+class RedoFile(FileModel):
+    """Who decides may have the model answer again, with what is wrong in their words."""
+
+    stage: NonEmpty | None = key("The stage that is asked again: the one whose result is decided on (`edit`).")
+    max: int = key("How often an answer may be given again.", default=2, ge=1, le=10)
+
+
 class ReviewFile(FileModel):
     """Which results wait for a person, what that person is shown, and what becomes of them."""
 
@@ -356,8 +363,9 @@ class ReviewFile(FileModel):
         "when left out."
     )
     choices: Annotated[list[Choice], Field(min_length=1), AfterValidator(check.no_repeats)] = key(
-        "What may be decided.", default=[*CHOICES]
+        "What may be decided; `redo` where there is a `redo`, too.", default=[*CHOICES]
     )
+    redo: RedoFile | None = key("How the choice `redo` has the model answer again, with the comment of who decided.")
     on_reject: OnReject = key(
         "What becomes of a row whose result is rejected: it leaves (`drop`), fails (`fail`), or goes on without the "
         "result (`skip`).",
@@ -374,6 +382,10 @@ class ReviewFile(FileModel):
     def _can_be_asked(self) -> ReviewFile:
         if self.blind and "edit" not in self.choices:
             raise check.refused("blind rows come without the answer, so that a value is given; add edit to choices")
+        if self.redo is not None and "choices" in self.model_fields_set and "redo" not in self.choices:
+            raise check.refused("redo has no effect: it is none of the choices; add it to them, or remove redo")
+        if self.choices == ["redo"]:
+            raise check.refused("an answer is given again only so often; add another choice, such as approve")
         if self.agree is not None and self.reviewers == 1:
             raise check.refused("agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree")
         if self.on_timeout != "wait" and self.timeout is None:

@@ -113,7 +113,7 @@ class Dedupe(Operation):
         return {"dedupe": [".".join(field) for field in self.fields]}
 
 
-Choice = Literal["approve", "edit", "reject"]
+Choice = Literal["approve", "edit", "reject", "redo"]
 OnReject = Literal["drop", "fail", "skip"]
 OnTimeout = Literal["wait", "approve", "reject"]
 CHOICES: tuple[Choice, ...] = ("approve", "edit", "reject")
@@ -124,7 +124,8 @@ class Review(Operation):
     """People decide on results of the stage `edit`: on those for which `when` holds (None, and no `sample`: on all),
     and on a `sample` of the others, a share by the hash of the row's id; a share `blind` of them is asked without the
     answer. `show` is what is shown beside it. `agree`: the field in which two of several `reviewers` have to agree,
-    None: the whole value. After `timeout` seconds `on_timeout` says what counts as decided."""
+    None: the whole value. After `timeout` seconds `on_timeout` says what counts as decided. An answer may be asked for
+    again up to `redo` times."""
 
     key, is_kept, gives_answer = "review", True, True
     edit: str
@@ -138,6 +139,7 @@ class Review(Operation):
     agree: str | None = None
     timeout: float | None = None
     on_timeout: OnTimeout = "wait"
+    redo: int = 0
 
     @property
     def may_drop(self) -> bool:

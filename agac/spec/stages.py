@@ -14,7 +14,7 @@ from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills
 from agac.spec.file_model import FileModel
 from agac.spec.graph import StageNode
 from agac.spec.guards import Check, Guard, compile_guard
-from agac.spec.models import DefaultsFile, ReviewFile, StageFile, WorkflowFile
+from agac.spec.models import DefaultsFile, RedoFile, ReviewFile, StageFile, WorkflowFile
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
 from agac.spec.output_schema import field_problems, load_schema
@@ -173,6 +173,9 @@ class StageBuilder:
         self._answers[name] = self._answers[written.name]
         if guard is None or first is None:
             return None
+        if any(child.name == name for child in first.children):
+            message = f"an agent of {written.name!r} is called {name!r}, as this stage; give its card another name"
+            self.problems.append(self.document.problem(path, message, key=True))
         change, typed = self.overrides.change, self.overrides.run_mode
         model = change.model if change and change.stage == name else self.overrides.model
         levels = {key: level for key, level in first.levels.items() if key != "fallback"}
@@ -454,10 +457,17 @@ def _review(written: ReviewFile, node: StageNode, document: Document, at: Path_)
         message = f"people decide on the result of one stage, and {node.name!r} needs {len(node.needs) or 'none'}"
         message = f"{message}; name it: `edit: STAGE`"
         problems.append(document.problem(at, message, key=True))
+    redo = written.redo or RedoFile()
+    if redo.stage not in (None, node.amends) and node.amends is not None:
+        message = f"the stage that is asked again is {node.amends!r}, on whose result people decide; write that"
+        problems.append(document.problem((*at, "redo", "stage"), message))
     if problems or node.amends is None:
         return None, problems
-    same = {one: getattr(written, one) for one in ReviewFile.model_fields.keys() - {"when", "edit", "show", "choices"}}
-    return Review(node.amends, guard, show=ways(written.show), choices=tuple(written.choices), **same), []
+    others = ReviewFile.model_fields.keys() - {"when", "edit", "show", "choices", "redo"}
+    choices = dict.fromkeys([*written.choices, *(["redo"] if written.redo else [])])
+    own: dict[str, Any] = {one: getattr(written, one) for one in others}
+    own |= {"choices": tuple(choices), "redo": redo.max if "redo" in choices else 0}
+    return Review(node.amends, guard, show=ways(written.show), **own), []
 
 
 def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:

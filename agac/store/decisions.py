@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ DISCARD = "discard"  # the choice of a line after which earlier decisions do not
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
 FILE = "file"  # the source of lines of files
 FIX = "fix"  # the source of results that somebody set by hand
+REDO = "redo"  # the choice of who wants another answer; and the source of what a task is asked again with
 OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
 
 
@@ -38,8 +39,10 @@ class StoredDecision(NamedTuple):
 
     def says(self, field: str | None, answer: JSONValue) -> str:
         """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they have to."""
-        value = json.loads(self.value) if self.value is not None else answer if self.choice == "approve" else None
-        return canonical([self.choice == "reject", inside(value, field.split(".") if field else ())])
+        if self.choice in ("reject", REDO):
+            return canonical([self.choice])
+        value = json.loads(self.value) if self.value is not None else answer
+        return canonical([None, inside(value, field.split(".") if field else ())])
 
     def repeats(self, other: StoredDecision) -> bool:
         """Whether this was said before, by the same person."""
@@ -134,13 +137,17 @@ reviews_named: Reads[[str, str, RowId], list[StoredReview]] = reads("reviews_nam
 
 review_page: Reads[..., list[StoredReview]] = reads("review_page", StoredReview)
 """Reviews in the order in which they are asked. By name: state, the workflow and the stage from which on (`last_…`: up
-to which), and after which one: `sure` and `key`; `limit`."""
+to which), and after which one: `sure` and `key`; `limit`; the `reviewer` who has not decided on them, else ""."""
 
 review_counts: Reads[..., list[tuple[str, str, str, int]]] = reads("review_counts", tuple[str, str, str, int])
 """How many reviews there are by workflow, stage and state. By name: the `workflow` from which on, and the last one."""
 
 waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda found: found[0])
-"""How many reviews want a decision. By name: the workflow and the stage from which on, and (`last_…`) up to which."""
+"""How many reviews want a decision, of a `reviewer` (else ""). By name: the workflow and the stage from which on, and
+(`last_…`) up to which."""
+
+asked_by: Reads[[str], list[int]] = reads("reviews_asked_by", int)
+"""The runs of a workflow that want decisions."""
 
 open_reviews: Reads[[str, int], dict[str, int]] = reads("reviews_open", tuple[str, int], dict)
 """How many reviews of a workflow and a run want a decision, by the name of the stage."""
@@ -160,36 +167,49 @@ def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
     writer.execute(sql("decision_put"), (one.key, *one[2:]))
 
 
-# Results that somebody set by hand: the last word of each task counts, for all rows with its id and its fingerprint.
+# Results that somebody set by hand, and answers that somebody wanted to have given again: the last word of each task
+# counts, for all rows with its id and its fingerprint.
 
 
 class Fix(NamedTuple):
-    """A result that `reviewer` set by hand, JSON text; it is stored under the name of the decision, `key`."""
+    """A result that `reviewer` set by hand, JSON text; it is stored under the name of the decision, `key`. Or an answer
+    that is to be given again, for the `reason` that the model is told."""
 
     key: bytes
     row_id: RowId
     value: str
     reviewer: str
     at: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What is set by hand in a workflow. `rows` are the keys of rows of a run whose results are not what is set, or no
-    longer: they are walked again."""
+    """What is set by hand in a workflow, or to be given again (`kind`: `redo`). `rows` are the keys of rows of a run
+    whose results are not what is set, or no longer: they are walked again. `discarded` are keys of what is not to count
+    any more."""
 
     workflow: str = ""
-    found: Mapping[bytes, Fix] = field(default_factory=dict)
+    found: dict[bytes, Fix] = field(default_factory=dict)
     rows: frozenset[int] = frozenset()
+    kind: str = FIX
+    discarded: frozenset[bytes] = frozenset()
 
     def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> Fix | None:
-        """The result that is set for a task."""
-        return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, FIX)) if self.found else None
+        """What is set for a task."""
+        return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, self.kind)) if self.found else None
+
+
+async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fixes:
+    """The answers of a workflow that people wanted to have given again; what they said before `since` is discarded."""
+    said = [one for one in await select(database, "fixes", Fix, workflow, REDO) if one.value]
+    old = frozenset(one.key for one in said if one.at < since)
+    return Fixes(workflow, {one.key: one for one in said if one.key not in old}, kind=REDO, discarded=old)
 
 
 async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
     """The results set by hand in a workflow, and what differs from them in a run with these stages."""
-    said, rows = {one.key: one for one in await select(database, "fixes", Fix, workflow)}, set[int]()
+    said, rows = {one.key: one for one in await select(database, "fixes", Fix, workflow, FIX)}, set[int]()
     for some in slices(list(dict.fromkeys(one.row_id for one in said.values()))):
         tasks = await select(database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, some)
         for row, row_id, stage, fingerprint, stored_as, value in tasks:

@@ -1775,6 +1775,14 @@ INSERT INTO control VALUES (?, ?) ON CONFLICT DO UPDATE SET number = excluded.nu
 -- part: review_columns
 key, workflow, stage, row_id, run_id, row_key, seen, why, blind, state, sure, due, at
 
+-- part: not_decided_by
+(:reviewer = '' OR NOT EXISTS (
+    SELECT 1 FROM decision AS said WHERE said.key = review.key AND said.reviewer = :reviewer AND said.at >= max(
+        ifnull((SELECT max(at) FROM decision WHERE key = review.key AND choice = 'discard'), 0),
+        ifnull((SELECT max(at) FROM decision WHERE key IS NULL AND workflow = review.workflow AND choice = 'discard'), 0)
+    )
+))
+
 -- name: review_put
 -- An answer that waits for people. Where something was decided since the run looked, the next run looks again.
 INSERT INTO review (key, workflow, stage, row_id, run_id, row_key, seen, why, blind, state, sure, due, alone, at)
@@ -1803,10 +1811,18 @@ UPDATE review SET state = ? WHERE key = ?;
 -- A row left: nobody is asked about it.
 UPDATE review SET state = 'stale' WHERE row_key = ?;
 
+-- name: reviews_superseded
+-- Nobody is asked any more what a run asked whose place another one took.
+UPDATE review SET state = 'stale' WHERE state IN ('waiting', 'conflict') AND workflow = ? AND run_id = ?;
+
+-- name: reviews_asked_by
+-- The runs of a workflow that want decisions.
+SELECT DISTINCT run_id FROM review WHERE state IN ('waiting', 'conflict') AND workflow = ?;
+
 -- name: reviews_wanted
--- How many reviews want a decision.
+-- How many reviews want a decision; with a reviewer those of which this one has not said anything.
 SELECT count(*) FROM review WHERE state IN ('waiting', 'conflict') AND workflow BETWEEN :workflow AND :last_workflow
-    AND stage BETWEEN :stage AND :last_stage;
+    AND stage BETWEEN :stage AND :last_stage AND {not_decided_by};
 
 -- name: reviews_open
 -- How many reviews of a run want a decision, by stage.
@@ -1828,10 +1844,11 @@ SELECT {review_columns} FROM review WHERE key IN (:many);
 SELECT {review_columns} FROM review WHERE workflow = ? AND stage = ? AND row_id = ? ORDER BY at, rowid;
 
 -- name: review_page
--- Reviews in one state, in the order in which they are asked, after one of them.
+-- Reviews in one state, in the order in which they are asked, after one of them; with a reviewer those of which this
+-- one has not said anything that counts.
 SELECT {review_columns} FROM review
 WHERE state = :state AND (workflow, stage, sure, key) > (:workflow, :stage, :sure, :key)
-    AND (workflow, stage) <= (:last_workflow, :last_stage)
+    AND (workflow, stage) <= (:last_workflow, :last_stage) AND {not_decided_by}
 ORDER BY workflow, stage, sure, key LIMIT :limit;
 
 -- name: review_counts
@@ -1845,7 +1862,7 @@ SELECT row_key, max(stage) FROM review
 WHERE row_key IN (:many) AND state <> 'stale'
 GROUP BY row_key
 HAVING max(state IN ('waiting', 'conflict')) AND min(alone) AND NOT max(state = 'decided')
-    AND ifnull(min(iif(state = 'waiting', due, NULL)), 9e99) > ?;
+    AND ifnull(min(iif(state IN ('waiting', 'conflict'), due, NULL)), 9e99) > ?;
 
 -- name: reviews_decided
 -- Those of these rows of which something was decided that no run has taken up.
@@ -1858,13 +1875,14 @@ SELECT 1 FROM review JOIN row ON row.key = review.row_key
 WHERE review.state IN ('decided', 'conflict') AND review.run_id = ? AND row.origin = ? LIMIT 1;
 
 -- name: fixes
--- The last word about each result of a workflow that was set by hand, since its decisions were discarded.
-SELECT key, row_id, iif(choice = 'edit' AND at >= ifnull((
+-- The last word about each result of a workflow that was set by hand, or that is to be given again (the source), since
+-- its decisions were discarded.
+SELECT key, row_id, iif(choice <> 'discard' AND at >= ifnull((
     SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ?1 AND choice = 'discard'
-), 0), value, '') AS value, reviewer, at FROM decision
+), 0), value, '') AS value, reviewer, at, reason FROM decision
 WHERE id IN (
     SELECT first_value(id) OVER (PARTITION BY key ORDER BY at DESC, id DESC) FROM decision
-    WHERE workflow = ?1 AND source = 'fix' AND key IS NOT NULL
+    WHERE workflow = ?1 AND source = ?2 AND key IS NOT NULL
 );
 
 -- name: fixable
@@ -1886,9 +1904,9 @@ SELECT score, count(*) FROM (
 
 -- name: judged
 -- What a run asked people at a review stage.
--- Why, how each passed (auto, approved or manual; rejected; null: it waits), the answer of the last of some stages that the row has been through, and what the review came to.
+-- Why, how each passed (auto, approved or manual; rejected; decided: no run went on; null: it waits), the answer of the last of some stages that the row has been through, and what the review came to.
 SELECT review.why,
-    iif(review.state = 'applied', ifnull(json_extract(task.note, '$.review'), 'rejected'), NULL),
+    CASE review.state WHEN 'applied' THEN ifnull(json_extract(task.note, '$.review'), 'rejected') WHEN 'decided' THEN 'decided' END,
     (SELECT result.value FROM task AS given JOIN result ON result.id = given.result_id
      WHERE given.row_key = review.row_key AND given.replica = 0 AND given.stage IN (SELECT value FROM json_each(?4))
      ORDER BY given.stage DESC LIMIT 1),

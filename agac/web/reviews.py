@@ -32,17 +32,19 @@ async def _page(
 ) -> Response:
     """`query` are the filters, which row is shown (`at`), and, where there is a `problem`, what was typed."""
     project, kept = request.app.state.project, {name: query[name] for name in FILTERS if query.get(name)}
-    page = await api.areview_queue(project, **dict[str, Any](kept))
-    at = next((place for place, one in enumerate(page.items) if one.id == query.get("at")), 0)
-    item, around = item or (page.items[at] if page.items else None), {"prev": at - 1, "next": at + 1}
     try:
-        who = reviewer(project=project)
+        who = query.get("reviewer") or reviewer(project=project)
     except UsageError:
         who = ""
+    asked = who if kept.get("state", "waiting") == "waiting" else None  # whoever decided is not asked again
+    page = await api.areview_queue(project, **dict[str, Any](kept), reviewer=asked)
+    at = next((place for place, one in enumerate(page.items) if one.id == query.get("at")), 0)
+    item, around = item or (page.items[at] if page.items else None), {"prev": at - 1, "next": at + 1}
+    links = kept | ({"reviewer": who} if query.get("reviewer") else {})
     response = render(
         request, "review.html", status, title="Reviews", page=page, item=item, kept=kept, who=who, problem=problem,
         ways={name: page.items[to].id for name, to in around.items() if 0 <= to < len(page.items)},
-        typed=query if problem else {}, mark=_mark(item), address=lambda **new: f"/review?{urlencode(kept | new)}",
+        typed=query if problem else {}, mark=_mark(item), address=lambda **new: f"/review?{urlencode(links | new)}",
     )  # fmt: skip
     response.headers["ETag"] = f'"{_mark(item)}"'
     return response
@@ -89,7 +91,7 @@ async def decide(request: Request) -> Response:
             problem = str(error)
     if problem:
         return await _page(request, given, status, item, problem)
-    kept = {name: given[name] for name in (*FILTERS, "at") if given.get(name)}
+    kept = {name: given[name] for name in (*FILTERS, "at", "reviewer") if given.get(name)}
     return RedirectResponse(f"/review?{urlencode(kept)}", 303)
 
 

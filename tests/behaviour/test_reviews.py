@@ -55,7 +55,9 @@ def waiting(project: ProjectFolder, state: str = "waiting") -> dict[str, agac.Re
 
 
 def decide(project: ProjectFolder, row: str, choice: str, value: Any = None, **keys: Any) -> agac.DecideReport:
-    items = waiting(project) | waiting(project, "conflict") | waiting(project, "decided")
+    items: dict[str, agac.ReviewItem] = {}
+    for state in ("applied", "decided", "conflict", "waiting"):
+        items |= waiting(project, state)
     force = keys.pop("force", False)
     made = agac.Decision(items[row].id, choice, value, reviewer=keys.pop("reviewer", "anna"), **keys)
     return agac.decide(project.root, [made], force=force)
@@ -470,7 +472,7 @@ def test_what_other_machines_decided_comes_once_and_nothing_is_lost(project: Pro
     store = project.root / ".agac/agac.db"
     name, content = make_snapshot(store, [1])
     project.run()
-    again = agac.Decision(waiting(project, "decided")["r3"].id, "reject", reviewer="anna")
+    again = agac.Decision(waiting(project, "applied")["r3"].id, "reject", reviewer="anna")
     assert agac.decide(project.root, [again]).taken == 1
     said = "SELECT key, choice, seen FROM decision JOIN review USING (key) ORDER BY decision.id"
     before = project.query(said)

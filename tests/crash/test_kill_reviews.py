@@ -26,9 +26,16 @@ print(agac.decide(".", [agac.Decision(one.id, {"r-2": "reject"}.get(one.row_id, 
 """
 
 
-def decided(project: ProjectFolder, moment: str | None = None) -> int:
+REDO = """\
+import agac
+items = [one for one in agac.review_queue(".").items if "redo" not in one.why]
+agac.decide(".", [agac.Decision(one.id, "redo", None, "again", "anna") for one in items])
+"""
+
+
+def decided(project: ProjectFolder, moment: str | None = None, what: str = DECIDE) -> int:
     """What taking all decisions in a process of its own exits with."""
-    return to_its_end([sys.executable, "-c", DECIDE], project.root, kill_at(moment) if moment else None).code
+    return to_its_end([sys.executable, "-c", what], project.root, kill_at(moment) if moment else None).code
 
 
 def came_to(project: ProjectFolder) -> list[Any]:
@@ -60,3 +67,26 @@ def test_a_kill_at_each_commit_of_runs_and_decisions(at: int, tmp_path: Path) ->
     assert project.run().rows.done == 4
     assert came_to(project) == came_to(undisturbed)
     assert agac.review_queue(project.root).waiting == 0
+
+
+@pytest.mark.parametrize("at", few(range(1, 16), 4))
+def test_a_kill_while_answers_are_given_again(at: int, tmp_path: Path) -> None:
+    start = ProjectFolder(tmp_path / "start")
+    start.workflow(stages=[STAGES[0], {"name": "approve", "review": {"redo": {"max": 1}}}, STAGES[2]], rows=3)
+    start.run()
+    plain, killed = (tmp_path / name for name in ("plain", "killed"))
+    for root in (plain, killed):
+        shutil.copytree(start.root, root)
+    undisturbed, project = ProjectFolder(plain), ProjectFolder(killed)
+    assert (decided(undisturbed, what=REDO), undisturbed.run().rows.open) == (0, 3)
+
+    for moment in ("commit:1", "committed:1"):
+        decided(project, moment, REDO)
+    decided(project, what=REDO)
+    for moment in ("commit", "committed"):
+        project.agac("run", "-a", "reviews", kill=f"{moment}:{at}")
+    assert project.run().rows.open == 3
+    assert [one.choices for one in agac.review_queue(project.root).items] == [("approve", "edit", "reject")] * 3
+    for one in (undisturbed, project):
+        assert (decided(one), one.run().rows.done) == (0, 2)
+    assert came_to(project) == came_to(undisturbed)
