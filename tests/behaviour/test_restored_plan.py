@@ -111,7 +111,8 @@ stages:
             deadline: "07:30", on_deadline: wait, stuck_after: 1h}
   - name: approve
     review: {when: "agreement < 0.9 || classify.middle.b > 1", sample: 2%, blind: 0.05, show: [body],
-             edit: classify, choices: [edit, reject, redo], redo: {stage: classify, max: 3}, on_reject: skip, reviewers: 2, agree: zeta, timeout: 5d,
+             edit: classify, choices: [edit, reject, redo], redo: {stage: classify, max: 3},
+             on_reject: skip, reviewers: 2, agree: zeta, timeout: 5d,
              on_timeout: reject}
   - {name: each, explode: many, model: other/big, prompt: "${item} ${index}", output_field: said, run_mode: sync,
      visible: {only: [item, index]}}
