@@ -8,6 +8,9 @@ from playwright.sync_api import Page, expect
 from support.odd_rows import IDS, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
 
+from agac.web import export
+from agac.web.export import export_pages
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,6 +34,50 @@ def test_an_export_is_read_from_page_to_page(page: Page, pages: Path) -> None:
     expect(page.get_by_text("SchemaMismatch in judge").first).to_be_visible()
     page.get_by_role("button", name="Light or dark").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+KINDS = ("index", "errors", "failed-1", "rows-1", "rows-2", "made-0-1", "made-1-1")
+
+
+def unfolded(page: Page, address: str) -> None:
+    """Opens a page, and all in it that is folded."""
+    page.goto(address, wait_until="domcontentloaded")
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+
+
+def test_no_link_of_any_kind_of_page_is_dead(
+    page: Page, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "PER_PAGE", 3)
+    project.configure()
+    stages = [
+        {"name": "plan", "prompt": "${text}", "output_schema": {"parts": ["string"]}},
+        {"name": "part", "prompt": "${item}", "explode": "plan.parts"},
+        {"name": "sum", "group_by": "kind", "prompt": "${rows_json}"},
+        {"name": "check", "needs": "sum", "python": "failing.py:odd"},
+    ]
+    project.write("failing.py", "def odd(row):\n    raise ValueError(row['kind'])\n")
+    project.workflow(stages=stages, rows=[{"id": f"r-{n}", "text": f"text {n}", "kind": str(n % 2)} for n in range(4)])
+    project.run()
+    folder = Path(export_pages(project.root / "pages", project=project.root)["folder"])
+    own = next(iter(sorted(folder.glob("row-*.html")))).stem
+    seen: set[str] = set()
+    for name in (*KINDS, own):
+        start = (folder / f"{name}.html").as_uri()
+        unfolded(page, start)
+        links = page.locator("a[href]:not([href^='#'])")
+        targets = links.evaluate_all("all => all.map(one => one.href)")
+        assert targets
+        assert "" not in links.evaluate_all("all => all.map(one => one.getAttribute('href'))")
+        for place, target in enumerate(targets):
+            if target in seen:
+                continue
+            seen.add(target)
+            links.nth(place).click()
+            page.wait_for_url(target)
+            expect(page.locator("h1")).not_to_be_empty()
+            unfolded(page, start)
+    assert len(seen) == len(list(folder.glob("*.html")))
 
 
 @pytest.mark.parametrize("name", ["index", "rows-1", "failed-1", "errors", "row-1"])

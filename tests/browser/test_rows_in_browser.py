@@ -119,3 +119,7 @@ def test_what_looks_at_pages_finds_what_is_wrong(page: Page) -> None:
     page.set_content('<main><div class="x">' + "w" * 500 + "</div></main>")
     with pytest.raises(AssertionError, match="pixels wide"):
         assert_fits(page)
+    style = '<meta name="viewport" content="width=device-width"><style>td { overflow-wrap: anywhere }</style>'
+    page.set_content(f'{style}<main><table style="width: 40px"><td>unreadable<td>text</table></main>')
+    with pytest.raises(AssertionError, match=r"narrow cells.*unreadable"):
+        assert_fits(page)

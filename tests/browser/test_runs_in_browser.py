@@ -1,11 +1,12 @@
 """The monitor's pages of runs in a browser: they follow a run, draw its curves, and change nothing without asking."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Semaphore
 
-from looks import assert_accessible, assert_fits
+from looks import NARROW, assert_accessible, assert_fits
 from playwright.sync_api import Browser, Page, expect
 from support.canned import Answer, Talk, completion, serving
 from support.monitor import Watched
@@ -99,6 +100,31 @@ def test_curves_are_drawn_over_tables(page: Page, finished: ProjectFolder, watch
     assert_fits(page)
     page.get_by_role("button", name="Light or dark").click()
     expect(page.locator("#charts canvas")).to_have_count(6)
+
+
+def test_all_figures_of_the_stages_are_in_sight_and_the_menu_is_one_line(
+    page: Page, project: ProjectFolder, watch: Watch
+) -> None:
+    stages = [
+        {**JUDGE, "name": "what_the_customer_wants", "model": "simulator/small"},
+        {"name": "reply", "prompt": "Reply: ${text}", "when": "what_the_customer_wants.sentiment != null"},
+    ]
+    project.workflow(stages=stages, rows=3)
+    project.run()
+    enter(page, watch(project), "/run/1")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    table = page.get_by_role("region", name="Stages")
+    assert table.evaluate("one => one.scrollWidth <= one.clientWidth")
+    page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    assert len({round(one.bounding_box()["y"]) for one in page.locator("header nav a").all()}) == 1  # type: ignore[index]
+
+
+def test_charts_tell_times_as_all_pages_do(page: Page, finished: ProjectFolder, watch: Watch) -> None:
+    enter(page, watch(finished), "/run/1")
+    expect(page.locator("#charts canvas")).to_have_count(5)
+    page.evaluate("[...drawn.values()][0].setLegend({idx: 0})")  # as where somebody points at it
+    expect(page.locator(".u-value").first).to_have_text(re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:00Z$"))
+    assert page.evaluate("clock(null, [86340, 86400, 86760])") == ["23:59\n1970-01-01", "00:00\n1970-01-02", "00:06"]
 
 
 def test_a_page_reads_well_without_scripts(finished: ProjectFolder, watch: Watch, browser: Browser) -> None:
