@@ -18,7 +18,7 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import CardFile, CardKeys, key_hints, model_of
+from agac.spec.card_models import CardFile, CardKeys, IterativePlannerFile, OrchestratorFile, key_hints, model_of
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
@@ -52,8 +52,8 @@ class Skill(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Card:
     """An AgentCard as a stage uses it. `instruction` is filled: without placeholders. `keys` are its front matter,
-    which stands in `document`; `where`: where those stand that stages give too. `path` is its place, of a remote one
-    that of a copy."""
+    which stands in `document`, of a planner (`kind`) those of the agent that it is; `where`: where those stand that
+    stages give too. `path` is its place, of a remote one that of a copy."""
 
     name: str
     file: str
@@ -66,6 +66,7 @@ class Card:
     document: Document
     skills: tuple[Skill, ...] = ()
     remote: bool = False
+    kind: str = "agent"
 
 
 def card_names(project: ProjectSpec) -> list[str]:
@@ -143,14 +144,15 @@ def load_card(
     are those that its stage names."""
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
-    place = project.paths.agentcards / f"{name}.md" if remote else path
+    place, kind, words = project.paths.agentcards / f"{name}.md" if remote else path, keys.type, ""
+    if isinstance(keys, OrchestratorFile | IterativePlannerFile):
+        keys, words = _planner(keys)
     if not isinstance(keys, CardFile):
-        kind = document.data["type"] if isinstance(document.data, dict) else keys.type
         return None, [*problems, document.problem(("type",), f"`type: {kind}` is not supported yet; agent is")]
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""
-    own = {"agentName": name, "agentType": "agent", "agentCardPath": shown, "agentCardDir": str(Path(shown).parent)}
+    own = {"agentName": name, "agentType": kind, "agentCardPath": shown, "agentCardDir": str(Path(shown).parent)}
     named = dict.fromkeys(tool.partition(":")[0] for tool in tools)
     locks = {place: remote.reference if remote else path.stem} if keys.mcp_connect or keys.servers else {}
     locks |= {project.paths.agentcards / one: one for one in named if one in project.file.mcp}
@@ -158,6 +160,7 @@ def load_card(
     filling = {**keys.variables, **variables}
     instruction, found = _instruction(document, below, filling, own | {"agentSkills": listed}, fact)
     problems += found
+    instruction = "\n\n".join(filter(None, (words, instruction))) or None
     if listed not in (instruction or ""):
         instruction = with_skills(instruction, skills)
     messages, found = _card_examples(keys.messages or [], path, project, document.where(("messages",)))
@@ -165,8 +168,33 @@ def load_card(
     if any_error(problems):
         return None, problems
     params, places = _params(keys, document)
-    card = Card(name, shown, instruction, params, messages, places, keys, place, document, skills, remote is not None)
+    own_place = (keys, place, document, skills, remote is not None, kind)
+    card = Card(name, shown, instruction, params, messages, places, *own_place)
     return card, [*problems, *_without_effect(keys, document)]
+
+
+# What the model of a planner is told before its card's instruction.
+_PLANNER = """You answer a request by letting other agents work: each of your tools asks one of them.
+An agent knows nothing but what you write to it, so give it all that it needs. {}
+Take what you answer from what the agents found. What none of them could find out, say that it is not known."""
+_PLANS = {
+    "full": """Before the first call write down all steps: which agent does what, and which steps need the results
+of others. Then ask for all steps at once that need nothing that is missing, and so on. Change a step only where a
+result shows that it was wrong.""",
+    "iterative": """Plan one step at a time: what is to be done next follows from the request and from all results
+so far. Ask an agent for that step, look at what it gives, and go on until nothing is missing.""",
+}
+NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds it is `row_budget`
+
+
+def _planner(keys: OrchestratorFile | IterativePlannerFile) -> tuple[CardFile, str]:
+    """The agent that a planner is: the cards that it may ask are its tools; and what it is told of planning."""
+    same = {name: getattr(keys, name) for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}}
+    turns = [keys.plan_iterations if keys.plan_iterations > 0 else NO_LIMIT]
+    turns += [keys.request_params.max_iterations] if keys.request_params.max_iterations else []
+    params = keys.request_params.model_copy(update={"max_iterations": min(turns)})
+    plan = keys.plan_type if isinstance(keys, OrchestratorFile) else "iterative"
+    return CardFile().model_copy(update=same | {"request_params": params}), _PLANNER.format(_PLANS[plan])
 
 
 def _params(keys: CardFile, document: Document) -> tuple[dict[str, Any], dict[str, Where]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
-from agac.spec.agent_cards import Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
+from agac.spec.agent_cards import NO_LIMIT, Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
 from agac.spec.file_model import FileModel
 from agac.spec.graph import StageNode
 from agac.spec.guards import Check, Guard, compile_guard
@@ -32,6 +32,7 @@ Keys = TypeVar("Keys", bound=FileModel)
 
 LevelKeys = tuple[FileModel, Mapping[str, Where]]  # what one level says of a stage, and where each of its keys stands
 _DAY = 86_400.0
+DEEPEST = 5  # agents of which each calls the next: each multiplies what a row may cost
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
@@ -159,9 +160,18 @@ class StageBuilder:
             **_place(node, order), explode=tuple(written.explode.split(".")) if written.explode else None,
             path=key_path(path), **own,
         )  # fmt: skip
-        self.problems += _rule_problems(stage) if stage.asks else ()
+        self.problems += (*_rule_problems(stage), *self._endless(stage)) if stage.asks else ()
         self._built[stage.name] = stage
         return stage
+
+    def _endless(self, stage: WrittenStage) -> Iterator[Problem]:
+        """Planners without a limit of their own, where nothing else bounds them."""
+        bounded = self.file.row_budget or self.project.file.row_budget
+        for card in (one.card for one in workflow.family(stage) if one.card and one.tooling.max_turns == NO_LIMIT):
+            if card.kind == "iterative_planner" and not bounded:
+                message = "plan_iterations is -1 unless it is written, so something else has to bound the planner; add "
+                message += "`row_budget: {turns: 50}` to the workflow, `max_turns` to the stage, or a number here"
+                yield card.document.problem(("plan_iterations",), message)
 
     def _escalated(self, node: StageNode, order: int, written: StageFile, path: Path_) -> WrittenStage | None:
         """The stage that asks the model of `escalate` what the stage `written` asks its own; without a vote as often,
@@ -257,6 +267,9 @@ class StageBuilder:
             child = self._noted(load_card(file, self.project, self.variables)) if file is not None else None
             if child is not None and child.name in (*self._callers, card.name):
                 reason = f"agents call each other in a circle: {' → '.join((*self._callers, card.name, child.name))}"
+            elif child is not None and len(self._callers) + 2 > DEEPEST:
+                way = " → ".join((*self._callers, card.name, child.name))
+                reason = f"more than {DEEPEST} agents call each other in a row: {way}; do the work of two in one"
             elif child is not None and child.name in (one.source for one in agents):
                 reason = f"names the agent {child.name!r} twice; name it once"
             elif child is not None:
