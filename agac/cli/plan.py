@@ -159,10 +159,12 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
 def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
     """Who waits for people, of rows whose answers are not there yet; and how often they may be given again."""
     if found.undecided:
-        others = f"; {does.sample:g} of the others, a sample, waits too" if does.sample and does.when else ""
-        whole = f"a sample of {does.sample:g} waits" if does.sample else "each waits"
-        who = "its `when` decides who waits, by an answer that is not known yet" if does.when else whole
-        yield f"{counted(found.undecided, 'row')}: {who}{others}"
+        sample = f"a sample of {100 * does.sample:.4g} %" if does.sample else ""
+        who = f"{sample or 'each'} waits for a decision"
+        if does.when:
+            who = "its `when` says who waits for a decision, by an answer that is not known yet"
+            who += sample and f"; {sample} of the others too"
+        yield f"{counted(found.undecided, 'row')}: {who}"
     if does.redo:
         yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row; costs hold without that"
 

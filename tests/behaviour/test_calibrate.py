@@ -236,6 +236,9 @@ def test_rows_that_wait_are_not_taken_from_the_decisions_on_the_sample(project: 
     project.run()
     items = {item.row_id: item.id for item in agac.review_queue(project.root, limit=1000).items}
     agac.decide(project.root, [agac.Decision(items["90"], "approve", reviewer="Ada")])
+    ran = project.agac("calibrate", "approve", "-a", "reviews", "--target", "1%", code=3)
+    assert "0 decisions on the sample; 10 rows without one" in ran.out
+    assert "1 decided, not applied yet: agac run -a reviews" in ran.out
     project.run()
     report = agac.calibrate("approve", "reviews", 0.01, project=project.root)
-    assert (report.decided, report.waiting) == (1, 10)
+    assert (report.decided, report.waiting, report.unapplied) == (1, 10, 0)

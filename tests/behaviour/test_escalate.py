@@ -180,3 +180,22 @@ def test_what_is_wrong_with_it_is_said_at_its_place(
         project.plan()
     [found] = raised.value.problems
     assert problem in str(found), str(found)
+
+
+def test_a_change_is_told_once_for_both(project: ProjectFolder) -> None:
+    with project.asking(deciding(answer)):
+        three(project, classify())
+        project.run()
+        three(project, classify("classify.sure < 0.5", prompt="Text: ${text} ", checks={"classify.sure > 0.0": "x"}))
+        project.run()
+    said = project.agac("runs", code=0).out
+    assert [said.count(f"{what} of classify") for what in ("prompt", "checks", "when")] == [1, 1, 1]
+
+
+def test_an_agent_cannot_have_the_name_of_the_stage_that_asks_again(project: ProjectFolder) -> None:
+    project.configure("http://127.0.0.1:1/v1")
+    project.write("agentcards/escalate.md", "---\nmodel: local/small\n---\nYou help.\n")
+    project.write("agentcards/asker.md", "---\nmodel: local/small\nagents: [escalate]\n---\nYou ask.\n")
+    three(project, classify(agent="asker"))
+    with pytest.raises(SpecError, match="an agent of 'classify' is called 'classify/escalate', as this stage"):
+        project.plan()

@@ -114,6 +114,8 @@ def test_all_lines_are_checked_first_and_nothing_is_taken_half(waits: ProjectFol
     said = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert len(said) == 6
     assert all(f"{file}:" in line for line in said)
+    places = [int(line.partition(f"{file}:")[2].partition(":")[0]) for line in said]
+    assert places == sorted(places)
     assert decided(waits) == []
     ran = waits.agac("review", "import", str(file), "--reviewer", "Ada", "--partial", code=2)
     assert "1 decision taken" in ran.out
@@ -212,6 +214,7 @@ def test_at_a_terminal_nobody_is_asked_twice_and_disputes_come_last(
         main.cli(["--project-dir", str(project.root), "review", "next", "--reviewer", "Ada"], standalone_mode=False)
         shown = capsys.readouterr().out
         assert [shown.count(repr(one.row_id)) for one in items] == [0 if again else 1] * 3
+        assert "row 1" not in shown
         assert ("Ben: reject" in shown, "1 row waits" in shown) == (not again, True)
     assert len([one for one in decided(project) if one[4] == "Ada"]) == 3
 

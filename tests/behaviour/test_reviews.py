@@ -510,3 +510,74 @@ def test_that_the_time_of_a_row_is_over_is_noted_once(project: ProjectFolder, mo
     assert project.query("SELECT source FROM decision ORDER BY id") == [("api",), ("timeout",)]
     decide(project, "r3", "reject", reviewer="ben")
     assert project.run().rows.dropped == 1
+
+
+def test_nobody_is_asked_what_a_run_asked_that_another_took_the_place_of(
+    project: ProjectFolder, model: Scripted
+) -> None:
+    review(project, [3, 4])
+    project.run()
+    project.workflow(stages=[CLASSIFY, REPLY])
+    assert project.run().invocation["complete"]
+    assert (waiting(project), set(waiting(project, "stale"))) == ({}, {"r3", "r4"})
+    assert agac.review_queue(project.root).waiting == 0
+    assert project.agac("status", "1", "--json", code=0).json["runs"][0]["stages"][1]["review"]["waiting"] == 0
+    review(project, [3, 4])
+    assert project.run().rows.open == 2
+    assert set(waiting(project)) == {"r3", "r4"}
+    review(project, [3], when="true")  # of which r4 left
+    project.run()
+    assert (set(waiting(project)), set(waiting(project, "stale"))) == ({"r3"}, {"r4"})
+    stages = project.agac("status", "last", "--json", code=0).json["runs"][0]["stages"]
+    assert stages[1]["review"]["waiting"] == agac.review_queue(project.root).waiting == 1
+
+
+def test_a_preview_leaves_the_questions_of_the_whole_run(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4])
+    project.run()
+    project.agac("run", "-a", "reviews", "--limit", "1", code=0)
+    assert set(waiting(project)) == {"r3", "r4"}
+
+
+def test_a_row_in_dispute_goes_on_after_its_time(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3], reviewers=2, timeout="5d", on_timeout="approve")
+    project.run()
+    decide(project, "r3", "approve")
+    decide(project, "r3", "reject", reviewer="ben")
+    assert project.run().rows.open == 1
+    with project.changed() as change:
+        change("UPDATE review SET due = 1.0")
+    for _ in range(2):
+        assert project.run().rows.done == 1
+    project.assert_sound()
+
+
+def test_who_decided_is_not_asked_again(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 4, 5], reviewers=2)
+    project.run()
+    decide(project, "r3", "approve")
+    first = agac.review_queue(project.root, reviewer="anna", limit=1)
+    assert (first.items[0].row_id in ("r4", "r5"), first.waiting) == (True, 2)
+    assert agac.review_queue(project.root, reviewer="ben").waiting == agac.review_queue(project.root).waiting == 3
+    agac.retry(1, agac.Retry(from_stage="classify", discard=True), project=project.root)
+    assert agac.review_queue(project.root, reviewer="anna").waiting == 3
+
+
+def test_the_words_of_a_plan_and_the_counts_of_a_review(project: ProjectFolder) -> None:
+    def said(**keys: Any) -> str:
+        review(project, [3, 4], **keys)
+        return project.agac("plan", "-a", "reviews", code=0).out
+
+    with project.asking(
+        deciding(lambda asked: Step('{"label": "x", "confidence": 0.5}' if asked["messages"][1:] else "{"))
+    ):
+        assert "approve: 2 rows: its `when` says who waits for a decision, by an answer that is not known yet" in said(
+            when="true"
+        )
+        assert "approve: 2 rows: each waits for a decision" in said(redo={})
+        assert "classify may be asked up to 2 times again for a row" in said(redo={})
+        assert "a sample of 5 % waits" in said(sample="5%")
+        review(project, [3, 4], when="false")
+        project.run()
+    stages = project.agac("status", "last", "--json", code=0).json["runs"][0]["stages"]
+    assert [one["repaired"] for one in stages] == [2, 0, 0]
