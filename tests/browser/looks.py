@@ -1,9 +1,9 @@
 """How pages look, to machines that look for people: accessible, and within the window."""
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, ViewportSize
 
-NARROW = {"width": 390, "height": 844}
+NARROW: ViewportSize = {"width": 390, "height": 844}
 """A telephone's window, in pixels."""
 
 
@@ -36,7 +36,7 @@ def assert_fits(page: Page) -> None:
     """Fails where a narrow window has to be scrolled sideways, since tables scroll by themselves; where a cell is
     narrower than its words, in this window or in the one before."""
     before = page.viewport_size
-    page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+    page.set_viewport_size(NARROW)
     wide = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(one => !one.closest('.wide, pre')"
         " && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML.slice(0, 200))"

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 
 import pytest
-from looks import assert_accessible, assert_fits
-from playwright.sync_api import BrowserContext, Page, expect
+from looks import NARROW, assert_accessible, assert_fits
+from playwright.sync_api import BrowserContext, Page, ViewportSize, expect
 from support.monitor import Watched
 from support.project import ProjectFolder
 
@@ -125,6 +125,47 @@ def test_a_value_of_another_form_is_shown_again_with_why(
     page.get_by_label("tags").fill("[1]")
     page.get_by_role("button", name="Edit").click()
     expect(page.get_by_role("alert")).to_contain_text("tags")
+    assert decisions(waits) == []
+
+
+def buttons(page: Page) -> list[str]:
+    return page.locator(".decisions button").all_inner_texts()
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, NARROW])
+def test_what_can_be_done_is_in_sight_with_its_keys_and_the_next_row_comes_without_scrolling(
+    page: Page, waits: ProjectFolder, watch: Callable[..., Watched], size: ViewportSize
+) -> None:
+    page.set_viewport_size(size)
+    opened(page, watch(waits, "--write"))
+    page.get_by_label("Reviewer").fill("Ada")
+    assert buttons(page) == ["Approve a", "Edit e", "Reject r"]
+    for one in page.locator(".decisions button").all():
+        expect(one).to_be_in_viewport(ratio=1)
+    expect(page.get_by_role("link", name="Next row")).to_be_in_viewport(ratio=1)
+    first = shown(page)
+    page.get_by_role("button", name="Approve").focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    wait_for(page, 2)
+    assert shown(page) != first
+    assert page.evaluate("scrollY") == 0
+    expect(page.locator(".review h2").first).to_be_in_viewport(ratio=1)
+
+
+def test_a_row_that_is_asked_blindly_has_no_key_to_approve(
+    page: Page, waits: ProjectFolder, watch: Callable[..., Watched]
+) -> None:
+    path = waits.root / "workflows/reviews.yml"
+    path.write_text(path.read_text("utf-8").replace("review:", "review:\n    blind: 1.0"), "utf-8")
+    waits.write("schemas/mood.json", json.dumps(SCHEMA | {"title": "asked anew"}))
+    waits.run()
+    opened(page, watch(waits, "--write"))
+    assert buttons(page) == ["Edit e", "Reject r"]
+    page.keyboard.press("a")
+    expect(page.get_by_text("The answer is not shown: give your own.")).to_be_visible()
+    page.keyboard.press("e")
+    expect(page.get_by_label("mood")).to_be_focused()
     assert decisions(waits) == []
 
 
