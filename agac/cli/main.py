@@ -154,7 +154,7 @@ row_options = in_order(
     ),
     click.option(
         "--backend", metavar="URL",
-        help="Ask this server for every stage: vllm://HOST:PORT, sglang://HOST:PORT, http://HOST:PORT/v1.",
+        help="Ask this server for every stage: vllm://HOST:PORT, sglang://…, dynamo://…, http://HOST:PORT/v1.",
     ),
     click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Set a var: a prompt's ${vars.NAME}."),
     click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),

@@ -36,6 +36,7 @@ from agac.plan.render import RowView
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
+from agac.providers.hints import HintingSender, hinting
 from agac.providers.http import HttpReply, Sender, Sending, SocketSender
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
@@ -139,7 +140,7 @@ class ModelConnection(Route):
     `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet. `through` stands in
     the place of the sender."""
 
-    sender: Sending
+    sender: Sending | HintingSender
     lane: Lane
     stage_limit: CallLimit
     uncommitted: CallLimit
@@ -222,7 +223,7 @@ class ModelConnection(Route):
 
 @asynccontextmanager
 async def open_connections(
-    work: Work, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
+    work: Work, run: int, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
     """Each stage's connections, its model's first, by the stage's index.
 
@@ -251,9 +252,9 @@ async def open_connections(
                         clock=work.clocks.monotonic, stop_signal=stop_signal, waits=partial(waits, model.lane),
                     )  # fmt: skip
                 connection = ModelConnection(
-                    stage=stage, model=model, checker=checker, redactor=work.redactor,
-                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None, sender=senders[carrier],
-                    lane=lanes[model.lane, address], prefix=prefix_of(stage, model, work), stage_limit=own,
+                    stage=stage, model=model, checker=checker, redactor=work.redactor, stage_limit=own,
+                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None, lane=lanes[model.lane, address],
+                    sender=hinting(senders[carrier], model.provider, stage, run), prefix=prefix_of(stage, model, work),
                     uncommitted=uncommitted, wall=work.clocks.wall,
                 )  # fmt: skip
                 found.append(connection)

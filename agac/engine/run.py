@@ -441,7 +441,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     newest, since = await newest_result(database), record.fresh_since or 0.0
     engines = await engine_tokens(work)
     async with (
-        open_connections(work, uncommitted, stop_signal, context.settler.note_wait) as connections,
+        open_connections(work, run, uncommitted, stop_signal, context.settler.note_wait) as connections,
         open_functions(work) as call_function,
         open_agents(context, caller := Caller(context, connections), since),
         batches_of(context, caller) as batches,

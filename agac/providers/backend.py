@@ -18,22 +18,23 @@ from agac.providers.table import DIALECTS, url_trouble
 from agac.spec.paths import Refused
 
 _FORMS = (
-    "write vllm://HOST:PORT, sglang://HOST:PORT, openai://, anthropic://, or the address of a server that speaks "
-    "OpenAI's chat completions, as http://HOST:PORT/v1"
+    "write vllm://HOST:PORT, sglang://HOST:PORT, dynamo://HOST:PORT?version=1.2, openai://, anthropic://, or the "
+    "address of a server that speaks OpenAI's chat completions, as http://HOST:PORT/v1"
 )
+_DYNAMO = re.compile(r"version=1\.(\d{1,3})(\.\d+)*")
 PATIENCE = 5.0  # seconds for which a server is asked about itself
 
 
-def parse_backend(text: str) -> tuple[str, str | None]:
-    """Reads `vllm://host:port[/path]` and the like: the provider that it means, and the address in place of that one's
-    own (None: its own). Raises Refused."""
+def parse_backend(text: str) -> tuple[str, str | None, int | None]:
+    """Reads `vllm://host:port[/path]` and the like: the provider that it means, the address in place of that one's own
+    (None: its own), and the minor version of a Dynamo that takes hints (`?version=1.2`). Raises Refused."""
     try:
         parts = urlsplit(text.strip())
         port = parts.port
     except ValueError as error:
         raise Refused(f"'{text}' is no address: {error}; {_FORMS}") from None
     provider = {"http": "generic", "https": "generic"}.get(parts.scheme, parts.scheme)
-    if "://" not in text or provider not in ("vllm", "sglang", "generic", "openai", "anthropic"):
+    if "://" not in text or provider not in ("vllm", "sglang", "dynamo", "generic", "openai", "anthropic"):
         raise Refused(f"'{text}' is no backend; {_FORMS}")
     if parts.username or parts.password:
         where = f"`providers: {{{provider}: {{api_key: ${{VARIABLE}}}}}}` in agac.yml"
@@ -41,22 +42,26 @@ def parse_backend(text: str) -> tuple[str, str | None]:
     if provider in ("openai", "anthropic"):
         if parts.netloc or parts.path:
             raise Refused(f"{provider}:// names no host; for another server than {provider}'s own, {_FORMS}")
-        return provider, None
+        return provider, None, None
     if not parts.hostname:
         raise Refused(f"'{text}' names no host; {_FORMS}")
     scheme = parts.scheme if provider == "generic" else "https" if port == 443 else "http"
     address = f"{scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
-    if trouble := url_trouble(address + (f"?{parts.query}" if parts.query else "")):
+    told = parts.query if provider == "dynamo" else ""
+    if (version := _DYNAMO.fullmatch(told)) is None and told:
+        known = "agac knows the hints of Dynamo 1.0 and later: write ?version=1.2, or nothing and no hints are sent"
+        raise Refused(f"'{parts.query}': {known}")
+    if trouble := url_trouble(address + (f"?{parts.query}" if parts.query != told else "")):
         raise Refused(trouble)
-    return provider, address
+    return provider, address, int(version[1]) if version else None
 
 
 def at_backend(backend: str, providers: Mapping[str, Provider]) -> Provider:
     """The provider that a backend means, at its address. Raises Refused."""
-    name, address = parse_backend(backend)
+    name, address, hints = parse_backend(backend)
     row = providers[name]
     missing = tuple(variable for variable in row.missing_variables if variable == row.key_variable or not address)
-    return replace(row, base_url=address or row.base_url, missing_variables=missing)
+    return replace(row, base_url=address or row.base_url, hints=hints, missing_variables=missing)
 
 
 def served_model(row: Provider) -> str:

@@ -173,12 +173,13 @@ class Sender:
         self._unpooled: aiohttp.ClientSession | None = None
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None
-    ) -> HttpReply | Fault:
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False,
+        begins: Begins = None, headers: Mapping[str, str] | None = None,
+    ) -> HttpReply | Fault:  # fmt: skip
         """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
         `first_byte` bounds each silence, also within the body. `within` bounds this one call more tightly, in seconds.
         `fresh`: over a connection of its own, where one from the pool may have been closed by the server meanwhile.
-        `begins` is called with the first token of a stream."""
+        `begins` is called with the first token of a stream. `headers` are this call's own."""
         session = self._session or self.session()
         if fresh:
             session = self._unpooled = self._unpooled or self._opened(force_close=True)
@@ -190,7 +191,8 @@ class Sender:
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
         try:
-            async with session.post(self.settings.url, data=data, timeout=bounds, allow_redirects=False) as response:
+            sent = session.post(self.settings.url, data=data, headers=headers, timeout=bounds, allow_redirects=False)
+            async with sent as response:
                 if assembly is not None and response.content_type == "text/event-stream":
                     await _read_events(response, assembly, self.most)
                     return _assembled(assembly, response, started)

@@ -156,6 +156,7 @@ class Provider:
     engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     """Of a serving engine of the user's own: what it calls the counters of prompt tokens, and of those that its prefix
     cache had, without `_total`, newest name first (`backend.engine_counts`); None: a service, which has no such."""
+    hints: int | None = None  # the minor version of Dynamo 1 whose hints it is sent (`providers.hints`); None: none
     offline: bool = False
     """Nothing is ever sent to it: its calls are answered in its place."""
     missing_variables: tuple[str, ...] = ()

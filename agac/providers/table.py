@@ -275,6 +275,14 @@ SHIPPED: dict[str, Provider] = {
             service_tiers=(), cache="automatic", switches={"*": replace(_IN_TEMPLATE, efforts=True)},
             engine=(("sglang:prompt_tokens",), ("sglang:cached_tokens",)),
         ),
+        # docs.nvidia.com/dynamo: engines behind one address. Some of its chat processors drop a schema without a word
+        # (github.com/ai-dynamo/dynamo/pull/10330). The counters are the sums of two of its histograms
+        _chat(
+            name="dynamo", base_url="http://127.0.0.1:8000/v1", key_variable="DYNAMO_API_KEY", key_optional=True,
+            structured="json_object", service_tiers=(), cache="automatic",
+            switches={"*": replace(_IN_TEMPLATE, efforts=True)},
+            engine=(("dynamo_frontend_input_sequence_tokens_sum",), ("dynamo_frontend_cached_tokens_sum",)),
+        ),
         GENERIC,
         # whatever speaks the Responses API
         replace(

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -26,7 +26,7 @@ from agac.simulator.chat import CHAT
 from agac.simulator.faults import FaultPlan
 from agac.simulator.openai import RESPONSES, SOCKET_RESPONSES
 from agac.simulator.replies import ApiError, Event, ModelAnswer, ModelApi, ModelCall
-from agac.simulator.serving import ModelServer
+from agac.simulator.serving import ModelServer, take_hints
 from agac.simulator.settings import RateLimits, Settings, SimulatorError, is_number, parse_latency, read_limits
 
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -186,7 +186,7 @@ class Simulator:
         self.settings, store = settings, BatchStore(settings.state)
         problems, found = settings.problems(), list[Any]()
         for read in (
-            lambda: ModelServer(settings.serving, settings.slots),
+            lambda: ModelServer(settings.serving, settings.slots, settings.dynamo),
             lambda: parse_latency(settings.latency),
             lambda: faults.load_rules(settings.faults) if settings.faults else [],
             lambda: faults.load_rules(settings.script, faults.parse_script) if settings.script else [],
@@ -276,7 +276,8 @@ class Simulator:
     async def serve(self, channel: Channel, body: bytes, number: int) -> None:
         """Sends a reply, an error, or what a fault makes of them, and keeps the account."""
         try:
-            call = channel.api.read(body, self.settings.seed, channel.http.headers)
+            body, hints = take_hints(body, self.settings.dynamo) if self.settings.dynamo else (body, {})
+            call = replace(channel.api.read(body, self.settings.seed, channel.http.headers), hints=hints)
             check_key(channel.http)
             if "missing" in call.model:
                 raise replies.unknown_model(call.model)

@@ -100,7 +100,8 @@ class ModelCall:
     `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
     `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
     estimate. `may_call`: the `tools` are not only told, they may be called; `turns` are the calls of each
-    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime."""
+    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime. `hints`
+    are Dynamo's."""
 
     model: str
     messages: tuple[tuple[str, str], ...]
@@ -122,6 +123,7 @@ class ModelCall:
     data: Mapping[str, Any] = field(default_factory=dict)
     cached_tokens: int = 0
     cache_written: Mapping[str, int] = field(default_factory=dict)
+    hints: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def conversation(self) -> bytes:

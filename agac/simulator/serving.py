@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -13,14 +15,17 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from agac.simulator.replies import ModelAnswer, ModelCall, canonical
-from agac.simulator.settings import SimulatorError
+from agac.simulator import replies
+from agac.simulator.chat import chat_completion, invalid
+from agac.simulator.replies import ApiError, Kind, ModelAnswer, ModelCall, canonical
+from agac.simulator.settings import SimulatorError, is_number
 
 CHARACTERS = 4  # of a token
 LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's cache lives after its last use
 LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
 HOSTED_BLOCK = 128
 LOGGED = 20_000
+GIVEN_UP = 60.0  # seconds after which Dynamo gives up the prefill of a next turn
 LOOK_BACK = 20  # blocks before a breakpoint among which Anthropic looks for an entry
 
 
@@ -28,7 +33,7 @@ LOOK_BACK = 20  # blocks before a breakpoint among which Anthropic looks for an 
 class EngineSpeed:
     """How fast an engine is: tokens of prompts a second (`prefill`); seconds that a `step` takes, that each sequence in
     it that is being written adds (`decode`), and that a request takes before it queues (`overhead`); tokens of a step
-    (`budget`) and of a `block` of the cache. As an H100 with a model of 32B."""
+    (`budget`), of a `block` of the cache and of all of this (`cache`). As an H100 with a model of 32B."""
 
     prefill: float = 8300
     step: float = 0.033
@@ -36,6 +41,7 @@ class EngineSpeed:
     overhead: float = 0.06
     budget: float = 8192
     block: float = 16
+    cache: float = math.inf
 
 
 def parse_speed(text: str) -> EngineSpeed | None:
@@ -45,18 +51,20 @@ def parse_speed(text: str) -> EngineSpeed | None:
     try:
         pairs = [part.split("=") for part in text.split(",")]
         speed = EngineSpeed(**{name: float(number) for name, number in pairs})
-        if min(speed.prefill, speed.budget, speed.block) >= 1 and min(speed.step, speed.decode, speed.overhead) >= 0:
+        least = min(speed.step, speed.decode, speed.overhead)
+        if least >= 0 and min(speed.prefill, speed.budget, speed.block, speed.cache) >= 1:
             return speed
     except (TypeError, ValueError):
         pass
-    forms = "h100, hosted, or prefill, step, decode, overhead, budget and block, as in prefill=4000,step=0.02"
+    forms = "h100, hosted, or prefill, step, decode, overhead, budget, block and cache, as in prefill=4000,step=0.02"
     raise SimulatorError([f"serving {text!r} is none that the simulator knows; write {forms}"])
 
 
 @dataclass(eq=False, slots=True)
 class ServedRequest:
     """One request and what became of it; a time is None as long as it is not known. `blocks` name the prompt's
-    beginnings; `unread` and `unwritten` are the tokens of the prompt and of the answer that are still to come."""
+    beginnings; `unread` and `unwritten` are the tokens of the prompt and of the answer that are still to come. `then`
+    is queued when it ends: a prefill of the next turn."""
 
     conversation: str
     queued: float
@@ -69,6 +77,8 @@ class ServedRequest:
     ended: float | None = None
     cached_tokens: int = 0
     unread: int = 0
+    priority: float = 0.0
+    then: ServedRequest | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -93,12 +103,12 @@ class FixedSlots:
 
 class ServingEngine:
     """An engine that works in steps: each sequence whose prompt is read gets a token, the rest of the step's tokens go
-    to prompts, begun ones first; requests come in while some are left. What a step has read can be hit once it has
-    ended, and is kept for ever. Nothing is preempted."""
+    to prompts, begun ones first; requests come in while some are left, with `ranked` those of a higher priority first.
+    What a step has read can be hit once it has ended, until there is no room for it. Nothing is preempted."""
 
-    def __init__(self, speed: EngineSpeed, slots: int | None = None) -> None:
-        self.speed, self.block, self.now = speed, int(speed.block), 0.0
-        self.cache: set[bytes] = set()
+    def __init__(self, speed: EngineSpeed, slots: int | None = None, *, ranked: bool = False) -> None:
+        self.speed, self.block, self.now, self.ranked = speed, int(speed.block), 0.0, ranked
+        self.cache: dict[bytes, None] = {}  # what was read last stands last
         self.waiting: deque[ServedRequest] = deque()
         self.running: list[ServedRequest] = []
         self.free = list(range(slots or 256))
@@ -120,7 +130,7 @@ class ServingEngine:
             self.now += speed.step + sum(n for _, n in reading) / speed.prefill + speed.decode * len(writing)
         for one, tokens in reading:
             one.unread -= tokens
-            self.cache.update(one.blocks[: (one.prompt_tokens - one.unread) // self.block])
+            self.keep(one.blocks[: (one.prompt_tokens - one.unread) // self.block])
             if not one.unread:
                 one.first_token, one.blocks = self.now, ()
                 writing.append(one)
@@ -131,13 +141,29 @@ class ServingEngine:
                 one.ended = self.now
                 self.running.remove(one)
                 heapq.heappush(self.free, one.slot)
+                if one.then is not None:
+                    one.then.queued = self.now
+                    self.waiting.append(one.then)
         return writing + [one for one, _ in reading if one.unread]
+
+    def keep(self, blocks: tuple[bytes, ...]) -> None:
+        """Caches blocks. Those that were not read for longest make room, of one prompt the last ones first."""
+        if self.speed.cache < math.inf:
+            for name in blocks:
+                self.cache.pop(name, None)
+        self.cache.update(dict.fromkeys(reversed(blocks)))
+        while len(self.cache) * self.block > self.speed.cache:
+            del self.cache[next(iter(self.cache))]
 
     def admit(self) -> ServedRequest | None:
         """Gives the next request a slot, if it is there by now; what is cached of its prompt need not be read."""
         if not (self.free and self.waiting and self.waiting[0].queued + self.speed.overhead <= self.now):
             return None
-        one = self.waiting.popleft()
+        there = [one for one in self.waiting if one.queued + self.speed.overhead <= self.now] if self.ranked else ()
+        one = max(there, key=lambda one: one.priority, default=self.waiting[0])
+        self.waiting.remove(one)
+        if one.priority < 0 and self.now - one.queued > GIVEN_UP:
+            return self.admit()
         one.slot, one.started = heapq.heappop(self.free), self.now
         hit = next((i for i, name in enumerate(one.blocks) if name not in self.cache), len(one.blocks)) * self.block
         one.cached_tokens = min(hit, one.prompt_tokens - 1)
@@ -163,7 +189,7 @@ class ServingEngine:
         self.task = None
 
     def metrics(self) -> str:
-        """What vLLM and SGLang tell of themselves, under the names of both."""
+        """What vLLM, SGLang and Dynamo tell of themselves, under the names of all."""
         prompt, cached, written = self.prompt_tokens, self.cached_tokens, self.written
         told = {
             "vllm:prefix_cache_queries_total": prompt, "vllm:prefix_cache_hits_total": cached,
@@ -171,7 +197,8 @@ class ServingEngine:
             "vllm:num_requests_running": len(self.running), "vllm:num_requests_waiting": len(self.waiting),
             "sglang:num_running_reqs": len(self.running), "sglang:num_queue_reqs": len(self.waiting),
             "sglang:prompt_tokens_total": prompt, "sglang:generation_tokens_total": written,
-            "sglang:cached_tokens_total": cached,
+            "sglang:cached_tokens_total": cached, "dynamo_frontend_input_sequence_tokens_sum": prompt,
+            "dynamo_frontend_cached_tokens_sum": cached,
             'sglang:realtime_tokens_total{mode="prefill_compute"}': prompt - cached,
         }  # fmt: skip
         return "".join(f"{name} {value}\n" for name, value in told.items())
@@ -215,6 +242,14 @@ def prompt_ends(data: Mapping[str, Any], block: int | None) -> tuple[int, Prompt
     return max(1, length // CHARACTERS), ends
 
 
+def next_turn(call: ModelCall, answer: ModelAnswer, block: int) -> ServedRequest:
+    """A prefill of what the next turn begins with: this request and its answer, as clients send it back."""
+    said = chat_completion(call, answer)["choices"][0]["message"]
+    said = {name: value for name, value in said.items() if value is not None or name == "content"}
+    size, ends = prompt_ends({**call.data, "messages": [*call.data["messages"], said]}, block)
+    return ServedRequest("", 0.0, size, 1, tuple(name for name, _, _ in ends), priority=-1)
+
+
 class PromptCache:
     """A hosted provider's cache: an entry can be read once the first answer begins, until unused for its lifetime."""
 
@@ -240,12 +275,41 @@ class PromptCache:
             self.entries[name] = (min(now, self.entries.get(name, (now, 0))[0]), now + LIFETIMES.get(ttl, 300.0))
 
 
+HINTS: dict[str, Kind] = {
+    "osl": replies.COUNT, "speculative_prefill": replies.TRUTH, "latency_sensitivity": (is_number, "a number"),
+    "priority": (lambda value: is_number(value, int), "an integer"),
+}  # fmt: skip
+"""What Dynamo takes in `nvext.agent_hints`: `latency_sensitivity` in 1.0 alone, `priority` from 1.1 on."""
+
+
+def take_hints(body: bytes, version: str) -> tuple[bytes, dict[str, Any]]:
+    """A request without `nvext`, and the hints in it. Raises ApiError for what a Dynamo of this version refuses."""
+    if b'"nvext"' not in body:
+        return body, {}
+    data, other = replies.read_object(body), "priority" if version == "1.0" else "latency_sensitivity"
+    told = _checked(data.pop("nvext", {}), "nvext", {"agent_hints": replies.OBJECT})
+    kinds = {name: kind for name, kind in HINTS.items() if name != other}
+    return json.dumps(data).encode(), _checked(told.get("agent_hints", {}), "nvext.agent_hints", kinds)
+
+
+def _checked(told: Any, place: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    if not isinstance(told, dict):
+        raise invalid(place, "an object")
+    if unknown := sorted(told.keys() - kinds.keys()):
+        raise ApiError(400, f"{place}: unknown field `{unknown[0]}`, expected one of {', '.join(kinds)}")
+    for name, wanted in replies.wrong_parameters(told, {}, kinds):
+        raise invalid(f"{place}.{name}", wanted)
+    return told
+
+
 class ModelServer:
     """What the model of a simulator takes: time, by an engine, in slots or neither, and tokens from a cache."""
 
-    def __init__(self, serving: str | None, slots: int | None) -> None:
+    def __init__(self, serving: str | None, slots: int | None, dynamo: str | None = None) -> None:
+        if dynamo is not None and not re.fullmatch(r"1\.\d{1,3}", dynamo):
+            raise SimulatorError([f"dynamo {dynamo!r} is no version whose hints the simulator knows; write 1.0 to 1.6"])
         speed = parse_speed(serving) if serving else None
-        self.engine = ServingEngine(speed, slots) if speed else None
+        self.engine = ServingEngine(speed, slots, ranked=dynamo is not None) if speed else None
         self.slots = FixedSlots(slots) if slots else None
         self.prompts = PromptCache() if serving else None
         self.log: deque[ServedRequest] = deque(maxlen=LOGGED)
@@ -264,6 +328,9 @@ class ModelServer:
         if self.prompts is not None:
             request.prompt_tokens, ends = prompt_ends(call.data, self.engine.block if self.engine else HOSTED_BLOCK)
             request.blocks = tuple(name for name, _, _ in ends) if self.engine else ()
+            request.priority = float(call.hints.get("priority", call.hints.get("latency_sensitivity", 0)))
+            if self.engine and call.hints.get("speculative_prefill"):
+                request.then = next_turn(call, answer, self.engine.block)
             ends = prompt_ends(call.data, None)[1] if marked else ends
             call, entries = self.prompts.look_up(call, request.prompt_tokens, ends, clock())
         self.log.append(request)

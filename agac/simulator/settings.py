@@ -51,6 +51,7 @@ class Settings:
         None, str, "Time and cache as an inference engine: h100, hosted (a cache alone), or prefill=8300,step=0.033,…",
         metavar="ENGINE",
     )  # fmt: skip
+    dynamo: str | None = setting(None, str, "Take the hints of this version of Dynamo: 1.0 to 1.6.", metavar="V")
     rpm: int | None = setting(None, int, "Requests per minute before 429.", metavar="N", least=1)
     tpm: int | None = setting(None, int, "Tokens per minute before 429.", metavar="N", least=1)
     burst: int | None = setting(

@@ -205,8 +205,8 @@ class DefaultsFile(FileModel):
         examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
     )
     backend: NonEmpty | None = key(
-        "A model server by its address: `vllm://HOST:PORT`, `sglang://HOST:PORT`, `http://HOST:PORT/v1`, `openai://`, "
-        "`anthropic://`. `model` is then a model of it, the one that it has when left out.",
+        "A model server by its address: `vllm://HOST:PORT`, `sglang://HOST:PORT`, `dynamo://HOST:PORT?version=1.2`, "
+        "`http://HOST:PORT/v1`, `openai://`, `anthropic://`. `model` is a model of it, the only one when left out.",
         examples=["vllm://127.0.0.1:8000"],
     )
     run_mode: workflow.RunMode = key(

@@ -41,6 +41,12 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("", "", "backend: 'http://gpu/v1/chat/completions', model: q", "", "the dialect adds its path itself"),
     (KEYS, "", "backend: 'vllm://gpu:9', model: q", "", "vllm/q http://gpu:9/v1 none"),
     (KEYS, "", "backend: 'vllm://gpu', model: q", "", "another address than that of provider 'vllm' at agac.yml:1"),
+    ("", "", "backend: 'dynamo://gpu:8000', model: q", "", f"dynamo/q {VLLM} json_object"),
+    ("", "", "backend: 'dynamo://gpu:8000?version=1.2.1', model: q", "", f"dynamo/q {VLLM}"),
+    ("", "", "backend: 'dynamo://gpu?version=2.0', model: q", "", "'version=2.0': agac knows the hints of Dynamo 1.0"),
+    ("", "", "backend: 'dynamo://gpu?version=1', model: q", "", "write ?version=1.2, or nothing"),
+    ("", "", "backend: 'dynamo://gpu?verson=1.2', model: q", "", "'verson=1.2': agac knows the hints"),
+    ("", "", "backend: 'vllm://gpu?version=1.2', model: q", "", "goes on after the path"),
     (OWN, "", "backend: 'vllm://gpu', model: mine/q", "", "names provider 'mine' of agac.yml; remove one"),
 ]
 
@@ -85,6 +91,8 @@ METRICS = {
     "vllm:8": "vllm:gpu_prefix_cache_queries_total 120\nvllm:gpu_prefix_cache_hits_total 80\n",
     "sglang": 'sglang:prompt_tokens_total{} 120\nsglang:cached_tokens_total{cache_source="device"} 50\n'
     'sglang:cached_tokens_total{cache_source="host"} 30\nsglang:cache_hit_rate 0.0\n',
+    "dynamo": 'dynamo_frontend_input_sequence_tokens_sum{model="a"} 100\ndynamo_frontend_cached_tokens_sum 80\n'
+    'dynamo_frontend_input_sequence_tokens_sum{model="b"} 20\ndynamo_frontend_cached_tokens_count{model="b"} 2\n',
     "sglang:off": "sglang:prompt_tokens_total 120\n",
     "vllm:off": "nothing here\n",
 }
