@@ -182,7 +182,7 @@ def test_rows_and_the_same_as_csv(query: str, shop: ProjectFolder, watched: Watc
         names = {0: "open", 1: "done", 2: "failed", 5: "skipped"}
         assert line["State"] == stored["state"] == names.get(state, "dropped")
         assert line["Calls"] == stored["calls"] == str(calls)
-        assert line["Error"].startswith(error or "")
+        assert line["Result or error"].startswith(error or "")
         assert stored["error"] == (error or "")
         assert (line["Cost"], line["Seconds"]) == (simulated(cost or 0), f"{took:.2f}")
         assert (float(stored["cost_usd"]), float(stored["duration_s"])) == pytest.approx((cost or 0, took), abs=1e-4)
