@@ -198,7 +198,7 @@ async def calibrate(
             about = record.id, name, known.get(name), places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
                 asked, value = json.loads(why), json.loads(answer or "null")
-                drawn = "when" not in asked
+                drawn = "when" not in asked and (whole or "sample" in asked)
                 score = inside(value, path)
                 if isinstance(score, int | float) and (drawn or not whole):
                     right = how in ("approved", "manual") and json.loads(final) == value and "redo" not in asked

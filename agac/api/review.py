@@ -20,7 +20,6 @@ from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
 from agac.engine.replay import RowViews
-from agac.engine.review import times_redone
 from agac.engine.validate import Checker
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import STORED, Check, compile_guard
@@ -132,8 +131,8 @@ class ReviewedStage:
 
     def choices(self, review: StoredReview) -> tuple[str, ...]:
         """What may be decided about a review."""
-        never = {store.REDO} if times_redone(review.why) >= self.review.redo else set[str]()
-        never |= {"approve", store.REDO} if review.blind else set()
+        often = len(review.why.get(store.REDO, ())) >= self.review.redo
+        never = ("approve", store.REDO) if review.blind else (store.REDO,) if often else ()
         return tuple(one for one in self.review.choices if one not in never)
 
     def standing(self, review: StoredReview, found: Sequence[StoredDecision], since: float) -> Standing:
@@ -143,14 +142,11 @@ class ReviewedStage:
 
     async def fault(self, database: Database, review: StoredReview, one: Decision) -> str | None:
         """Why this cannot be decided about the review."""
-        if one.choice not in self.review.choices:
-            return f"{one.choice!r} is no choice of stage {review.stage!r}: {', '.join(self.review.choices)}"
+        if one.choice not in (choices := self.choices(review)):
+            why = "it was asked without the answer" if review.blind else f"{review.row_id!r} has these choices"
+            return f"{one.choice!r} is no choice at stage {review.stage!r}; {why}: {', '.join(choices)}"
         if not one.reviewer:
             return "nobody is named as its reviewer"
-        if review.blind and one.choice in ("approve", store.REDO):
-            return f"it was asked without the answer: {one.choice} is no choice then; give your own value (edit)"
-        if one.choice not in self.choices(review):
-            return f"the answer was given again {self.review.redo} times already, which is `redo.max`"
         if one.choice == store.REDO and not one.reason:
             return "redo takes a reason: what is wrong with the answer, for the model"
         if one.choice != "edit":

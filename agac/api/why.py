@@ -14,7 +14,7 @@ from agac.api.sync import blocking
 from agac.core.keys import digest, reuse_salt
 from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, json_form
 from agac.engine.replay import RowHistory
-from agac.plan.diff import text_diff, value_changes
+from agac.plan.diff import REDO, text_diff, value_changes
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root
 from agac.spec.templates import VARS, MissingField
@@ -264,6 +264,8 @@ def _changed_since(now: TaskInputs, before: PastAttempts, attempts: Sequence[Pas
     """Within a run the workflow is the same: the row changed, or an answer that the prompt names. Of upstream stages
     with replicas the first one stands for all, since all have the same prompt."""
     history = now.history
+    if history.redos.of(now.stage.name, history.row.id, before.fingerprint):
+        return [REDO]
     tasks = {**history.tasks, **{stage: one for (stage, number), one in history.replicas.items() if number == 1}}
 
     def named(stage: RecordedStage) -> set[str]:

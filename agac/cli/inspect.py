@@ -372,7 +372,7 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
         facts.append("no known price")
     yield f"    {', '.join(facts)}"
     if attempt["of_earlier_content"]:
-        yield "    sent with another prompt, before the row or an answer before it changed"
+        yield "    sent with another prompt, before the row or an answer before it changed, or was to be given again"
     if attempt["asked_again_with"]:
         yield from _block("re-asked, after the prompt and the last reply, with", attempt["asked_again_with"], "    ")
     if attempt["perhaps_billed"]:

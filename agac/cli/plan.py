@@ -166,7 +166,7 @@ def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
             who += sample and f"; {sample} of the others too"
         yield f"{counted(found.undecided, 'row')}: {who}"
     if does.redo:
-        yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row; costs hold without that"
+        yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row, which is not in the costs"
 
 
 def _batches(batches: PlannedBatches) -> str:

@@ -430,7 +430,7 @@ class StoredAnswers:
             known.append(None if fix else self.baseline.left(stage, row, task.fingerprint))
             if fix:
                 self.of(stage).reuse += row.times
-                known[-1] = Answer(Result(fix.key, fix.value), UNPARSED)
+                known[-1] = Answer(Result(fix.key or b"", fix.value or "null"), UNPARSED)
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
         self._shared, self._asked = set(), []
@@ -450,12 +450,11 @@ class StoredAnswers:
         since = retry.since if retry is not None and retry.discard and row.chosen else self.baseline.decided_since
         verdict = own.verdict(task, own.standing(task, row.id, known, since=since, now=now))
         if verdict.how == REDO:
-            source = self._by_name[next(name for name in own.asked if name in row.judged)]
+            source = next(one for one in own.asked if one.name in row.judged)
             self.of(source).asked(why.REDO, row.id, source.replicas, row.times)
             self.of(source).sure += row.times
             self.of(source).reuse -= row.times
-            if isinstance(source, PlannedStage):
-                self.measure(source, row)
+            self.measure(source, row)
         if verdict.how in ("waiting", REDO):
             self.block(stage, row, why.PEOPLE)
             return Parked.REVIEW

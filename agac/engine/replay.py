@@ -17,7 +17,6 @@ from agac.engine.effects import descended, plain, replay
 from agac.plan.render import Messages, Prints, RowView, asked_again, followed
 from agac.plan.stage import RecordedStage, ends_of, recorded_stages, written_of
 from agac.spec.graph import descent, giving, homes, levels_of
-from agac.spec.operations import Review
 from agac.spec.templates import ROWS_COUNT, ROWS_FAILED, ROWS_JSON, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store import rows as store
@@ -132,7 +131,7 @@ class RowHistory:
     replicas: Mapping[tuple[int, int], TaskRecord]
     in_batches: Sequence[RowTask]
     view: RowView
-    redos: Fixes = field(default_factory=Fixes)
+    redos: Fixes
     passed: set[str] = field(default_factory=set)
 
     @staticmethod
@@ -142,9 +141,8 @@ class RowHistory:
         tasks = {task.stage: task for task in found if not task.replica}
         replicas = {(task.stage, task.replica): task for task in found if task.replica}
         in_batches = await batched_tasks(database, row.key)
-        view, redos = await _first_view(database, run, stages, row), Fixes()
-        if any(isinstance(one.operation, Review) for one in stages):
-            redos = await redos_of(database, (await run_record(database, run)).workflow)
+        redos = await redos_of(database, (await run_record(database, run)).workflow)
+        view = await _first_view(database, run, stages, row)
         return RowHistory(run, stages, row, tasks, replicas, in_batches, view, redos)
 
     @property

@@ -28,7 +28,6 @@ from agac.store.decisions import (
     DISCARD,
     REDO,
     TIMEOUT,
-    Fix,
     Fixes,
     Standing,
     StoredDecision,
@@ -90,7 +89,7 @@ class Reviewing:
         own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
         self.sources = [one for one in reversed(stage.ancestors) if one in own]  # who gave the answer, the last first
         judged = by_name[self.asks.edit]
-        self.asked = [one for one in self.sources if isinstance(by_name[one], PlannedStage)]
+        self.asked = [one for name in self.sources if isinstance(one := by_name[name], PlannedStage)]
         self._checker = Checker(judged) if isinstance(judged, PlannedStage) else None
         self._all = not self._when and not self.asks.sample
 
@@ -114,7 +113,7 @@ class Reviewing:
                 why = {"when": asks.when.text if asks.when else "", "values": values}
         if why is None and share_of("sample", stage.name, row_id) < asks.sample:
             why = {"sample": asks.sample, "values": values}
-        redone = [one for name in reversed(self.asked) for one in view.redone.get(name, ())]
+        redone = [one for source in reversed(self.asked) for one in view.redone.get(source.name, ())]
         if redone:  # who asked for another answer is shown it
             why = {**(why or {"values": values}), REDO: redone}
         numbers = (one for one in values.values() if isinstance(one, int | float) and not isinstance(one, bool))
@@ -136,7 +135,7 @@ class Reviewing:
         if decided.choice == "reject":
             return Verdict("rejected", "null", decided)
         if decided.choice == REDO:
-            return Verdict(REDO if times_redone(task.why) < self.asks.redo else "waiting", by=decided)
+            return Verdict(REDO if len((task.why or {}).get(REDO, ())) < self.asks.redo else "waiting", by=decided)
         value = snapshot(task.answer)
         if decided.choice == "edit" and decided.says(None, None) != canonical([None, task.answer]):
             kept = (
@@ -168,11 +167,6 @@ class Reviewing:
         if self.asks.on_reject == "fail":
             return RowError(ErrorType.REJECTED, f"stage {self.stage.name!r}: {said}")
         return RowRejected(canonical({"when": said, "values": {}})) if self.asks.on_reject == "drop" else None
-
-
-def times_redone(why: Mapping[str, Any] | None) -> int:
-    """How often an answer was given again, by why it is asked about."""
-    return len((why or {}).get(REDO, ()))
 
 
 def reviewings(plan: Plan) -> dict[int, Reviewing]:
@@ -210,7 +204,7 @@ class Reviews:
         batch, now, since = self._ledger.batch, self._now(), self._since
         stood = own.standing(task, row_id, known, since=since, now=now)
         said = counting(known[0] if known else (), since)
-        source = next((name for name in own.asked if name in row.judged), "")
+        source = next((one.name for one in own.asked if one.name in row.judged), "")
         redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO) if source else b""
         if self._discards is not None and any(one.at < self._discards for one in said):
             batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
@@ -224,9 +218,10 @@ class Reviews:
         batch.reviewed.append((own.workflow, stage.name, row_id, task.key))
         verdict = own.verdict(task, stood)
         if verdict.how == REDO and verdict.by is not None:
-            by, value = verdict.by, row.judged[source][1].value
-            self._redos.found[redo_key] = Fix(redo_key, row_id, value, by.reviewer, by.at, by.reason)
-            batch.decisions.append(by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO))
+            value = row.judged[source][1].value
+            again = verdict.by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO)
+            self._redos.found[redo_key] = again
+            batch.decisions.append(again)
             batch.review_ends.append(ReviewEnd(task.key, row.new, stood.last, "applied"))
             self.redo = True
             return Parked.REVIEW

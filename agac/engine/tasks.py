@@ -25,7 +25,7 @@ from agac.engine.validate import checks_of, is_of_row
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
-from agac.store.decisions import DISCARD, FIX, Fix, StoredDecision
+from agac.store.decisions import DISCARD, StoredDecision
 from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, earlier_results
 from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
@@ -192,20 +192,21 @@ class Tasks:
         if (fix := self._fixes.of(stage.name, active.new.row.id, task.fingerprint)) is not None:
             if self._discards is None or fix.at >= self._discards:
                 return self._fixed(active, stage, task.fingerprint, fix)
-            about = fix.key, 0, self._workflow, stage.name, fix.row_id, DISCARD
-            self._ledger.batch.decisions.append(StoredDecision(*about, at=self._discards, source=FIX))
+            discarded = fix._replace(choice=DISCARD, value=None, reason="", reviewer="", at=self._discards)
+            self._ledger.batch.decisions.append(discarded)
         if isinstance(task, Prepared) and task.replicas:
             return self._replicated(active, stage, task)
         return self._one(TaskRequest(active, stage, task, task.fingerprint))
 
-    async def _fixed(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, fix: Fix) -> Answer:
+    async def _fixed(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, fix: StoredDecision) -> Answer:
         """The result that a person set. It is stored under the name of the decision: no other row finds it."""
-        earlier = await self.look_ups.get((0.0, fix.key))
-        if earlier is not None and earlier.value == fix.value:
-            result, outcome = Result(fix.key, fix.value, id=earlier.id), Outcome.REUSED
+        key, value = fix.key or b"", fix.value or "null"
+        earlier = await self.look_ups.get((0.0, key))
+        if earlier is not None and earlier.value == value:
+            result, outcome = Result(key, value, id=earlier.id), Outcome.REUSED
         else:
             endpoint, outcome = Endpoint("people", "", fix.reviewer, False), Outcome.DONE
-            result = Result(fix.key, fix.value, endpoint, self._wall(), how=MANUAL)
+            result = Result(key, value, endpoint, self._wall(), how=MANUAL)
         self._settler.task_done(active, stage, result, outcome, fixed=fingerprint)
         return Answer(result, UNPARSED)
 

@@ -21,6 +21,9 @@ Way = tuple[str, ...]
 _NAMES = {"system": "instructions", "alias": "short name of the model"}
 """Parts of a stage, as they stand in a stored definition, and what users call them where that is another word."""
 
+_OF_ESCALATION = ("model", "parameters", "when", "short name of the model")
+"""Parts that a stage which escalates does not share with the one that it is of."""
+
 _TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
 """Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
 
@@ -64,11 +67,8 @@ def changes_of(before: Body, after: Body) -> list[Change]:
     ends = [[renamed.get(one, one) for one in before.get("results", ())], after.get("results", [])]
     if ends[0] != ends[1] or renamed.get(before.get("rows") or "", before.get("rows")) != after.get("rows"):
         found.append(Change("stages whose results are written", "output", None, *ends))
-    of_stage = {name: list(_changed_parts(name, old[name], new[name])) for name in new if name in old}
-    for name, own in of_stage.items():  # what a stage that escalates shares with the one it is of is told once
-        told = [(one.what, one.before, one.now) for one in of_stage.get(name.removesuffix(ESCALATED), own)]
-        own[:] = [one for one in own if not name.endswith(ESCALATED) or (one.what, one.before, one.now) not in told]
-    parts = [part for own in of_stage.values() for part in own]
+    parts = [part for name in new if name in old for part in _changed_parts(name, old[name], new[name])]
+    parts = [one for one in parts if one.what in _OF_ESCALATION or not (one.stage or "").endswith(ESCALATED)]
     return found + _with_readers(parts, {**before, "stages": stages}, after)
 
 

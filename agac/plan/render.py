@@ -157,8 +157,9 @@ def asked_again(
     they said. Each answer that is to be given again makes another task of it, which may have an answer that is."""
     made, said = prints(messages), list[JSONValue]()
     while (redo := redos.of(stage.name, row_id, made[0])) is not None:
-        answer = json.loads(redo.value)
-        text = answer if isinstance(answer, str) and not stage.wants_json else redo.value
+        reply = redo.value or "null"
+        answer = json.loads(reply)
+        text = answer if isinstance(answer, str) and not stage.wants_json else reply
         wish = f"A person read your reply and wants another one:\n{redo.reason}\nReply again"
         wish += " with the corrected JSON only." if stage.wants_json else "."
         messages = (*messages, Message("assistant", text), Message("user", wish))

@@ -132,9 +132,6 @@ discarded_at: Reads[[str], float] = reads("decisions_discarded", float, lambda f
 """From when on the decisions of a workflow count, in seconds since 1970."""
 
 reviews_of: Reads[[Sequence[bytes]], dict[bytes, StoredReview]] = reads("reviews_of", StoredReview, by("key"))
-reviews_named: Reads[[str, str, RowId], list[StoredReview]] = reads("reviews_named", StoredReview)
-"""Every review of a row, by workflow, stage and id of the row."""
-
 review_page: Reads[..., list[StoredReview]] = reads("review_page", StoredReview)
 """Reviews in the order in which they are asked. By name: state, the workflow and the stage from which on (`last_…`: up
 to which), and after which one: `sure` and `key`; `limit`; the `reviewer` who has not decided on them, else ""."""
@@ -167,20 +164,8 @@ def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
     writer.execute(sql("decision_put"), (one.key, *one[2:]))
 
 
-# Results that somebody set by hand, and answers that somebody wanted to have given again: the last word of each task
-# counts, for all rows with its id and its fingerprint.
-
-
-class Fix(NamedTuple):
-    """A result that `reviewer` set by hand, JSON text; it is stored under the name of the decision, `key`. Or an answer
-    that is to be given again, for the `reason` that the model is told."""
-
-    key: bytes
-    row_id: RowId
-    value: str
-    reviewer: str
-    at: float
-    reason: str
+# Results that somebody set by hand, and answers that are to be given again: the last word of each task counts, for all
+# rows with its id and its fingerprint. `value` is the result, or that answer, and `reason` what the model is told.
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,30 +175,31 @@ class Fixes:
     any more."""
 
     workflow: str = ""
-    found: dict[bytes, Fix] = field(default_factory=dict)
+    found: dict[bytes, StoredDecision] = field(default_factory=dict)
     rows: frozenset[int] = frozenset()
     kind: str = FIX
     discarded: frozenset[bytes] = frozenset()
 
-    def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> Fix | None:
+    def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> StoredDecision | None:
         """What is set for a task."""
         return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, self.kind)) if self.found else None
 
 
 async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fixes:
     """The answers of a workflow that people wanted to have given again; what they said before `since` is discarded."""
-    said = [one for one in await select(database, "fixes", Fix, workflow, REDO) if one.value]
-    old = frozenset(one.key for one in said if one.at < since)
-    return Fixes(workflow, {one.key: one for one in said if one.key not in old}, kind=REDO, discarded=old)
+    said = {one.key or b"": one for one in await select(database, "fixes", StoredDecision, workflow, REDO) if one.value}
+    old = frozenset(key for key, one in said.items() if one.at < since)
+    return Fixes(workflow, {key: one for key, one in said.items() if key not in old}, kind=REDO, discarded=old)
 
 
 async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
     """The results set by hand in a workflow, and what differs from them in a run with these stages."""
-    said, rows = {one.key: one for one in await select(database, "fixes", Fix, workflow, FIX)}, set[int]()
+    every, rows = await select(database, "fixes", StoredDecision, workflow, FIX), set[int]()
+    said = {one.key or b"": one for one in every}
     for some in slices(list(dict.fromkeys(one.row_id for one in said.values()))):
         tasks = await select(database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, some)
         for row, row_id, stage, fingerprint, stored_as, value in tasks:
             fix = said.get(key := review_key(workflow, stages[stage], row_id, fingerprint, FIX))
-            if fix is not None and fix.value != (value if stored_as == key else ""):
+            if fix is not None and fix.value != (value if stored_as == key else None):
                 rows.add(row)
     return Fixes(workflow, {key: one for key, one in said.items() if one.value}, frozenset(rows))

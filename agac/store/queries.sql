@@ -1777,10 +1777,10 @@ key, workflow, stage, row_id, run_id, row_key, seen, why, blind, state, sure, du
 
 -- part: not_decided_by
 (:reviewer = '' OR NOT EXISTS (
-    SELECT 1 FROM decision AS said WHERE said.key = review.key AND said.reviewer = :reviewer AND said.at >= max(
-        ifnull((SELECT max(at) FROM decision WHERE key = review.key AND choice = 'discard'), 0),
-        ifnull((SELECT max(at) FROM decision WHERE key IS NULL AND workflow = review.workflow AND choice = 'discard'), 0)
-    )
+    SELECT 1 FROM decision AS said WHERE said.key = review.key AND said.reviewer = :reviewer AND said.at >= ifnull((
+        SELECT max(at) FROM decision WHERE choice = 'discard'
+        AND (key = review.key OR (key IS NULL AND workflow = review.workflow))
+    ), 0)
 ))
 
 -- name: review_put
@@ -1839,10 +1839,6 @@ ORDER BY t.stage;
 -- These reviews.
 SELECT {review_columns} FROM review WHERE key IN (:many);
 
--- name: reviews_named
--- Every review of a row at a stage, the newest last.
-SELECT {review_columns} FROM review WHERE workflow = ? AND stage = ? AND row_id = ? ORDER BY at, rowid;
-
 -- name: review_page
 -- Reviews in one state, in the order in which they are asked, after one of them; with a reviewer those of which this
 -- one has not said anything that counts.
@@ -1877,9 +1873,9 @@ WHERE review.state IN ('decided', 'conflict') AND review.run_id = ? AND row.orig
 -- name: fixes
 -- The last word about each result of a workflow that was set by hand, or that is to be given again (the source), since
 -- its decisions were discarded.
-SELECT key, row_id, iif(choice <> 'discard' AND at >= ifnull((
+SELECT key, id, workflow, stage, row_id, choice, iif(choice <> 'discard' AND at >= ifnull((
     SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ?1 AND choice = 'discard'
-), 0), value, '') AS value, reviewer, at, reason FROM decision
+), 0), value, NULL) AS value, reason, reviewer, at, source, forced FROM decision
 WHERE id IN (
     SELECT first_value(id) OVER (PARTITION BY key ORDER BY at DESC, id DESC) FROM decision
     WHERE workflow = ?1 AND source = ?2 AND key IS NOT NULL

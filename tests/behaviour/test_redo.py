@@ -78,7 +78,9 @@ def test_the_comment_goes_to_the_model_and_its_answer_is_reviewed_anew(project: 
     shown = project.agac("inspect", "last", "a", code=0).out
     assert "it is c" in shown
     assert "of earlier content" not in shown
-    assert "it is c" in project.agac("why", "last", "a", "classify", code=0).out
+    why = project.agac("why", "last", "a", "classify", code=0).out
+    assert "it is c" in why
+    assert "with another request; since then: somebody wants another answer." in why
     project.assert_sound()
 
 
@@ -89,7 +91,7 @@ def test_after_so_many_times_it_is_not_offered(project: ProjectFolder, model: Sc
     project.run()
     assert items(project)["a"].choices == ("approve", "edit", "reject")
     (problem,) = decide(project, "a", "redo", "it is d").problems
-    assert "given again 1 times already" in problem.message
+    assert "'a' has these choices: approve, edit, reject" in problem.message
     assert project.run().rows.open == 1
     assert len(model.asked) == 2
 
