@@ -43,6 +43,7 @@ from agac.spec.models import (
     TimeoutFile,
     ToolFile,
     VisibleFile,
+    VoteFile,
     WorkflowFile,
 )
 from agac.spec.project_models import (
@@ -184,6 +185,7 @@ SECTIONS: dict[type[FileModel], str] = {
     StageFile: "a-stage",
     VisibleFile: "visible",
     CheckFile: "checks",
+    VoteFile: "vote",
     EscalateFile: "escalate",
     LabelFile: "labels",
     ReviewFile: "review",

@@ -232,7 +232,7 @@ def _quality(
 ) -> ModelQuality:  # fmt: skip
     """What was judged of a model with these facts, beside the `first` one, and what its tasks took."""
     (right, pairs, votes), (tasks, dollars, seconds) = judged, took
-    hits, thousand = sum(right.values()), 1000 * labels.stage.replicas / (tasks or 1)
+    hits, thousand = sum(right.values()), 1000 / (tasks or 1)
     both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
     counts = [both[pair] for pair in ((True, True), (True, False), (False, True), (False, False))]
     columns = [*labels.classes, *sorted({answer for _, answer in pairs} - {*labels.classes})]

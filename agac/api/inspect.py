@@ -41,6 +41,7 @@ from agac.engine.telemetry import calls_of, share, summarise
 from agac.engine.validate import complaint
 from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
+from agac.spec.operations import Vote
 from agac.spec.paths import project_root
 from agac.spec.templates import MissingField
 from agac.store import history
@@ -408,7 +409,10 @@ def _stage_report(
     prompt = None if stale or passed_over else rebuilt.messages
     replicated = {}
     if stage.replicas > 1:
-        replicas = {number: known.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+        early = stage.vote is not None and stage.vote.lead  # not all may have been asked
+        asked = sorted(number for at, number in known.replicas if at == stage.index)
+        numbers = asked if early else range(1, stage.replicas + 1)
+        replicas = {number: known.replicas.get((stage.index, number)) for number in numbers}
         reports = [
             {
                 "replica": number,
@@ -418,7 +422,8 @@ def _stage_report(
             }
             for number, one in replicas.items()
         ]
-        replicated = {"vote": _vote(stage.vote, note, list(replicas.values())), "replicas": reports}
+        voting = [replicas[one["replica"]] for one in reports if not (early and one["stale"])]
+        replicated = {"vote": _vote(stage.vote, note, voting), "replicas": reports}
     return {
         "name": stage.name, "model": stage.model, "alias": dict(stage.alias) if stage.alias else None,
         "params": dict(stage.params), "outcome": task.outcome if task else "open", "stale": stale,
@@ -443,18 +448,19 @@ def in_batch(task: RowTask) -> dict[str, Any]:
     }
 
 
-def _vote(field: str | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
-    """How replicas voted, as the task's note says; None where they did not, or not yet."""
-    answers = [one.value for one in replicas if one is not None and one.value is not None]
-    if field is None or "agreement" not in note or len(answers) < len(replicas):
+def _vote(vote: Vote | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
+    """How replicas voted, those of none `without` a vote, and as the task's note says which was `taken`, null where no
+    answer leads far enough; None where they did not, or not yet."""
+    if vote is None or not replicas or not all(replicas) or not (vote.lead or "agreement" in note):
         return None
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for number, value in enumerate(votes(answers, field), 1):
+    numbers: dict[str | None, list[int]] = defaultdict(list)
+    for number, value in enumerate(votes([one and one.value for one in replicas], vote), 1):
         numbers[value].append(number)
-    ordered = sorted(numbers.items(), key=lambda one: -len(one[1]))
+    without, ordered = numbers.pop(None, []), sorted(numbers.items(), key=lambda one: -len(one[1]))
     return {
-        "field": field, "agreement": round(share(note["agreement"]), 4), "taken": note["replica"],
-        "values": [{"value": json.loads(value), "replicas": own} for value, own in ordered],
+        "field": vote.field, "agreement": round(share(note["agreement"]), 4) if "agreement" in note else None,
+        "taken": note.get("replica"), **({"lead": vote.lead, "without": without} if vote.lead else {}),
+        "values": [{"value": json.loads(value or ""), "replicas": own} for value, own in ordered],
     }  # fmt: skip
 
 

@@ -81,12 +81,13 @@ class TaskInputs(Report):
     def components(self) -> dict[str, Any]:
         """What goes into the fingerprint."""
         stage, schema = self.stage, self.stage.schema
+        vote = stage.vote.body() if stage.vote is not None else None
         schema_hash = digest(json.dumps(self.schema, sort_keys=True)).hex()
         return {
             "model": stage.model, "params": dict(stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": schema_hash},
             **({} if stage.reply == "text" else {"reply": stage.reply}), "messages": json_form(self.messages),
-            "reuse": stage.reuse, **({"replicas": stage.replicas, "vote": stage.vote} if stage.replicas > 1 else {}),
+            "reuse": stage.reuse, **({"replicas": stage.replicas, "vote": vote} if stage.replicas > 1 else {}),
             "salt": reuse_salt(stage.reuse, self.history.row.id, self.run),
         }  # fmt: skip
 

@@ -261,8 +261,14 @@ def _vote(vote: dict[str, Any]) -> str:
     for one in vote["values"]:
         *others, last = map(str, one["replicas"])
         values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
-    agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
-    return f"vote on {vote['field']}: {', '.join(values)}; {agreed}"
+    agreed = "nothing leads far enough"
+    if vote["taken"]:
+        agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
+    if "lead" in vote:
+        counts = [len(one["replicas"]) for one in vote["values"]]
+        asked = sum(counts) + len(vote["without"])
+        agreed = f"votes {':'.join(map(str, counts))} of {asked} asked; {agreed}"
+    return f"vote on {vote['field'] or 'the answer'}: {', '.join(values)}; {agreed}"
 
 
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
@@ -423,7 +429,11 @@ def replicas_words(stage: dict[str, Any]) -> str:
     """`3, vote on label`: how many times a stage runs each row; empty for once."""
     if stage.get("replicas", 1) == 1:
         return ""
-    return f"{stage['replicas']}, vote on {stage['vote']}" if stage.get("vote") else f"{stage['replicas']}"
+    vote, said = stage.get("vote"), stage["replicas"]
+    if not isinstance(vote, dict):
+        return f"{said}, vote on {vote}" if vote else f"{said}"
+    others = (f"{name} {value}" for name, value in vote.items() if name != "field")
+    return f"{said}{' at most' * ('lead' in vote)}, vote on {', '.join([vote.get('field', 'the answer'), *others])}"
 
 
 def why_lines(report: WhyReport) -> Iterator[str]:

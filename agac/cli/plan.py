@@ -145,6 +145,9 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{counted(parts, 'more call')}, for parts of large groups"
+    if found.spared and (vote := getattr(found.stage, "vote", None)):
+        fewest, calls = found.questions - found.spared, counted(found.questions, "call")
+        yield f"{fewest:,} to {calls}: no more for a row once an answer leads by {vote.lead}"
     if found.guess is not None:
         yield _guessed(found.guess)
     if (does := found.stage.operation) is not None and does.key == "review":

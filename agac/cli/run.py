@@ -292,7 +292,8 @@ def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
         found = stage.get("agreement")
         if found and found["rows"]:
             unanimous = f"{found['unanimous']:.0%} of {counted(found['rows'], 'row')} unanimous"
-            yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}"
+            asked = f"; {found['asked']:.3g} asked on average" if "asked" in found else ""
+            yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}{asked}"
 
 
 def review_lines(run: Summary) -> Iterator[str]:
@@ -398,6 +399,7 @@ ADVICE: dict[str, str] = {
     ErrorType.REPLY_TOO_LARGE: "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml.",
     ErrorType.INVALID_JSON: "Run again, or use a model with structured answers.",
     ErrorType.SCHEMA_MISMATCH: "Describe the form in the prompt, loosen output_schema, or use a larger model.",
+    ErrorType.NO_CONSENSUS: "Raise replicas: answers that are there are not asked for again.",
     ErrorType.CHECK_FAILED: "Say it in the prompt, mend the check, or use a larger model.",
     ErrorType.BUDGET_EXCEEDED: "Raise row_budget, or lower max_tokens.",
 }

@@ -53,6 +53,7 @@ class ErrorType(StrEnum):
     INVALID_JSON = "InvalidJSON"
     SCHEMA_MISMATCH = "SchemaMismatch"
     CHECK_FAILED = "CheckFailed"
+    NO_CONSENSUS = "NoConsensus"
     BATCH_LOST = "BatchLost"
     BUDGET_EXCEEDED = "BudgetExceeded"
     GUARD_ERROR = "GuardError"
@@ -65,7 +66,7 @@ class ErrorType(StrEnum):
 
 ANSWER_FAILURES = frozenset({
     ErrorType.REFUSED, ErrorType.FILTERED, ErrorType.TRUNCATED, ErrorType.EMPTY_RESPONSE, ErrorType.REPLY_TOO_LARGE,
-    ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED, ErrorType.TOOL_LOOP_LIMIT,
+    ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED, ErrorType.TOOL_LOOP_LIMIT, ErrorType.NO_CONSENSUS,
 })  # fmt: skip
 """Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
 

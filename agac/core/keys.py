@@ -98,7 +98,7 @@ def local_fingerprint(prints: bytes, given: JSONValue) -> bytes:
     return digest(f"{prints.hex()}:{snapshot(given)}")
 
 
-def replicas_fingerprint(prints: Sequence[bytes], vote: str | None) -> bytes:
+def replicas_fingerprint(prints: Sequence[bytes], vote: JSONValue) -> bytes:
     """Stands for a task asked several times: its replicas' fingerprints in order, and what is made of their answers."""
     return digest(canonical(["replicas", vote, [one.hex() for one in prints]]))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agac.core.errors import RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.types import Message, Outcome, RowId
 from agac.engine.caller import Answer
 from agac.engine.effects import RowProgress, is_leave
@@ -18,8 +18,8 @@ from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
 from agac.engine.review import Known, ReviewTask, known_of, reviewings
-from agac.engine.settle import outcome_of_vote
-from agac.engine.tasks import UNPARSED, LocalCall, Parked
+from agac.engine.settle import VoteResult, outcome_of_vote
+from agac.engine.tasks import UNPARSED, LocalCall, Parked, failure_for
 from agac.engine.validate import checks_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
@@ -371,7 +371,8 @@ class StoredAnswers:
         self, row: ForecastRow, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None
     ) -> None:
         """The stage failed, or failed before and is left so."""
-        self.block(stage, row, reason or self.baseline.left_reason(stage, row))
+        undecided = why.NO_LEAD if error.type is ErrorType.NO_CONSENSUS else None
+        self.block(stage, row, reason or undecided or self.baseline.left_reason(stage, row))
 
     def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
         """The row's task cannot be run, and neither can those that need it."""
@@ -466,13 +467,19 @@ class StoredAnswers:
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
     ) -> dict[bytes, store.EarlierResult]:
-        """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not."""
+        """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not; empty ones
+        of replicas that failed, where a vote goes on without them."""
         found: dict[bytes, store.EarlierResult] = {}
+        retries = chosen and self.baseline.retry is not None
         remote, database = self.baseline.remote, self.baseline.database
         since = self.baseline.since(stage, chosen=chosen)
         for some in slices(prints) if not self.baseline.fresh else ():
             if database is not None:
                 found |= await store.earlier_results(database, some, since, self.baseline.plan.workflow)
+            if database is not None and stage.vote and stage.vote.lead and not retries:
+                for one, failed in (await store.replica_failures(database, some)).items():
+                    if failure_for(stage, 0, since, failed) is not None:
+                        found.setdefault(one, store.EarlierResult(0, ""))
             if remote is not None and isinstance(stage, PlannedStage) and (lacking := set(some) - found.keys()):
                 taken = await remote.take(stage, list(lacking), since)
                 found |= {one: result for one, result in taken.items() if result is not None}
@@ -497,13 +504,14 @@ class StoredAnswers:
             return Unknown(reason)
         if task.need == ROWS_JSON and row.is_group:
             assert isinstance(stage, PlannedStage)
-            found.asked(reason, row.id, stage.replicas + row.parts, row.times)
+            found.asked(reason, row.id, stage.replicas + row.parts, row.times, _spared(stage))
             found.parts += row.parts * row.times
             found.in_flight += row.in_batch * row.times
             self.measure(stage, row, row.characters)
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
-        found.asked(self.baseline.passed_on(stage, row, task.need, reason), row.id, stage.replicas, row.times)
+        reason = self.baseline.passed_on(stage, row, task.need, reason)
+        found.asked(reason, row.id, stage.replicas, row.times, _spared(stage))
         if isinstance(stage, LocalStage):
             self._not_called(stage, row)
         elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size
@@ -522,23 +530,28 @@ class StoredAnswers:
         in_batch: set[bytes],
     ) -> TaskResult | None:
         prints, found = _prints(task), self.of(stage)
-        there = [result for one in prints if (result := earlier.get(one)) is not None]
+        there = {one: known.value or None for one in prints if (known := earlier.get(one)) is not None}
         if (checks := self._checks.get(stage.index)) is not None:
-            there = [one for one in there if checks.error(row.view, json.loads(one.value)) is None]
-        if len(there) == len(prints):
-            value = there[0].value
-            if isinstance(stage, PlannedStage) and len(prints) > 1:
-                value, *_ = voted = outcome_of_vote([one.value for one in there], stage.vote)
-                if voted.share is not None:
-                    row.view.agreement[stage.name] = voted.share
+            right = (one for one, value in there.items() if not value or not checks.error(row.view, json.loads(value)))
+            there = {one: there[one] for one in right}
+        answers = list[str | None]()
+        while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
+            asked = prints[: len(answers) + voted]
+            if not there.keys() >= {*asked}:
+                break
+            answers = [there[one] for one in asked]
+        if isinstance(voted, RowError):
+            return voted
+        if isinstance(voted, VoteResult):
+            value = voted.text if len(prints) > 1 else answers[0] or ""
+            if voted.share is not None:
+                row.view.agreement[stage.name] = voted.share
             leaves = is_leave(stage, value)
             found.dropped += row.times * leaves
             found.reuse += row.times * (not leaves)
             return Answer(Result(task.fingerprint, value), UNPARSED)
-        lacking = len(prints) - len(there)
-        if in_batch:
-            lacking -= sum(one not in earlier and one in in_batch for one in prints)
-        if not lacking:
+        needed = [one for one in asked if one not in there and one not in in_batch]
+        if not needed:
             found.in_flight += row.times
             return Unknown(why.NOT_YET)
         if self.baseline.never_began(stage, row):
@@ -547,8 +560,9 @@ class StoredAnswers:
         if not self._may_ask(stage, row):
             return Parked.PARKED
         reason = self.baseline.reason(stage, row, task.fingerprint)
-        found.asked(reason, row.id, lacking, row.times)
-        found.remote += row.times * all(one in earlier or one in self._shared for one in prints) if self._shared else 0
+        spared = len(prints) - len(asked)
+        found.asked(reason, row.id, len(needed) + spared, row.times, spared)
+        found.remote += row.times * self._shared.issuperset(needed)
         found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):
             self._not_called(stage, row)
@@ -564,6 +578,11 @@ class StoredAnswers:
             row.lists[stage.index] = None
         elif stage.makes == "rows":
             self.of(stage).guess = Guess("rows", stage.name, 1.0, None)
+
+
+def _spared(stage: AnyStage) -> int:
+    """How many replicas of a task may not be needed."""
+    return stage.replicas - stage.vote.lead if stage.vote and stage.vote.lead else 0
 
 
 def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:

@@ -29,6 +29,7 @@ from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import planned_primer
+from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
 from agac.spec.graph import levels_of
@@ -93,6 +94,10 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
         stage, part = one.stage, _part_asked(one, staying, past)
         if not isinstance(stage, PlannedStage):
             continue
+        if one.spared and stage.vote:  # earlier runs tell how many replicas a vote takes; else one in five is wrong
+            took = mean_asked(past.counts(stage.name)) or stage.vote.lead / 0.6
+            most = stage.replicas - stage.vote.lead
+            part *= 1 - min(max((stage.replicas - took) / most, 0.0), 1.0) * one.spared / (one.run + one.further)
         characters = characters_of(stage, one.characters / one.sampled) if one.sampled else None
         other = any(change in reason for reason in one.reasons for change in why.OTHER_TEXT)
         primer = planned_primer(stage, stage.models[0], one.questions)

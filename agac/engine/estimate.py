@@ -311,7 +311,8 @@ class Guess(NamedTuple):
 class StageForecast(Report):
     """What would become of a stage's tasks, and what that takes. `run` are asked, at most: one after a new answer may
     turn out the same, and `undecided` of them have a guard that looks at an answer which is not there yet. `further`
-    counts the questions beyond one for each of them: replicas, and `parts` of groups that one call does not hold. Of
+    counts the questions beyond one for each of them: replicas (`spared` of these may not be needed, in a vote that ends
+    once an answer leads), and `parts` of groups that one call does not hold. Of
     those `in_flight` the question is in a batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
@@ -323,8 +324,8 @@ class StageForecast(Report):
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
-        "undecided", "in_flight", "remote", "reasons", "blocked_reasons", "collapsed", "parts", "exact", "guess",
-        "sampled", "estimate", "simulated", "batches", "rounds", "least", "most",
+        "undecided", "in_flight", "remote", "reasons", "blocked_reasons", "collapsed", "parts", "spared", "exact",
+        "guess", "sampled", "estimate", "simulated", "batches", "rounds", "least", "most",
     )  # fmt: skip
 
     stage: AnyStage
@@ -344,6 +345,7 @@ class StageForecast(Report):
     rough: bool = False  # some of what was measured is not there yet, and of an assumed size
     collapsed: int = 0  # tasks, of those whose prompt is known, that would take the answer of an equal one
     parts: int = 0
+    spared: int = 0
     exact: bool = True
     guess: Guess | None = None
     in_flight: int = 0
@@ -353,10 +355,11 @@ class StageForecast(Report):
     batches: PlannedBatches | None = None
     rounds: PlannedRounds | None = None
 
-    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1) -> None:
+    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1, spared: int = 0) -> None:
         """As many more as `times` says that would be asked, each with so many questions."""
         self.run += times
         self.further += (questions - 1) * times
+        self.spared += spared * times
         self.reasons.setdefault(reason, Reason(0, row_id)).count += times
 
     def block(self, reason: str, row_id: RowId, times: int = 1) -> None:

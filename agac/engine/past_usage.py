@@ -83,9 +83,13 @@ class PastUsage:
                 tokens[lane] = fmean(characters / given for characters, given in lengths)
         return PastUsage(runs, await store.usage_spreads(database, workflow) if numbers else {}, tokens)
 
+    def counts(self, stage: str) -> list[Count]:
+        """All roll-ups of a stage."""
+        return [count for run in self.runs for count in run.counts if count.stage == stage]
+
     def usage(self, stage: PlannedStage) -> StageUsage | None:
         """Of all the runs; None when none of the stage's calls was answered by its model."""
-        return usage_of((count for run in self.runs for count in run.counts), stage)
+        return usage_of(self.counts(stage.name), stage)
 
     def longer(self, stage: PlannedStage, characters: float | None) -> float | None:
         """How many times as long as before the stage's requests are; None: not known."""
@@ -97,7 +101,7 @@ class PastUsage:
     def part(self, stage: str, *outcomes: Outcome) -> float | None:
         """The part of the stage's tasks that ended so; None: none has ended."""
         ends = dict.fromkeys(Outcome, 0)
-        for count in (count for run in self.runs for count in run.counts if count.stage == stage):
+        for count in self.counts(stage):
             if count.outcome in ends:
                 ends[Outcome(count.outcome)] += count.tasks
         return sum(ends[one] for one in outcomes) / sum(ends.values()) if any(ends.values()) else None

@@ -464,7 +464,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         background.append(group.create_task(heartbeat.run()))
         await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
-        background.append(group.create_task(tasks.look_ups.run()))
+        background += [group.create_task(one.run()) for one in (tasks.look_ups, tasks.failures)]
         if context.reviews is not None:
             background.append(group.create_task(context.reviews.look_ups.run()))
         walk = RowWalk(context, tasks, group, invocation.concurrency)

@@ -21,8 +21,9 @@ from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
 from agac.engine.telemetry import bucket_of, share
-from agac.engine.validate import ValidReply
+from agac.engine.validate import ValidReply, parsed
 from agac.plan.stage import AnyStage, LocalStage
+from agac.spec.operations import Vote
 from agac.spec.workflow import KeepReplies
 from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, NewRow, Result, RowEnd, TaskEnd, WriteBatch
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
@@ -431,7 +432,8 @@ class Settler:
 
 class VoteResult(NamedTuple):
     """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
-    `agreement`: how many of them say what it says, of how many, as `2/3`; None where they did not vote."""
+    `agreement`: how many of them say what it says, of how many, as `2/3`, or `2/3 of 5` where two of five have no vote;
+    None where they did not vote."""
 
     text: str
     replica: int = 0
@@ -457,17 +459,49 @@ class Reviewed(VoteResult):
         return canonical({"review": self.agreement})
 
 
-def outcome_of_vote(answers: Sequence[str], field: str | None) -> VoteResult:
-    """What comes of answers (JSON, in the order of the replicas): without a `field` a list of them; else the first one
-    that has the most frequent value there. Of several values that are as frequent the one that came first counts."""
-    if field is None:
-        return VoteResult(f"[{','.join(answers)}]")
-    values = votes(answers, field)
-    winner, count = Counter(values).most_common(1)[0]
-    first = values.index(winner)
-    return VoteResult(answers[first], first + 1, f"{count}/{len(answers)}")
+Answers = Sequence[str | None]  # of replicas, in their order: JSON; None: its reply is none
 
 
-def votes(answers: Sequence[str], field: str) -> list[str]:
-    """What each answer (JSON) says in a field (`a.b` is the field b of a), as canonical JSON. One without says null."""
-    return [canonical(inside(json.loads(answer), field.split("."))) for answer in answers]
+def outcome_of_vote(answers: Answers, vote: Vote | None, most: int) -> VoteResult | RowError | int:
+    """What comes of answers: without a `vote` a list of them; else the first that has the most frequent value, of
+    several that are as frequent the one that came first. An error where that does not lead as far as it has to. Or how
+    many more are to be asked, of `most` in all: never more than it takes if all of these say what most did."""
+    left = most - len(answers)
+    if vote is None:
+        return left or VoteResult(f"[{','.join(filter(None, answers))}]")
+    values = votes(answers, vote)
+    cast = [value for value in values if value is not None]
+    (winner, count), (_, second), *_ = ranked = [*Counter(cast).most_common(), ("", 0), ("", 0)]
+    lacking = vote.lead - (count - second) if vote.lead else left
+    if 0 < lacking <= left:
+        return lacking
+    if lacking > 0 or not cast:
+        shown = ", ".join(f"{value[:60]} {number}" for value, number in ranked[:3] if value) or "there are none"
+        message = f"no answer leads by {vote.lead or 1} votes: {shown}; {len(cast)} of {len(values)} asked have a vote"
+        return RowError(ErrorType.NO_CONSENSUS, message)
+    of_all = f" of {len(values)}" if len(cast) < len(values) else ""
+    return VoteResult(answers[values.index(winner)] or "", values.index(winner) + 1, f"{count}/{len(cast)}{of_all}")
+
+
+def votes(answers: Answers, vote: Vote) -> list[str | None]:
+    """What each answer says in the vote, as canonical JSON; None: it has none. One without the field says null."""
+    return [None if answer is None else _voted_for(answer, vote) for answer in answers]
+
+
+def _voted_for(answer: str, vote: Vote) -> str | None:
+    value = json.loads(answer)
+    if vote.max_length is not None and len(value if isinstance(value, str) else answer) > vote.max_length:
+        return None
+    value = inside(value, vote.field.split(".")) if vote.field is not None else value
+    if vote.match == "structured" and isinstance(value, str):
+        try:
+            return canonical(parsed(value)[1])
+        except ValueError:
+            return None
+    if vote.match == "normalized":
+        text = " ".join((value if isinstance(value, str) else canonical(value)).casefold().split())
+        value = text.lstrip(_QUOTES).rstrip(f"{_QUOTES}.,;:!?…。！？ ") or text
+    return canonical(value)
+
+
+_QUOTES = "\"'`“”‘’«»"

@@ -13,21 +13,21 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, Request, RowId
 from agac.engine.caller import Answer
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, Work
 from agac.engine.limits import RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.settle import outcome_of_vote
+from agac.engine.settle import VoteResult, outcome_of_vote
 from agac.engine.validate import checks_of, is_of_row
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
 from agac.store.decisions import DISCARD, StoredDecision
 from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
-from agac.store.rows import EarlierResult, earlier_results
+from agac.store.rows import EarlierResult, Failures, earlier_results, replica_failures
 from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
 
 MAX_KEYS = 512  # keys in one look-up
@@ -161,7 +161,7 @@ class AnswerSource(Protocol):
 class Tasks:
     """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller. Earlier
     results are taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the last one
-    that this invocation found in the store. Its `look_ups` must be running."""
+    that this invocation found in the store. Its `look_ups` and `failures` must be running."""
 
     def __init__(
         self, context: InvocationContext, source: AnswerSource, call: FunctionCall, *, newest_before: int, since: float
@@ -178,6 +178,7 @@ class Tasks:
         self._checks = checks_of(context.plan.stages)
         self._voted: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
         self.look_ups: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
+        self.failures: LookupBatcher[bytes, Failures] = LookupBatcher(partial(replica_failures, self._database))
 
     async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
         found = {}
@@ -288,6 +289,11 @@ class Tasks:
             earlier = await self.look_ups.get((self._takes_since(row, stage), fingerprint))
             own = row.asked_in_batch(stage.index, asked.replica, fingerprint)
             wrong = self._wrong(asked, earlier) if earlier is not None else None
+            kept = None
+            anew = row.forced or (stage.index, asked.replica, fingerprint) in row.ready  # what a batch brought is newer
+            if asked.replica and stage.vote and stage.vote.lead and earlier is None and not anew:
+                failed = await self.failures.get(fingerprint) or {}
+                kept = failure_for(stage, row.new.key, self._takes_since(row, stage), failed)
             if earlier is not None and wrong is None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
@@ -295,8 +301,8 @@ class Tasks:
                 self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
             elif wrong is not None and own:  # nobody who knew the row has looked at what its batch brought
                 answer = wrong
-            elif not self._scope.may_ask(stage.name):
-                answer = Parked.PARKED
+            elif kept is not None or not self._scope.may_ask(stage.name):
+                answer = kept or Parked.PARKED
             else:
                 answer = await self._ask(asked)
                 durable = isinstance(answer, Answer) or answer is Parked.ENROLLED
@@ -346,42 +352,47 @@ class Tasks:
         return of_time or is_of_row(stage, error)
 
     async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
-        """The answer of a task with replicas; the error of the first of them that failed; parked where one may not be
-        asked. All are asked at the same time, as far as lanes and budgets let them, and each is settled by itself: what
-        one has is never asked again, whatever becomes of the others. Raises RunStopped when the run stops before all of
-        them have ended."""
+        """The answer of a task with replicas; the error of the first of them that failed, or of the vote; parked where
+        one may not be asked. Those that are needed are asked at the same time, as far as lanes and budgets let them,
+        and each is settled by itself: what one has is never asked again, whatever becomes of the others. Raises
+        RunStopped when the run stops before all of these have ended."""
         assert isinstance(stage, PlannedStage)
         if (left := self._left(active, stage, task.fingerprint)) is not None:
             return left
         own = self._totals.stages[stage.name]
-        own.in_flight += 1
-        asked = [TaskRequest(active, stage, task, one, number) for number, one in enumerate(task.replicas, 1)]
-        works = [asyncio.ensure_future(self._one(one)) for one in asked]
-        try:
-            await asyncio.wait(works)
-        finally:
-            own.in_flight -= 1
-            for work in works:
-                work.cancel()
-            await asyncio.wait(works)
-        if any(isinstance(work.exception(), RunStopped) for work in works):
-            raise RunStopped
-        replied = [work.result() for work in works]
-        answers = [one for one in replied if isinstance(one, Answer)]
-        if len(answers) == len(replied):
-            anew = any(one.is_new or active.asked_in_batch(stage.index, one.replica, one.fingerprint) for one in asked)
-            return await self._vote(active, stage, task.fingerprint, answers, anew=anew)
-        parked = next((one for one in replied if isinstance(one, Parked)), None)
-        if parked is not None:
-            return parked
-        number, error = next((k, one) for k, one in enumerate(replied, 1) if isinstance(one, RowError))
-        return RowError(error.type, f"replica {number}: {error.message}", error.detail)
+        every = [TaskRequest(active, stage, task, one, number) for number, one in enumerate(task.replicas, 1)]
+        counted = ANSWER_FAILURES if stage.vote and stage.vote.lead else ()  # as asked, though they are no answers
+        asked, replied, answers = every[:0], list[TaskReply](), list[str | None]()
+        while isinstance(voted := outcome_of_vote(answers, stage.vote, len(every)), int):
+            own.in_flight += 1
+            asked = every[: len(asked) + voted]
+            works = [asyncio.ensure_future(self._one(one)) for one in asked[-voted:]]
+            try:
+                await asyncio.wait(works)
+            finally:
+                own.in_flight -= 1
+                for work in works:
+                    work.cancel()
+                await asyncio.wait(works)
+            if any(isinstance(work.exception(), RunStopped) for work in works):
+                raise RunStopped
+            replied += [work.result() for work in works]
+            if (parked := next((one for one in replied if isinstance(one, Parked)), None)) is not None:
+                return parked
+            for number, error in enumerate(replied, 1):
+                if isinstance(error, RowError) and error.type not in counted:
+                    return RowError(error.type, f"replica {number}: {error.message}", error.detail)
+            answers = [one.result.value if isinstance(one, Answer) else None for one in replied]
+        if isinstance(voted, RowError):
+            return voted
+        like = next(one.result for one in replied[max(voted.replica, 1) - 1 :] if isinstance(one, Answer))
+        anew = any(one.is_new or active.asked_in_batch(stage.index, one.replica, one.fingerprint) for one in asked)
+        return await self._voted_answer(active, stage, task.fingerprint, voted, like, anew=anew)
 
-    async def _vote(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, answers: list[Answer], *, anew: bool
+    async def _voted_answer(
+        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, voted: VoteResult, like: Result, *, anew: bool
     ) -> Answer:
-        """Makes the task's result of its replicas' and settles it."""
-        voted = outcome_of_vote([one.result.value for one in answers], stage.vote)
+        """Settles the task with what came of its replicas; its endpoint is that of the result which it is `like`."""
         if voted.share is not None:
             active.view.agreement[stage.name] = voted.share
         earlier = None
@@ -391,8 +402,8 @@ class Tasks:
             result: Result | None = Result(fingerprint, earlier.value, id=earlier.id)
         else:
             result = self._voted.get(fingerprint)  # after the look-up: an equal task may have made it meanwhile
-        if result is None or result.value != voted.text:  # it has the endpoint of the answer that was taken
-            result = Result(fingerprint, voted.text, None, self._wall(), like=answers[max(voted.replica, 1) - 1].result)
+        if result is None or result.value != voted.text:
+            result = Result(fingerprint, voted.text, None, self._wall(), like=like)
             self._voted[fingerprint] = result
             self._ledger.batch.results.append(result)
             self._ledger.batch.on_durable.append(partial(self._forget, self._voted, fingerprint, result))
@@ -402,6 +413,14 @@ class Tasks:
     def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
         if known.get(fingerprint) is value:
             del known[fingerprint]
+
+
+def failure_for(stage: AnyStage, row: int, since: float, failures: Failures) -> RowError | None:
+    """How a replica failed as an answer at or after `since`, for the row or for any, of `failures` by rows."""
+    for key, (at, error) in failures.items():
+        if at >= since and error.type in ANSWER_FAILURES and (key == row or not is_of_row(stage, error)):
+            return error
+    return None
 
 
 def value_of(answer: Answer) -> JSONValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -256,7 +257,8 @@ def _stage(stage: dict[str, Any], counts: list[Count], times: Timings, waiting: 
         **{outcome.value: tasks[outcome] for outcome in Outcome}, "repaired": ways["repair"],
         "json_repaired": ways["json_repair"], "by_fallback": ways["fallback"],
         **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
-        "timing_ms": _timing_ms(times, stage["name"]), **({"agreement": _agreement(own)} if stage.get("vote") else {}),
+        "timing_ms": _timing_ms(times, stage["name"]),
+        **({"agreement": _agreement(own, stage["vote"])} if stage.get("vote") else {}),
         **({"agent": _conversations(own)} if "agent" in stage else {}),
         **({"review": _review(own, waiting.get(stage["name"], 0))} if "review" in stage.get("operation", ()) else {}),
     }  # fmt: skip
@@ -290,16 +292,26 @@ def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _agreement(counts: Iterable[Count]) -> dict[str, Any]:
-    """How far the replicas of a stage's rows agreed, in the mean and with all of them; null while no row has voted."""
+def _agreement(counts: Iterable[Count], vote: Any) -> dict[str, Any]:
+    """How far the replicas of a stage's rows agreed, in the mean and with all of them, and how many were asked where a
+    vote ends early; null while no row has voted."""
     votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
-    rows = sum(tasks for _, tasks in votes)
-    alike = sum(tasks for one, tasks in votes if one == 1)
     return {
-        "rows": rows,
-        "mean": round(sum(one * tasks for one, tasks in votes) / rows, 4) if rows else None,
-        "unanimous": round(alike / rows, 4) if rows else None,
-    }
+        "rows": sum(tasks for _, tasks in votes),
+        "mean": _mean(votes), "unanimous": _mean([(float(one == 1), tasks) for one, tasks in votes]),
+        **({"asked": mean_asked(counts)} if "lead" in vote else {}),
+    }  # fmt: skip
+
+
+def mean_asked(counts: Iterable[Count]) -> float | None:
+    """How many replicas were asked for a vote, in the mean; None: none has ended."""
+    votes = [c for c in counts if c.outcome == AGREEMENT and "/" in c.error_type]
+    return _mean([(float(re.findall(r"\d+", c.error_type)[-1]), c.tasks) for c in votes])
+
+
+def _mean(values: Sequence[tuple[float, int]]) -> float | None:
+    rows = sum(times for _, times in values)
+    return round(sum(one * times for one, times in values) / rows, 4) if rows else None
 
 
 def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
@@ -363,8 +375,8 @@ def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
 
 
 def share(agreement: str) -> float:
-    """`2/3` as a number."""
-    count, _, most = agreement.partition("/")
+    """`2/3` as a number; of `2/3 of 5`, where two of those asked have no vote, the same."""
+    count, most, *_ = re.findall(r"\d+", agreement)
     return int(count) / int(most)
 
 

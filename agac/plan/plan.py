@@ -170,7 +170,8 @@ def _stage(stage: WrittenStage, models: Models, root: Path, untrusted: bool) -> 
         except UsageError as error:
             place = f"{stage.at('output_schema')}: {stage.path}.output_schema"
             raise UsageError(f"{place}: {error.message}", remedy=error.remedy) from error
-    if stage.vote is not None and resolved and (fault := lacks_field(resolved.schema.body, stage.vote)):
+    voted = stage.vote and stage.vote.field
+    if voted and resolved and (fault := lacks_field(resolved.schema.body, voted)):
         raise UsageError(f"{stage.at('vote')}: {stage.path}.vote: {fault}")
     python_schema = written if isinstance(written, PythonSchema) else None
     return replace(planned_stage(stage, models[stage.name], resolved, python_schema), children=children)

@@ -147,7 +147,7 @@ def task_prints(
     if stage.replicas == 1:
         return prints.fingerprint(messages, salt=salt), ()
     replicas = tuple(prints.fingerprint(messages, replica=k, salt=salt) for k in range(1, stage.replicas + 1))
-    return replicas_fingerprint(replicas, stage.vote), replicas
+    return replicas_fingerprint(replicas, stage.vote and stage.vote.body()), replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from agac.spec.file_model import (
     key,
 )
 from agac.spec.graph import Makes
-from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, OnReject, OnTimeout, made_by
+from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, Match, OnReject, OnTimeout, made_by
 from agac.spec.rule_models import Budget, RunRulesFile
 from agac.spec.templates import Syntax
 from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
@@ -393,6 +393,25 @@ class ReviewFile(FileModel):
         return self
 
 
+class VoteFile(FileModel):
+    """Which of the answers of replicas is taken, and when no more are asked."""
+
+    may_be_empty = False
+
+    field: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
+        "The field whose most frequent value is taken; the whole answer when left out.", examples=["sentiment"]
+    )
+    lead: int = key("By how many votes a value has to lead; once it does no more are asked.", default=0, ge=1)
+    match: Match = key(
+        "Which values are the same: `exact` ones, `normalized` texts, or `structured` ones: texts that are JSON.",
+        default="exact",
+    )
+    max_length: int | None = key("An answer of more characters has no vote, but counts as asked.", ge=1)
+
+
+Vote = Annotated[VoteFile, BeforeValidator(check.vote, json_schema_input_type=NonEmpty | VoteFile)]
+
+
 class StageFile(DefaultsFile):
     """One step of a workflow. Its own keys win over its card's, the card's over `defaults`."""
 
@@ -471,10 +490,10 @@ class StageFile(DefaultsFile):
     )
     reply: workflow.ReplyForm = key("What a reply without a schema is: `text`, or the value of `json`.", default="text")
     visible: VisibleFile | None = key("Which of the row's fields the stage may send; all when left out.")
-    replicas: int = key("How often each row is asked, with other seeds.", default=1, ge=1, le=100)
-    vote: Annotated[NonEmpty, AfterValidator(check.field_way)] | None = key(
+    replicas: int = key("How often each row is asked (at most), with other seeds.", default=1, ge=1, le=100)
+    vote: Vote | None = key(
         "With replicas: the field by whose most frequent value a result is taken; a list of all when left out.",
-        examples=["sentiment"],
+        examples=["sentiment", {"field": "sentiment", "lead": 3}],
     )
     checks: Annotated[list[CheckFile], _OneEach] = key(
         "Conditions that each result has to meet, beside its schema: `{check: CEL, message: TEXT}`, or a mapping of "
@@ -513,6 +532,9 @@ class StageFile(DefaultsFile):
             raise check.refused("otherwise says what happens when `when` is false; add when, or remove otherwise")
         if self.vote is not None and self.replicas == 1:
             raise check.refused("vote chooses among several answers; add `replicas: 3`, or remove vote")
+        if self.vote is not None and self.vote.lead > self.replicas:
+            many = f"nothing leads by {self.vote.lead} votes of {self.replicas}"
+            raise check.refused(f"{many}; raise replicas, or lower the lead")
         if self.expect is not None and self.replicas > 1 and self.vote is None:
             raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
         if self.expect is not None and self.expect.field is None and self.output_schema is not None:

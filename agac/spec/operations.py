@@ -113,6 +113,32 @@ class Dedupe(Operation):
         return {"dedupe": [".".join(field) for field in self.fields]}
 
 
+Match = Literal["exact", "normalized", "structured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Which of several answers is taken: the first that has the most frequent value of `field` (`a.b`: the field b of
+    a; None: the whole answer). With a `lead` that value has to lead every other one by so many votes, and no more are
+    asked once it does. `match` says which values are the same. Answers of more than `max_length` characters have no
+    vote."""
+
+    field: str | None = None
+    lead: int = 0
+    match: Match = "exact"
+    max_length: int | None = None
+
+    def body(self) -> JSONValue:
+        """What it says, for JSON: the name of the field, where that is all."""
+        said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return self.field if said.keys() == {"field"} else said
+
+    @staticmethod
+    def of(body: Any) -> Vote:
+        """The vote that has this body."""
+        return Vote(**body if isinstance(body, dict) else {"field": body})
+
+
 Choice = Literal["approve", "edit", "reject", "redo"]
 OnReject = Literal["drop", "fail", "skip"]
 OnTimeout = Literal["wait", "approve", "reject"]

@@ -271,7 +271,7 @@ def field_problems(written: StageFile, schema: SchemaSpec | None, document: Docu
     if isinstance(schema, JsonSchema):
         body = schema.schema.body
     labelled = written.expect.field if written.expect is not None else None
-    for key, name in (("vote", written.vote), ("expect", labelled)):
+    for key, name in (("vote", written.vote.field if written.vote else None), ("expect", labelled)):
         if name is not None and plain:
             message = f"{key} names a field of the results, and these are plain text; add output_field or output_schema"
             yield document.problem((*path, key), message, key=True)

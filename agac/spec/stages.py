@@ -16,7 +16,7 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import Check, Guard, compile_guard
 from agac.spec.models import DefaultsFile, RedoFile, ReviewFile, StageFile, WorkflowFile
 from agac.spec.notify import NotifyTarget
-from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, ways
+from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, Vote, ways
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
@@ -44,6 +44,7 @@ _VALUES: dict[type[FileModel], type] = {
     models.TimeoutFile: workflow.Timeout,
     models.BatchFile: workflow.BatchRules,
     models.RetriesFile: workflow.RetryRules,
+    models.VoteFile: Vote,
 }
 """What mappings of files are in a Stage: the same keys, without a word of how they were written."""
 

@@ -294,6 +294,7 @@ targets = _or_short(list, dict, lambda one: [one], "a mapping, or a list of them
 field_or_fields = _list_of("FIELD or STAGE.FIELD, or a list of them")
 paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
+vote = _mapping_with("field", str, "the name of a field, or a mapping with field and lead")
 input_mapping = _mapping_with("path", str | list, "a path, a list of paths, or a mapping with path")
 budget = _mapping_with("usd", int | float, "a number of US dollars, or a mapping with usd, tokens and calls")
 batch_api = _mapping_with("api", str, "openai, anthropic, none, or a mapping with api")

@@ -14,7 +14,7 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import STORED, Check, Guard
 from agac.spec.json_schema import field_shape
 from agac.spec.notify import NotifyTarget
-from agac.spec.operations import CHANGING, Group, Operation, made_by, read_operation
+from agac.spec.operations import CHANGING, Group, Operation, Vote, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
@@ -325,13 +325,13 @@ class Stage(StageNode):
 
     With an `operation` it asks no model, and what says how one is asked is not used. `examples` stand between `system`
     and `prompt`; `schema` is None for plain text, and where files do not tell it. `repair` is how often a reply of the
-    wrong form is asked again; `max_age` is in seconds. It is asked `replicas` times, and `vote` is the field whose most
-    frequent value decides which answer is taken; None: all of them are, as a list. `explode` is the way to the list of
-    whose items it makes rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a
-    result of it. `run_mode` is that of its first model; `batch` says how its batches are made. `warm_prefix`: its first
-    call goes alone where a cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as
-    `tooling` says. `children` are the agents that it may call, as stages to which no row walks: each is called
-    `stage/card`, and its prompt sees the arguments of a call as a row."""
+    wrong form is asked again; `max_age` is in seconds. It is asked `replicas` times, or fewer as `vote` says, by which
+    one of the answers is taken; None: all are, as a list. `explode` is the way to the list of whose items it makes
+    rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it. `run_mode`
+    is that of its first model; `batch` says how its batches are made. `warm_prefix`: its first call goes alone where a
+    cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as `tooling` says.
+    `children` are the agents that it may call, as stages to which no row walks: each is called `stage/card`, and its
+    prompt sees the arguments of a call as a row."""
 
     name: str = field(metadata=decides("name", always="all"))
     needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
@@ -368,7 +368,7 @@ class Stage(StageNode):
     checks: tuple[Check, ...] = field(default=(), metadata=decides("checks", write=Check.bodies, read=Check.of))
     otherwise: Otherwise = field(default="skip", metadata=decides("otherwise", beside="guard"))
     replicas: int = field(default=1, metadata=decides("replicas"))
-    vote: str | None = field(default=None, metadata=decides("vote"))
+    vote: Vote | None = field(default=None, metadata=decides("vote", write=_body, read=Vote.of))
     explode: tuple[str, ...] | None = field(
         default=None, metadata=decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
     )

@@ -344,6 +344,11 @@ INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES
 SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND created_at >= ? AND (how <> 'adopted'
     OR endpoint_id IN (SELECT id FROM endpoint WHERE provider = 'adopted' AND base_url = ?)) ORDER BY pack_id IS NULL, id;
 
+-- name: replicas_failed
+-- How replicas with these fingerprints failed, by the rows that asked.
+SELECT fingerprint, row_key, settled_at, error_type, error_message FROM task
+WHERE fingerprint IN (:many) AND replica > 0 AND outcome = 'failed';
+
 -- name: packable
 -- The answers of some rows' tasks that may be pushed, each with what its calls came to.
 SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
@@ -928,10 +933,10 @@ SELECT id, occurrence AS repetition, max(one) AS first, max(other) AS second FRO
 SELECT count(*) FROM row WHERE run_id = ? AND EXISTS (SELECT 1 FROM attempt WHERE row_key = row.key);
 
 -- name: stage_took
--- How many tasks gave a stage of a run its answers, in any run; their USD and seconds (null: unknown, or in batches).
+-- How many tasks gave a stage of a run its answers, those of replicas as one, in any run; their USD and seconds (null: unknown, or in batches).
 -- A pass over all calls: nothing else needs an index for it.
-SELECT count(*), iif(sum(unpriced), NULL, sum(usd)), iif(sum(batched), NULL, sum(seconds)) FROM (
-    SELECT sum(cost) AS usd, sum(duration) AS seconds, sum(status < 400 AND cost IS NULL) AS unpriced,
+SELECT ifnull(sum(replica < 2), 0), iif(sum(unpriced), NULL, sum(usd)), iif(sum(batched), NULL, sum(seconds)) FROM (
+    SELECT replica, sum(cost) AS usd, sum(duration) AS seconds, sum(status < 400 AND cost IS NULL) AS unpriced,
         sum(service_tier IS 'batch') AS batched
     FROM attempt WHERE (row_key, stage, replica, event_id) IN (
         SELECT row_key, stage, replica, event_id FROM attempt WHERE fingerprint IN (

@@ -205,6 +205,14 @@ earlier_results: Reads[[Sequence[bytes], float, str], dict[bytes, EarlierResult]
 )
 """The newest result of each fingerprint that has one made at or after a time (seconds since 1970), for a workflow."""
 
+Failures = dict[int, tuple[float, RowError]]  # when, in seconds since 1970, and how; by the rows that asked
+replica_failures: Reads[[Sequence[bytes]], dict[bytes, Failures]] = reads(
+    "replicas_failed",
+    tuple[bytes, int, float, str, str],
+    lambda found: nested((one, row, (at, RowError(ErrorType(error), text))) for one, row, at, error, text in found),
+)
+"""Of replicas with these fingerprints."""
+
 adopted_rows: Reads[[str, int], int] = reads("rows_adopted", int, first)  # workflow, run
 
 count_repeated: Reads[[int], list[int]] = reads("rows_repeated", int)

@@ -90,6 +90,19 @@ WORKFLOWS: dict[str, list[Stage]] = {
     ],
     "replicas": [label("a", "${text}", replicas=3), stage("b", "B ${a} ${text}")],
     "a vote": [label("a", "${text}", replicas=3, vote="sentiment"), stage("b", "B ${a.sentiment} ${text}")],
+    "a vote until one leads": [
+        stage(
+            "a",
+            "A ${group} ${mail}",
+            output_schema={"pick": "x|y|z", "n": "integer"},
+            model="local/small",
+            repair=0,
+            replicas=8,
+            vote={"field": "pick", "lead": 2},
+            checks={"a.n % 3 != 0": "has no vote"},
+        ),
+        stage("b", "B ${a.pick} ${text}"),
+    ],
     "functions": [
         {"name": "up", "python": "tools/made.py:shout"},
         stage("a", "A ${up.loud}"),

@@ -29,6 +29,11 @@ VOTE = {
     "name": "classify", "prompt": "Of ${text}", "output_schema": {"label": "a|b|c"}, "replicas": 4, "vote": "label",
 }  # fmt: skip
 LIST = {"name": "say", "prompt": "${text} is ${classify.label}", "replicas": 2}
+LEAD = {
+    "name": "classify", "prompt": "Of ${text}", "output_schema": {"label": "a|b|c", "n": "integer"}, "replicas": 99,
+    "repair": 0, "vote": {"field": "label", "lead": 2}, "checks": {"classify.n % 3 != 0": "has no vote"},
+}  # fmt: skip
+SEVERAL = {"replicas": [VOTE, LIST], "votes until one leads": [LEAD]}
 
 GROUPS = {
     "one stage": (ONE, 8),
@@ -50,10 +55,10 @@ def slow() -> Iterator[Server]:
 CELLS = few([(group, seed) for seed in range(5) for group in GROUPS], 11, first=1)
 
 
-@pytest.mark.parametrize(("group", "seed"), [*CELLS, ("replicas", 7)])
+@pytest.mark.parametrize(("group", "seed"), [*CELLS, *((name, 7) for name in SEVERAL)])
 def test_a_run_survives_being_killed_at_any_moment(group: str, seed: int, slow: Server, tmp_path: Path) -> None:
-    """What one replica answered is never asked again, and the votes come out the same."""
-    stages, concurrency = GROUPS.get(group, ([VOTE, LIST], 8))
+    """What one replica answered, or failed to, is never asked again, and the votes come out the same."""
+    stages, concurrency = GROUPS.get(group) or (SEVERAL[group], 8)
     chance = random.Random(seed)
     undisturbed = prepared(tmp_path / "undisturbed", slow, stages, concurrency)
     disturbed = prepared(tmp_path / "disturbed", slow, stages, concurrency)
@@ -61,7 +66,7 @@ def test_a_run_survives_being_killed_at_any_moment(group: str, seed: int, slow: 
         assert disturbed.run().exit_code == 0
         for project in (undisturbed, disturbed):
             change_input(project)
-    if group == "replicas":
+    if group in SEVERAL:
         for project in (undisturbed, disturbed):
             project.rows({"id": f"r-{i}", "text": f"thing {i % 54}"} for i in range(60))  # six are asked twice
     assert undisturbed.run().exit_code == 0

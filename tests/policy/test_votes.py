@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agac.core.keys import canonical, replicas_fingerprint
 from agac.engine.settle import outcome_of_vote
 from agac.engine.telemetry import share
+from agac.spec.operations import Vote
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2),
@@ -25,7 +26,7 @@ ANSWERS = st.lists(
 @given(ANSWERS)
 def test_the_first_answer_with_the_most_frequent_value_is_taken_whole(answers: list[dict[str, Any]]) -> None:
     texts = [json.dumps(answer) for answer in answers]
-    voted = outcome_of_vote(texts, "label")
+    voted = outcome_of_vote(texts, Vote("label"), len(texts))
     labels = [canonical(answer["label"]) for answer in answers]
     most = max(Counter(labels).values())
     winners = [place for place, label in enumerate(labels) if Counter(labels)[label] == most]
@@ -47,7 +48,7 @@ def test_the_first_answer_with_the_most_frequent_value_is_taken_whole(answers: l
     ],
 )  # fmt: skip
 def test_votes_by_hand(answers: list[str], field: str, replica: int, agreement: str) -> None:
-    voted = outcome_of_vote(answers, field)
+    voted = outcome_of_vote(answers, Vote(field), len(answers))
     assert (voted.replica, voted.agreement) == (replica, agreement)
 
 

@@ -10,6 +10,7 @@ from agac.core.types import DayTime
 from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
 from agac.providers.table import SHIPPED
+from agac.spec.operations import Vote
 from agac.spec.workflow import BatchRules, Overrides, TableTarget
 
 INPUT = "input: {path: data/reviews.csv}\n"
@@ -108,7 +109,36 @@ def test_replicas_and_the_field_that_they_vote_by(tree: Tree) -> None:
         "{name: e, replicas: 3, vote: any, output_schema: {type: object}}",
     )
     votes = [(1, None), (100, None), (3, "inner.deep"), (3, "said"), (3, "any")]
-    assert [(stage.replicas, stage.vote) for stage in stages] == votes
+    assert [(stage.replicas, stage.vote and stage.vote.body()) for stage in stages] == votes
+
+
+def test_a_vote_that_says_more_than_a_field(tree: Tree) -> None:
+    stages = tree.stages(
+        f"{{name: a, replicas: 9, vote: {{field: label, lead: 3}}, {SHAPE}}}",
+        "{name: b, replicas: 9, vote: {lead: 9, match: structured, max_length: 40}}",
+        "{name: c, replicas: 2, vote: {match: normalized}}",
+    )
+    bodies = [stage.vote.body() for stage in stages if stage.vote is not None]
+    assert bodies == [{"field": "label", "lead": 3}, {"lead": 9, "match": "structured", "max_length": 40},
+                      {"match": "normalized"}]  # fmt: skip
+    assert [Vote.of(body) for body in [*bodies, "label"]] == [*(stage.vote for stage in stages), Vote("label")]
+
+
+@pytest.mark.parametrize(
+    ("vote", "said"),
+    [
+        ("{lead: 4}", "nothing leads by 4 votes of 3; raise replicas, or lower the lead"),
+        ("{lead: 0}", "at least 1"),
+        ("{field: lable}", "the results have no field 'lable'; did you mean 'label'"),
+        ("{match: fuzzy}", "exact"),
+        ("{max_length: 0}", "at least 1"),
+        ("{}", "is empty; give field, lead, match or max_length"),
+        ("3", "expected the name of a field, or a mapping with field and lead"),
+    ],
+)
+def test_votes_that_cannot_be(tree: Tree, vote: str, said: str) -> None:
+    (problem,) = tree.problems(f"{INPUT}stages:\n  - {{name: a, replicas: 3, vote: {vote}, {SHAPE}}}\n")
+    assert said in str(problem)
 
 
 @pytest.mark.parametrize(
