@@ -68,6 +68,13 @@ def test_filters_are_set_kept_in_the_address_and_taken_back(opened: Callable[[st
     expect(page.get_by_role("link", name="failing")).to_be_visible()
     page.get_by_role("link", name="errors").click()
     expect(page.get_by_role("heading", name="SchemaMismatch in judge: 1 row")).to_be_visible()
+    page = opened("/run/1/rows")
+    page.get_by_label("Sorted by").select_option("id")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**sort=id**")
+    names = page.get_by_role("region", name="Rows").get_by_role("link").all_inner_texts()
+    assert names == sorted(names)
+    assert set(names) == set(IDS)
 
 
 def test_the_trace_of_a_row_shows_its_calls_one_after_the_other(opened: Callable[[str], Page]) -> None:

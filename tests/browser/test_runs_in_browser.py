@@ -12,6 +12,7 @@ from support.canned import Answer, Talk, completion, serving
 from support.monitor import Watched
 from support.processes import ended
 from support.project import SENTIMENT, ProjectFolder
+from support.server import Faulty
 
 Watch = Callable[..., Watched]
 GOOD = json.dumps({"sentiment": "positive", "reason": "r"})
@@ -158,6 +159,23 @@ def test_a_retry_is_asked_again_before_it_costs_anything(page: Page, project: Pr
         expect(page.get_by_role("progressbar", name="1 of 1 rows ended")).to_be_visible()
         expect(page.locator("#figures dd").nth(2)).to_have_text("0")  # none is failed any more
         assert len(asked) == 2
+
+
+def test_a_batch_is_cancelled_by_a_button_and_by_whoever_works_next(
+    page: Page, project: ProjectFolder, watch: Watch, faulty: Faulty
+) -> None:
+    project.asks(faulty([], "--batch-seconds", "100"), batch="openai")
+    project.workflow(rows=3, defaults={"run_mode": "batch", "max_tokens": 100})
+    project.run()
+    enter(page, watch(project, "--write"), "/run/1")
+    page.get_by_role("link", name="Cancel batch 1").click()
+    expect(page.get_by_text("Requests that were answered are kept")).to_be_visible()
+    assert_accessible(page)
+    page.get_by_role("button", name="Cancel batch 1").click()
+    expect(page.get_by_text("Cancel batch was asked for at")).to_be_visible()
+    project.agac("batch", "retrieve")
+    expect(page.get_by_text("decided: what it finished is kept")).to_be_visible()  # the page follows
+    expect(page.get_by_role("link", name="Cancel batch 1")).to_have_count(0)
 
 
 def test_light_and_dark_are_switched_and_kept(page: Page, project: ProjectFolder, watch: Watch) -> None:
