@@ -24,7 +24,7 @@ from agac.plan.stage import recorded_stages
 from agac.spec.guards import Guard
 from agac.spec.loader import load_workflow
 from agac.spec.operations import Review
-from agac.spec.workflow import Overrides
+from agac.spec.workflow import Overrides, Stage
 from agac.store.db import select
 from agac.store.runs import definition_of
 
@@ -170,44 +170,56 @@ async def calibrate(
     loaded, problems = load_workflow(opened.spec, workflow, Overrides())
     if loaded is None:
         raise SpecError(problems)
-    by_name = {one.name: one for one in loaded.stages}
-    position_of(stage, list(by_name), "STAGE")
-    does, at = by_name[stage].operation, by_name.get(f"{stage}/escalate", by_name[stage])
-    guard = does.when if isinstance(does, Review) else at.guard if at.name != stage else None
-    if guard is None or not 0 < target < 1:
-        what = f"stage {stage!r} has no condition" if guard is None else f"{target} is no share of rows"
-        raise UsageError(what, remedy="Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%.")
-    threshold, whole = Threshold.of(guard), not isinstance(does, Review)
-    asks = [one.name for one in loaded.stages if isinstance(one.operation, Review) and one.operation.edit == stage]
-    first, *path = threshold.field.split(".")
-    sources = [first, *(late for late, own in at.amended if own == first)]  # the last one that a row met counts
+    position_of(stage, [one.name for one in loaded.stages], "STAGE")
+    threshold, sources, asks = _condition(loaded.stages, stage, target)
     async with stored_run(opened.root, run, workflow) as (database, record):
         recorded = {one.name: one for one in recorded_stages(await definition_of(database, record.id))}
-        known, edge = {one.name: one.index for one in recorded.values()}, -inf if threshold.sign[0] == "<" else inf
-        if not whole:  # the run may have been made with another threshold: its sample is of what passed that
-            made = recorded[stage].operation if stage in recorded else None
-            was = Threshold.of(made.when) if isinstance(made, Review) and made.when else None
-            if was is None or was[1:3] != threshold[1:3]:
-                what = f"run {record.id} was made with another condition at stage {stage!r}"
-                raise UsageError(what, remedy="Run the workflow again, or name another run with --run.")
-            edge = was.value
-        places = json.dumps([known[one] for one in sources if one in known])
+        made = recorded[stage].operation if stage in recorded else None
+        of_review = asks == [stage]
+        edge = _edge(threshold, made, record.id, stage) if of_review else threshold.height(-inf)
+        places = json.dumps([recorded[one].index for one in sources if one in recorded])
+        path = threshold.field.split(".")[1:]
         scores = dict(await select(database, "scores", tuple[float, int], f"$.{'.'.join(path)}", record.id, places))
         judged, waiting, decided, unapplied = list[JudgedRow](), 0, 0, 0
-        for name in asks if whole else [stage]:
-            about = record.id, name, known.get(name), places
+        for name in asks:
+            about = record.id, name, recorded[name].index if name in recorded else None, places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
                 asked, value = json.loads(why), json.loads(answer or "null")
                 drawn = "when" not in asked and (whole or "sample" in asked)
                 score = inside(value, path)
-                if isinstance(score, int | float) and (drawn or not whole):
+                if isinstance(score, int | float) and (drawn or of_review):
                     right = how in ("approved", "manual") and json.loads(final) == value and "redo" not in asked
                     judged.append(JudgedRow(score, right, drawn))
                     waiting += how is None
                     unapplied += how == "decided"
                     decided += drawn and how not in (None, "decided")
     now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
-    changed = best is not None and best.value != threshold.value
-    diff = threshold.diff((opened.root / guard.where.file).read_text("utf-8"), best.value) if best and changed else ""
+    is_other, file = best is not None and best.value != threshold.value, opened.root / threshold.guard.where.file
+    diff = threshold.diff(file.read_text("utf-8"), best.value) if best and is_other else ""
     figures = now, best, decided, waiting, unapplied, sample_needed(target), diff
-    return CalibrateReport(workflow, stage, record.id, guard.text.strip(), target, *figures)
+    return CalibrateReport(workflow, stage, record.id, threshold.guard.text.strip(), target, *figures)
+
+
+def _condition(stages: Sequence[Stage], name: str, target: float) -> tuple[Threshold, list[str], list[str]]:
+    """The threshold of a stage, the stages whose answers it looks at (the last one that a row met counts), and the
+    reviews that tell of it: itself, or for an escalation those of the answers that it may replace."""
+    by_name = {one.name: one for one in stages}
+    does, at = by_name[name].operation, by_name.get(f"{name}/escalate", by_name[name])
+    guard = does.when if isinstance(does, Review) else at.guard if at.name != name else None
+    if guard is None or not 0 < target < 1:
+        what = f"stage {name!r} has no condition" if guard is None else f"{target} is no share of rows"
+        raise UsageError(what, remedy="Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%.")
+    threshold = Threshold.of(guard)
+    first = threshold.field.split(".")[0]
+    asks = [one.name for one in stages if isinstance(one.operation, Review) and one.operation.edit == name]
+    sources = [first, *(late for late, one in at.amended if one == first)]
+    return threshold, sources, [name] if isinstance(does, Review) else asks
+
+
+def _edge(threshold: Threshold, made: object, run: int, stage: str) -> float:
+    """The threshold of a review with which a run was made: its sample is of what passed that one."""
+    was = Threshold.of(made.when) if isinstance(made, Review) and made.when else None
+    if was is None or was[1:3] != threshold[1:3]:
+        what = f"run {run} was made with another condition at stage {stage!r}"
+        raise UsageError(what, remedy="Run the workflow again, or name another run with --run.")
+    return was.value
