@@ -375,51 +375,53 @@ async def arows(
     those that follow, or on none; none is on two, unless its words were indexed anew meanwhile. Raises UsageError for
     what is not there, or no index can sort."""
     filters = filters or RowFilters()
-    state, stage, error = filters.state, filters.stage, filters.error
+    state, stage, error, text = filters.state, filters.stage, filters.error, filters.text
     if state is not None and state not in _STATES and not (stage and state == Outcome.REUSED):
         raise UsageError(f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}.")
+    failed, note = state == "failed" or (error is not None and state is None), None
     async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         names = [body["name"] for body in (await runs.definition_of(database, record.id))["stages"]]
         made_by = position_of(filters.made_by, names, "made_by") if filters.made_by is not None else None
         position = position_of(stage, names, "stage") if stage is not None else None
-        failed = state == "failed" or (error is not None and state is None)
+        search = await word_search(database, record, text) if text and not filters.id else None
         sorts = ("id",) if filters.id else ("error", "id") if failed else ("place", "id")
-        search = await word_search(database, record, filters.text) if filters.text and not filters.id else None
         sorts = ("words", *sorts) if search else sorts
         sort = filters.sort or sorts[0]
         if sort not in sorts:
             raise UsageError(f"these rows cannot be sorted by {sort}", remedy=f"They can by: {', '.join(sorts)}.")
         values = {
-            "run": record.id, "origin": made_by, "error": error or "", "text": _like(filters.text), "more": None,
+            "run": record.id, "origin": made_by, "error": error or "", "text": _like(text), "more": None,
             "states": _ANY if stage or state is None else _STATES[state],
             "position": position, "outcome": "failed" if failed else state or "",
         }  # fmt: skip
-        sources = [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
-        if state == "open" and stage is None and made_by is None:
-            sources = [roll_ups.FROM_THE_END]
-        note = None
         if search and sort == "words":
             words, sources, whole = search
             note = _INDEXED if whole else f"{_INDEXED} {_OUTDATED.format(record.id)}"
             values |= {"text": _like(words[0]), "more": json.dumps([_like(word) for word in words[1:]])}
-        elif sort == "id":
-            sources = roll_ups.in_id_order(filters.id or None)
-        elif sort == "error":
-            ways = await _failures(database, record.id)
-            sources = [
-                IndexedRows(
-                    "rows_failed_so" if made_by is None else "rows_made_failed_so", [kind, at],
-                    {"kind": kind, "failed_at": at or None},
-                )
-                for at, kind in sorted(ways, key=lambda way: way[::-1])
-                if error in (None, kind) and stage in (None, at)
-            ]  # fmt: skip
+        else:
+            sources = await _in_order(database, record.id, filters, sort, made_by)
         try:
             keys, following, looked = await roll_ups.page_of(database, sources, values, after, limit, LOOK_SECONDS)
         except (ValueError, TypeError) as wrong:
             raise UsageError(f"{after!r} is no place in this list", remedy="Begin at its first page.") from wrong
         found = await roll_ups.rows_shown(database, keys) if keys else {}
     return RowPage(record.id, tuple(found[key] for key in keys if key in found), following, looked, sort, sorts, note)
+
+
+async def _in_order(
+    database: Database, run: int, filters: RowFilters, sort: str, made_by: int | None
+) -> list[IndexedRows]:
+    """The rows of a list by id, by error, or by their place, as an index has them."""
+    if sort == "id":
+        return roll_ups.in_id_order(filters.id or None)
+    if sort == "error":
+        statement = "rows_failed_so" if made_by is None else "rows_made_failed_so"
+        ways = sorted(way[::-1] for way in await _failures(database, run))
+        wanted = ((kind, at) for kind, at in ways if filters.error in (None, kind) and filters.stage in (None, at))
+        return [IndexedRows(statement, [*way], {"kind": way[0], "failed_at": way[1] or None}) for way in wanted]
+    if filters.state == "open" and filters.stage is None and made_by is None:
+        return [roll_ups.FROM_THE_END]
+    return [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
 
 
 def _like(text: str | None) -> str | None:

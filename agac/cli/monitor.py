@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     "--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="Serve on this port; else a free one."
 )
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option(
-    "--write",
-    is_flag=True,
-    help="Offer buttons: stop a run, retry failed rows, cancel a batch, decide on rows that wait.",
-)
+@click.option("--write", is_flag=True, help="Offer buttons: stop, retry, cancel a batch, decide on rows that wait.")
 @click.option(
     "--export", "folder", metavar="DIR", help="Write a run as static pages into this folder, and serve nothing."
 )

@@ -20,8 +20,6 @@ from agac.web.rendering import page_text, render, served
 RUNS = 50
 """Runs of a page of the list."""
 
-UNITS = {"usd": "USD"}  # how a budget's unit is written, where that is not its name
-
 
 async def runs(request: Request) -> Response:
     """All runs, the one last worked on first."""
@@ -84,8 +82,8 @@ def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     more = {f"Lane {lane}": _lane(samples, found.lane_step_s) for lane, samples in sorted(found.lanes.items())}
     steps = {"at": found.at, "step_s": found.step_s}
     for one in found.budgets:
-        title = f"{one.name.capitalize()}, {UNITS.get(one.unit, one.unit)}"
-        more[title] = {**steps, "lines": {"spent": one.spent, "limit": [one.limit] * len(found.at)}}
+        lines = {"spent": one.spent, "limit": [one.limit] * len(found.at)}
+        more[f"{one.name.capitalize()}, {one.unit.replace('usd', 'USD')}"] = {**steps, "lines": lines}
     return {**steps, "lines": found.lines, "more": more}
 
 

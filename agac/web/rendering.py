@@ -27,7 +27,8 @@ def environment() -> Environment:
     made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     made.filters.update(
         counted=counted, dollars=dollars, number=lambda value: f"{value:,}", clip=clip, cell=cell,
-        words=words, usd=usd,
+        words=words,
+        usd=lambda amount, simulated=False: "" if amount is None else dollars(amount, None, simulated=simulated),
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
@@ -48,11 +49,6 @@ def cell(value: Any) -> str:
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
     line = " ".join(text[: 2 * LONGEST_CELL].split())
     return line if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
-
-
-def usd(amount: float | None, simulated: bool = False) -> str:
-    """An amount as short as it can be, nothing where it is not known."""
-    return "" if amount is None else dollars(amount, None, simulated=simulated)
 
 
 def words(command: Sequence[str], *named: object, **options: object) -> str:
