@@ -105,21 +105,13 @@ class MonitoredRun(Report):
     estimated_usd: float | None
 
 
-class BudgetCurve(NamedTuple):
-    """How much of a budget (as BudgetBurn has it) was `spent` up to the end of each step of a run's curves."""
-
-    name: str
-    unit: str
-    limit: float
-    spent: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class RunCurves(Report):
     """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `lines` have a number
     for each by name: COLUMNS, which are rows of the input by outcome (who is run again counts -1 where it stood before)
     and calls of all stages; `p50_ms` and `p95_ms` of calls that were answered in the last minute with any (None: there
-    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most. `budgets`: how they were spent."""
+    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most. `budgets`: by name and unit, what of it
+    was `spent` by the end of each step, and its `limit`."""
 
     run: int
     step_s: int
@@ -127,7 +119,7 @@ class RunCurves(Report):
     lines: dict[str, list[Any]]
     lane_step_s: float
     lanes: dict[str, list[LaneSample]]
-    budgets: tuple[BudgetCurve, ...]
+    budgets: dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,22 +325,22 @@ async def acurves(run: int | str = "last", *, project: Path | str | None = None)
     at = sorted(sums.keys() | times)
     lines = {name: [sums[one][place] for one in at] for place, name in enumerate(COLUMNS)}
     lines |= {f"p{n}_ms": [_ms(quantile(times[one], n / 100)) for one in at] for n in (50, 95)}
-    budgets = tuple(curve for one in balances for curve in _spent(one, minutes, at))
+    budgets = {title: lines for one in balances for title, lines in _spent(one, minutes, at)}
     return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes), budgets)
 
 
-def _spent(balance: BudgetBalance, minutes: Iterable[tuple[Any, ...]], at: Sequence[int]) -> Iterator[BudgetCurve]:
+def _spent(
+    balance: BudgetBalance, minutes: Iterable[tuple[Any, ...]], at: Sequence[int]
+) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """How a budget was spent in each of its units, by the steps `at`."""
     steps = defaultdict[int, Amount](Amount)
     for point, stage, *numbers in minutes:
         if balance.holds_for(stage):
-            own = dict(zip(COLUMNS, numbers, strict=True))
-            used = Amount(own["cost_usd"], own["input_tokens"] + own["output_tokens"], own["calls"])
-            steps[point] = steps[point].plus(used)
-    sums = list(accumulate((steps[one] for one in at), Amount.plus))
-    for unit in Amount._fields:
+            calls, _, given, made, usd = numbers[-5:]
+            steps[point] = steps[point].plus(Amount(usd, given + made, calls))
+    for unit, *spent in zip(Amount._fields, *accumulate((steps[one] for one in at), Amount.plus), strict=True):
         if (limit := getattr(balance.budget, unit)) is not None:
-            yield BudgetCurve(balance.name, unit, limit, tuple(round(getattr(one, unit), 6) for one in sums))
+            yield f"{balance.name}, {unit}", {"spent": [round(one, 6) for one in spent], "limit": [limit] * len(at)}
 
 
 def _ms(seconds: float | None) -> float | None:

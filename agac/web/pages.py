@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 from markupsafe import Markup
@@ -13,7 +13,6 @@ from starlette.routing import Route
 from agac import api
 from agac.api import monitor
 from agac.core.errors import UsageError
-from agac.store.records import LaneSample
 from agac.web.live import stream
 from agac.web.rendering import page_text, render, served
 
@@ -79,23 +78,17 @@ async def _curves(request: Request) -> dict[str, Any]:
 def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the whole run by name; and
     `more` charts by title, each with the same of its own: those of lanes, and of what was spent of budgets."""
-    more = {f"Lane {lane}": _lane(samples, found.lane_step_s) for lane, samples in sorted(found.lanes.items())}
-    steps = {"at": found.at, "step_s": found.step_s}
-    for one in found.budgets:
-        lines = {"spent": one.spent, "limit": [one.limit] * len(found.at)}
-        more[f"{one.name.capitalize()}, {one.unit.replace('usd', 'USD')}"] = {**steps, "lines": lines}
+    steps, lines = {"at": found.at, "step_s": found.step_s}, ("in_flight", "bound", "waiting")
+    more: dict[str, Any] = {
+        f"Lane {lane}": {
+            "at": [one.at for one in own], "step_s": found.lane_step_s,
+            "lines": {name: [getattr(one, name) for one in own] for name in lines},
+        }
+        for lane, own in sorted(found.lanes.items())
+    }  # fmt: skip
+    for title, spent in found.budgets.items():
+        more[title[:1].upper() + title[1:].replace(", usd", ", USD")] = {**steps, "lines": spent}
     return {**steps, "lines": found.lines, "more": more}
-
-
-def _lane(samples: Sequence[LaneSample], step: float) -> dict[str, Any]:
-    """The samples of a lane as lines, which are broken (None) where nothing was sampled for a time."""
-    at, lines = list[float](), {name: list[int | None]() for name in ("in_flight", "bound", "waiting")}
-    for one in samples:
-        broken = bool(at) and one.at - at[-1] > 3 * step
-        at += [at[-1] + step, one.at] if broken else [one.at]
-        for name, line in lines.items():
-            line += [None, getattr(one, name)] if broken else [getattr(one, name)]
-    return {"at": at, "step_s": step, "lines": lines}
 
 
 async def _fragment(request: Request, template: str, context: Awaitable[dict[str, Any]]) -> str:

@@ -213,10 +213,10 @@ async def test_budgets_show_what_is_spent_of_them(project: ProjectFolder, server
     assert seen.budgets[2].spent == 4
     assert 0 < seen.budgets[0].spent < 1
     curves = (await monitor.acurves(1, project=project.root)).budgets
-    assert [(one.name, one.unit, one.limit, one.spent[-1]) for one in curves] == [
-        (one.name, one.unit, one.limit, one.spent) for one in seen.budgets
-    ]
-    assert all(list(one.spent) == sorted(one.spent) for one in curves)
+    assert {name: (line["spent"][-1], line["limit"][-1]) for name, line in curves.items()} == {
+        f"{one.name}, {one.unit}": (one.spent, one.limit) for one in seen.budgets
+    }
+    assert all(line["spent"] == sorted(line["spent"]) for line in curves.values())
 
 
 async def test_runs_come_page_by_page(project: ProjectFolder) -> None:

@@ -95,6 +95,7 @@ def test_curves_are_drawn_over_tables(page: Page, finished: ProjectFolder, watch
     lane = page.locator("figure").filter(has_text="Lane l")
     expect(lane.locator("canvas")).to_be_visible()
     expect(lane.locator(".u-label")).to_have_text(["Time", "Calls in flight", "Limit", "Calls that wait"])
+    assert page.evaluate("moments([0, 2, 60], 2)") == [[0, 0], [2, 1], [4, -1], [60, 2]]  # broken in between
     page.get_by_text("Figures of throughput").click()
     expect(page.get_by_role("region", name="Throughput").get_by_role("cell", name="12").first).to_be_visible()
     assert_accessible(page)

@@ -14,6 +14,11 @@ function clock(chart, splits) {
   return splits.map((one, i) => iso(one).slice(11, end) + (i === 0 || one % 86400 === 0 ? '\n' + iso(one).slice(0, 10) : ''))
 }
 
+// Times with the places of their figures: between those far apart one without any, where lines are broken.
+function moments(at, step) {
+  return at.flatMap((one, i) => i && one - at[i - 1] > 3 * step ? [[at[i - 1] + step, -1], [one, i]] : [[one, i]])
+}
+
 function draw(data) {
   const style = getComputedStyle(box)
   const colour = name => style.getPropertyValue(name)
@@ -27,15 +32,16 @@ function draw(data) {
     if (plot.hidden) continue
     const [first, last, step] = [own.at[0], own.at.at(-1), own.step_s]
     const factor = Number(plot.dataset.factor)
+    const shown = moments(own.at, step)
     const lines = JSON.parse(plot.dataset.lines).map(([name, label]) =>
-      ({ label, values: own.lines[name].map(one => one === null ? null : one * factor) }))
+      ({ label, values: shown.map(([, i]) => own.lines[name][i] ?? null).map(one => one === null ? null : one * factor) }))
     const options = {
       width: plot.clientWidth, height: 160, axes: [{ ...axis, values: clock, space: 46 }, { ...axis, size: 64 }], tzDate: seconds => uPlot.tzDate(new Date(1000 * seconds), 'Etc/UTC'),
       cursor: { drag: { x: false } },
       scales: { x: { range: () => [first - step, Math.max(last, first + 4 * step) + step] }, y: { range: (_, __, most) => [0, most * 1.1 || 1] } },
       series: [{ label: 'Time', value: (_, at) => at === null ? '--' : iso(at).slice(0, 19) + 'Z' }, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: [[], [6, 3], [2, 3]][i] }))],
     }
-    drawn.set(plot, new uPlot(options, [own.at, ...lines.map(line => line.values)], plot))
+    drawn.set(plot, new uPlot(options, [shown.map(([at]) => at), ...lines.map(line => line.values)], plot))
   }
 }
 
