@@ -185,7 +185,7 @@ async def calibrate(
             about = record.id, name, recorded[name].index if name in recorded else None, places
             for why, how, answer, final in await select(database, "judged", tuple[Any, Any, Any, Any], *about):
                 asked, value = json.loads(why), json.loads(answer or "null")
-                drawn = "when" not in asked and (whole or "sample" in asked)
+                drawn = "when" not in asked and (not of_review or "sample" in asked)
                 score = inside(value, path)
                 if isinstance(score, int | float) and (drawn or of_review):
                     right = how in ("approved", "manual") and json.loads(final) == value and "redo" not in asked
