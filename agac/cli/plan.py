@@ -162,11 +162,10 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
 def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
     """Who waits for people, of rows whose answers are not there yet; and how often they may be given again."""
     if found.undecided:
-        sample = f"a sample of {100 * does.sample:.4g} %" if does.sample else ""
-        who = f"{sample or 'each'} waits for a decision"
-        if does.when:
-            who = "its `when` says who waits for a decision, by an answer that is not known yet"
-            who += sample and f"; {sample} of the others too"
+        drawn = f"a sample of {100 * does.sample:.4g} %" if does.sample else "each"
+        unknown = "its `when` says who waits for a decision, by an answer that is not known yet"
+        others = f"; {drawn} of the others too" if does.sample else ""
+        who = unknown + others if does.when else f"{drawn} waits for a decision"
         yield f"{counted(found.undecided, 'row')}: {who}"
     if does.redo:
         yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row, which is not in the costs"

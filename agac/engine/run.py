@@ -128,7 +128,6 @@ class RowWalk:
             return
         if work.batching.resume_run is not None:
             await self.open_rows(again=False)
-            await self._redone()
             return
         if work.retry is not None:
             await self._from(retried_rows(context, work.retry))
@@ -137,14 +136,6 @@ class RowWalk:
             if work.first is not None and not context.totals.all_read:
                 stop_signal.end(StopReason.QUOTE, "its first rows are done, and what the rest costs was to be asked")
         await self._derived_rows()
-        await self._redone()
-
-    async def _redone(self) -> None:
-        """Rows whose answers are to be given again go round once more."""
-        reviews = self.context.reviews
-        while reviews is not None and reviews.redo and self.context.stop_signal.stop is None:
-            reviews.redo = False
-            await self.open_rows(again=True)
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:
         """Rows of the store for which batches brought something."""
@@ -158,7 +149,6 @@ class RowWalk:
         async def walk() -> None:
             await self._expect_calls(self.calls)
             await self.open_rows(again=True, idle=batches.enrolment.begin_again())
-            await self._redone()
             batches.enrolment.close()
             await self._expect_calls(0)
 
@@ -188,11 +178,15 @@ class RowWalk:
         await self.until_stopped(run_workers(sources, context.stop_signal, context.workers))
 
     async def _derived_rows(self) -> None:
-        """The rows that stages made: all that are open, whoever looked at them before."""
-        context = self.context
+        """The rows that stages made: all that are open, whoever looked at them before. Then those go round once more of
+        which people want another answer."""
+        context, reviews = self.context, self.context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.made_parked = 0
             await self.until_stopped(self._levels())
+        if reviews is not None and reviews.redo and context.stop_signal.stop is None:
+            reviews.redo = False
+            await self.open_rows(again=True)
 
     async def _levels(self) -> None:
         """Level after level, each after those of whose rows it is made."""

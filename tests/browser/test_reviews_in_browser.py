@@ -180,3 +180,32 @@ def test_the_page_is_accessible_and_fits_a_narrow_window(
     expect(page.get_by_text("agac review next -a reviews")).to_have_count(1 - len(words))
     page.keyboard.press("j")
     page.wait_for_url("**at=*")
+
+
+def test_an_answer_is_asked_for_again_by_key_and_nobody_decides_twice(
+    page: Page, waits: ProjectFolder, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGAC_REVIEWER", "Ada")
+    path = waits.root / "workflows/reviews.yml"
+    path.write_text(
+        path.read_text("utf-8").replace("review:", "review:\n    redo: {max: 1}\n    reviewers: 2"), "utf-8"
+    )
+    waits.run()
+    opened(page, watch(waits, "--write"))
+    wait_for(page, 3)
+    row = shown(page)
+    for who, left in (("Ada", 2), ("Eve", 2)):
+        page.get_by_label("Reviewer").fill(who)
+        page.keyboard.press("Escape")
+        page.keyboard.press("d")
+        page.keyboard.type("look at the tags")
+        page.keyboard.press("Enter")
+        wait_for(page, left)
+        page.goto(page.url.partition("?")[0] + "?reviewer=Eve") if who == "Ada" else None
+    waits.run()
+    page.goto(page.url.partition("?")[0])
+    wait_for(page, 3)
+    page.get_by_role("link", name=row, exact=True).click()
+    expect(page.get_by_text("Asked again: look at the tags")).to_be_visible()
+    assert buttons(page) == ["Approve a", "Edit e", "Reject r"]
+    assert_accessible(page)
