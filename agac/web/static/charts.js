@@ -9,8 +9,8 @@ async function figures() {
 
 // Times as everywhere: UTC, 24 hours; the first one and each midnight with the day.
 const iso = seconds => new Date(1000 * seconds).toISOString()
-function clock(chart, splits) {
-  const end = chart.scales.x.max - chart.scales.x.min < 120 ? 19 : 16
+function clock(_, splits) {
+  const end = splits[1] - splits[0] < 60 ? 19 : 16
   return splits.map((one, i) => iso(one).slice(11, end) + (i === 0 || one % 86400 === 0 ? '\n' + iso(one).slice(0, 10) : ''))
 }
 
@@ -36,7 +36,7 @@ function draw(data) {
     const lines = JSON.parse(plot.dataset.lines).map(([name, label]) =>
       ({ label, values: shown.map(([, i]) => own.lines[name][i] ?? null).map(one => one === null ? null : one * factor) }))
     const options = {
-      width: plot.clientWidth, height: 160, axes: [{ ...axis, values: clock, space: 46 }, { ...axis, size: 64 }], tzDate: seconds => uPlot.tzDate(new Date(1000 * seconds), 'Etc/UTC'),
+      width: plot.clientWidth, height: 160, axes: [{ ...axis, values: clock, space: 64 }, { ...axis, size: 64 }], tzDate: seconds => uPlot.tzDate(new Date(1000 * seconds), 'Etc/UTC'),
       cursor: { drag: { x: false } },
       scales: { x: { range: () => [first - step, Math.max(last, first + 4 * step) + step] }, y: { range: (_, __, most) => [0, most * 1.1 || 1] } },
       series: [{ label: 'Time', value: (_, at) => at === null ? '--' : iso(at).slice(0, 19) + 'Z' }, ...lines.map((line, i) => ({ label: line.label, stroke: colours[i], width: 1.5, dash: [[], [6, 3], [2, 3]][i] }))],
