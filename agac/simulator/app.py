@@ -277,7 +277,8 @@ class Simulator:
         """Sends a reply, an error, or what a fault makes of them, and keeps the account."""
         try:
             body, hints = take_hints(body, self.settings.dynamo) if self.settings.dynamo else (body, {})
-            call = replace(channel.api.read(body, self.settings.seed, channel.http.headers), hints=hints)
+            call = channel.api.read(body, self.settings.seed, channel.http.headers)
+            call = replace(call, hints=hints) if hints else call
             check_key(channel.http)
             if "missing" in call.model:
                 raise replies.unknown_model(call.model)

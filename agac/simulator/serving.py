@@ -25,7 +25,6 @@ LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's 
 LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
 HOSTED_BLOCK = 128
 LOGGED = 20_000
-GIVEN_UP = 60.0  # seconds after which Dynamo gives up the prefill of a next turn
 LOOK_BACK = 20  # blocks before a breakpoint among which Anthropic looks for an entry
 
 
@@ -162,7 +161,7 @@ class ServingEngine:
         there = [one for one in self.waiting if one.queued + self.speed.overhead <= self.now] if self.ranked else ()
         one = max(there, key=lambda one: one.priority, default=self.waiting[0])
         self.waiting.remove(one)
-        if one.priority < 0 and self.now - one.queued > GIVEN_UP:
+        if one.priority < 0 and self.now - one.queued > 60:  # seconds until Dynamo gives up a next turn's prefill
             return self.admit()
         one.slot, one.started = heapq.heappop(self.free), self.now
         hit = next((i for i, name in enumerate(one.blocks) if name not in self.cache), len(one.blocks)) * self.block
