@@ -540,7 +540,7 @@ def file_schema(kind: str) -> dict[str, Any]:
             "".join(f"[{one.upper()}{one}]" if one != "_" else one for one in name) for name in CARD_MODELS
         )
         made["description"] = "The front matter of an AgentCard. Which keys it may have follows from its type."
-        of_any_case = [{"enum": list(CARD_MODELS)}, {"type": "string", "pattern": f"^({words})$"}]
+        of_any_case = [{"type": "string", "enum": list(CARD_MODELS)}, {"type": "string", "pattern": f"^({words})$"}]
         made["properties"]["type"] = {"description": "Kind of the card.", "default": "agent", "anyOf": of_any_case}
         params = definitions["RequestParams"]["properties"]
         for camel, snake in CAMEL_CASE.items():

@@ -12,7 +12,7 @@ from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level, Levels, amended_by, amended_name, seen_after
-from agac.spec.operations import Dedupe
+from agac.spec.operations import Dedupe, Join
 from agac.spec.templates import INDEX, ITEM, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.records import Child, DedupeCandidate, DerivedRows, Membership, NewRow
@@ -52,11 +52,11 @@ class MemberView(Stage):
     def of(stage: Stage, stages: Mapping[str, Stage]) -> MemberView:
         """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
         needed = [stages[need] for need in stage.needs]
-        ancestors, rows_of = seen_after(needed, stages)
+        ancestors, rows_of = seen_after(needed, stages, stage.name)
         answers: dict[str, None] = {}  # the stages that ask a model and are followed, perhaps by way of others
         while needed:
             upstream = needed.pop(0)
-            if upstream.asks:
+            if upstream.asks or isinstance(upstream.operation, Join):
                 answers[amended_name(upstream.name, stages)] = None
             else:
                 needed += [stages[need] for need in upstream.needs]

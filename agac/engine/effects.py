@@ -15,7 +15,7 @@ from agac.engine.limits import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
-from agac.spec.operations import changed_row
+from agac.spec.operations import Join, changed_row
 from agac.spec.templates import REJECTED, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
@@ -167,6 +167,8 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
         return
     if result.skipped:
         view.mark_skipped(stage)
+    elif isinstance(stage.operation, Join):
+        view.results[stage.name] = stage.operation.text(view.known(stage))
     elif stage.gives_answer:
         if result.value is not None and stage.name in followed:
             view.results[stage.name] = answered(stage, json.loads(result.value))

@@ -23,9 +23,9 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
-from agac.spec.graph import Level, giving
+from agac.spec.graph import PARTS, Level, giving
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.operations import Filter, Rename, Select, UnfitRow
+from agac.spec.operations import Filter, Join, Rename, Select, UnfitRow
 from agac.spec.templates import SKIPPED
 from agac.store.records import DerivedRows
 from agac.store.rows import State
@@ -176,7 +176,7 @@ class LevelStages(Generic[R]):
         if stage.rows_of is not None and stage.rows_of not in row.view.forms:
             message = f"the function of {stage.rows_of!r} gave a list, this row has none of it"
             return self.fail(row, stage, ErrorType.INVALID_ROW, message, why.UNFIT)
-        if (amends := stage.amends) is not None and row.view.results.get(amends) is SKIPPED:
+        if (amends := stage.amends) is not None and row.view.results.get(amends) is SKIPPED and self._stays(row, stage):
             note = partial(canonical, {"when": f"{amends} != null", "values": {amends: None}})
             return self._refuse(row, stage, note)
         if stage.guard is not None:
@@ -193,6 +193,11 @@ class LevelStages(Generic[R]):
         if stage.index in self._reviews and self._reviews[stage.index].is_skipped(row.view):
             return self._skip(row, stage, None)
         return self._change(row, stage) if isinstance(stage, LocalStage) and not stage.is_kept else None
+
+    def _stays(self, row: R, stage: AnyStage) -> bool:
+        """Whether what the stage amends is skipped by the time. Another agent that a router chose may have answered."""
+        chosen = stage.guard is not None and PARTS in stage.guard.names
+        return not chosen and row.view.known(stage).get(str(stage.amends)) is SKIPPED
 
     def task(self, row: R, stage: AnyStage) -> Task | None:
         """The task of a stage that `settle` did not settle; None: the stage failed, as none can be made."""
@@ -265,7 +270,8 @@ class LevelStages(Generic[R]):
     def _change(self, row: R, stage: LocalStage) -> bool | None:
         """A stage that only looks at the row, or changes its fields. None: it looks at what is not known yet."""
         does, view = stage.operation, row.view
-        if not view.is_decided(stage, does.guard.names if isinstance(does, Filter) else ()):
+        joined = [name for _, name in does.results] if isinstance(does, Join) else ()
+        if not view.is_decided(stage, does.guard.names if isinstance(does, Filter) else joined):
             return None
         try:
             if isinstance(does, Filter):
@@ -274,6 +280,8 @@ class LevelStages(Generic[R]):
                     return self._leave(row, stage, partial(guard_note, does.guard.text, guard, seen))
             elif isinstance(does, Select | Rename):
                 view.set_fields(stage, does.apply(view.data(stage)))
+            elif isinstance(does, Join):
+                view.results[stage.name] = does.text(view.known(stage))
         except GuardFailed as failure:
             return self.fail(row, stage, ErrorType.GUARD_ERROR, str(failure), why.UNFIT)
         except UnfitRow as unfit:

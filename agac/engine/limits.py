@@ -19,7 +19,7 @@ from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, price_of
 from agac.providers.provider import Price
-from agac.spec.graph import ESCALATED
+from agac.spec.graph import stage_of
 from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
@@ -210,8 +210,8 @@ class BudgetBalance:
     batches: int = 0
 
     def holds_for(self, stage: str) -> bool:
-        """Whether calls of the stage count: one that escalates spends what the stage that it is of may spend."""
-        return self.stage is None or stage in (self.stage, self.stage + ESCALATED)
+        """Whether calls of the stage count: its parts and what escalates spend together."""
+        return self.stage is None or stage_of(stage) == self.stage
 
     def would_exceed(self, worst: Amount) -> bool:
         """Whether so much more does not fit, beside what is set aside."""

@@ -319,7 +319,7 @@ class FinalRows:
         """What a stage, or the last that amends it, gave for the row with this key, JSON."""
         for stage in self._giving[end.name]:
             value, skipped = results.get((row, stage.index)) or (None, False)
-            if not (stage.is_kept or skipped) and view is not None:
+            if not (stage.is_kept or stage.gives_answer or skipped) and view is not None:
                 return snapshot(self._nearest(view, stage.name if stage.changes_rows else stage.rows_of))
             if value is None and not skipped and view is not None:  # of the row that this one was made of
                 value = (

@@ -13,6 +13,7 @@ from agac.core.keys import canonical
 from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage, json_encoder
 from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
+from agac.spec.graph import stage_of
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
 from agac.spec.templates import VARS
@@ -79,7 +80,7 @@ class ResultChecks:
     """The `checks` of one stage, made ready for many rows."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage, self._name = stage, (stage.is_escalation and stage.amends) or stage.name
+        self._stage, self._name = stage, stage_of(stage.name)
         self._tests = [(Evaluator(one.guard, stages=stage.ancestors), one.message) for one in stage.checks]
 
     def error(self, view: RowView, value: JSONValue) -> RowError | None:
@@ -96,7 +97,7 @@ class ResultChecks:
 
 def is_of_row(stage: Stage, error: RowError) -> bool:
     """Whether the error of a task is of its row alone: of checks that look at more than the result."""
-    of_result = {stage.name, stage.amends if stage.is_escalation else None, VARS}
+    of_result = {stage_of(stage.name), VARS}
     return error.type is ErrorType.CHECK_FAILED and not of_result.issuperset(
         n for c in stage.checks for n in c.guard.names
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec import templates
-from agac.spec.graph import seen_after
+from agac.spec.graph import PARTS, is_hidden, seen_after, stage_of
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
@@ -91,12 +91,12 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
         for name, (item, own) in items.items():
             if name in ancestors and name not in begun:
                 fields = fields.with_item(item, own)
-        earlier = {name: stages[name] for name in ancestors if not stages[name].is_escalation}
+        earlier = {name: stages[name] for name in ancestors if not is_hidden(name, stage.name)}
         return StageScope(workflow, stage, earlier, fields)
 
     for stage in workflow.stages:
         if stage.group is not None:
-            members = seen(stage, *seen_after([stages[need] for need in stage.needs if need in stages], stages))
+            members = seen(stage, *seen_after([stages[n] for n in stage.needs if n in stages], stages, stage.name))
             shapes = {}  # those that the members are grouped by, each at its path in a member
             for name in dict.fromkeys(way[0] for way in stage.group.fields):
                 shapes[name] = members.shape((name,)).limited([w[1:] for w in stage.group.fields if w[0] == name])
@@ -141,7 +141,7 @@ def _item(path: tuple[str, ...], scope: StageScope) -> tuple[FieldShape, str | N
 def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
     """Every placeholder that nothing can satisfy, and every key that names a field that rows do not have. `columns` are
     the input's declared ones, None when rows bring theirs: then an unknown name is a warning, as some may have it."""
-    problems: list[Problem] = []
+    problems, read = list[Problem](), set[str]()
     shapes = {"sqlite": SINGLE, "xlsx": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}
     # what a statement makes may be anything
     shape = shapes.get(str(workflow.input.format), UNKNOWN) if workflow.input.sql is None else UNKNOWN
@@ -153,7 +153,8 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
         own = stage.at("prompt").path
         own = f"{stage.path}.prompt" if own.startswith(stage.path) else own  # else it was typed
         texts = [(own, stage.prompt), *((one.path, one.content) for one in stage.examples)]
-        texts = [] if stage.is_escalation else texts  # they are those of the stage that it is of
+        texts = [] if stage_of(stage.name) in read else texts  # they are those of the stage that it is of
+        read.add(stage_of(stage.name))
         for path, template in texts:
             for placeholder in template.placeholders:
                 message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
@@ -163,10 +164,11 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
                     problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
             problems += templates.foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
-        problems += _condition(scope, stage.guard) if stage.guard else []
+        written = stage.guard if stage.guard and not (PARTS in stage.guard.names and stage.parts) else None
+        problems += _condition(scope, written) if written else []
         problems += _condition(scope, does.guard) if isinstance(does, Filter) else []
         problems += _condition(scope, does.when) if isinstance(does, Review) and does.when else []
-        for check in () if stage.is_escalation else stage.checks:
+        for check in stage.checks if stage_of(stage.name) == stage.name else ():
             problems += _condition(scope, check.guard, own=True)
     return problems
 
@@ -320,7 +322,13 @@ def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Pr
         stages=shapes | ({stage.name: stage.answer_shape} if own else {}),
         variables=list(workflow.vars),
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
-        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
+        extra=()
+        if own
+        else (
+            *(_OF_GROUPS if stage.group is not None else ()),
+            *_voted(stage, workflow),
+            *((PARTS,) if stage.parts else ()),
+        ),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
-from agac.spec.graph import ESCALATED, StageNode
+from agac.spec.graph import PARTS, StageNode, is_hidden
 from agac.spec.templates import AGREEMENT, REJECTED, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 from agac.store.decisions import Fixes
@@ -81,6 +81,8 @@ class RowView:
         wanted = dict.fromkeys(names)
         if stage.amends is not None and AGREEMENT in wanted:
             wanted[stage.amends] = None
+        if PARTS in wanted:
+            wanted |= dict.fromkeys(stage.parts)
         wanted |= dict.fromkeys(later for later, first in stage.amended if first in wanted)
         return next((name for name in wanted if name in self.unknown), None)
 
@@ -121,6 +123,8 @@ class RowView:
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         data = self.data(stage)
         own = {AGREEMENT: self.agreement[stage.amends], **self.own} if stage.amends in self.agreement else self.own
+        if stage.guard is not None and PARTS in stage.guard.names and (parts := stage.parts):
+            own = {PARTS: {name: known[name] for name in parts if name in known}, **own}
         return {**data, **known, **own, VARS: self._vars, ROW: data}
 
     def function_input(self, stage: Stage) -> dict[str, JSONValue]:
@@ -134,10 +138,9 @@ class RowView:
         for later, first in stage.amended:
             if found.get(later, SKIPPED) is not SKIPPED:
                 found[first] = found[later]
-            if later.endswith(ESCALATED):  # it has no name of its own
-                found.pop(later, None)
         if stage.amended:
-            found = {name: SKIPPED if value is REJECTED else value for name, value in found.items()}
+            seen = [name for name in found if not is_hidden(name, stage.name)]
+            found = {name: SKIPPED if found[name] is REJECTED else found[name] for name in seen}
         return found
 
 

@@ -232,7 +232,7 @@ def recorded_stages(body: Mapping[str, Any]) -> tuple[RecordedStage, ...]:
     stages: dict[str, RecordedStage] = {}
     for one in body["stages"]:
         read = read_body(one)
-        seen = seen_after([stages[need] for need in read["needs"]], stages)
+        seen = seen_after([stages[need] for need in read["needs"]], stages, one["name"])
         ancestors, rows_of = ((), None) if read["group"] is not None else seen
         place = {"index": len(stages), "ancestors": ancestors, "rows_of": rows_of}
         stages[one["name"]] = _recorded(one, body["vars"], **place, amended=amended_by(ancestors, stages))

@@ -18,7 +18,15 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import CardFile, CardKeys, IterativePlannerFile, OrchestratorFile, key_hints, model_of
+from agac.spec.card_models import (
+    CardFile,
+    CardKeys,
+    IterativePlannerFile,
+    OrchestratorFile,
+    RouterFile,
+    key_hints,
+    model_of,
+)
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
@@ -35,6 +43,7 @@ _KEEP_A_COPY = "read the card, and keep a copy of it in the project"
 _BRINGS = ("function_tools", "servers", "agents", "skills")
 _NOT_FROM_AFAR = "a remote card brings no functions, agents, servers, commands or files"
 _NOT_FROM_AFAR += f"; {_KEEP_A_COPY}, or give --trust-card"
+ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
 _FENCE = "---"
 _SYSTEM = "---SYSTEM"
 _SUBAGENTS = re.compile(r"(?ms)^[ \t]*(<!--\s*)?fast-agent-subagents(?(1)(?![\w-]).*?-->)[ \t]*(\n|\Z)")
@@ -92,6 +101,15 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     return found[0], ""
 
 
+def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | None, str]:
+    """The file of the card that `card` calls `name`: beside it, by its file's name or its own, or as `find_card`."""
+    beside = [path for path in sorted(card.parent.iterdir()) if path.suffix in SUFFIXES and path.name != "SKILL.md"]
+    for path in [path for path in beside if path.stem == name] or beside:
+        if path.stem == name or read_card(path, project, None, trusted=False)[0].name == name:
+            return path, ""
+    return find_card(name, project)
+
+
 def chosen_card(place: Path, name: str | None) -> Path:
     """The card in a file or folder that is called `name`, else the only one or `default`. Raises UsageError."""
     found: list[tuple[str, Path, bool]] = []
@@ -147,8 +165,14 @@ def load_card(
     place, kind, words = project.paths.agentcards / f"{name}.md" if remote else path, keys.type, ""
     if isinstance(keys, OrchestratorFile | IterativePlannerFile):
         keys, words = _planner(keys)
+    if isinstance(keys, RouterFile):  # who chooses among agents is one
+        its = keys.model_fields_set & CardFile.model_fields.keys() - {"type", "agents"}
+        keys = CardFile().model_copy(update={"name": keys.name, **{key: getattr(keys, key) for key in its}})
     if not isinstance(keys, CardFile):
-        return None, [*problems, document.problem(("type",), f"`type: {kind}` is not supported yet; agent is")]
+        message = f"a card of type {kind} becomes stages: no agent calls it, and it is not taken from elsewhere; "
+        message = f"{message}name it as the `agent` of a stage"
+        message = message if kind != "maker" else f"`type: {kind}` is not supported yet"
+        return None, [*problems, document.problem(("type",), message)]
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]
     listed = with_skills(None, skills) or ""

@@ -105,11 +105,6 @@ class CardKeys(FileModel):
             raise check.refused("default and tool_only exclude each other; remove one of them")
         return self
 
-    @property
-    def members(self) -> dict[str, list[str]]:
-        """The cards that it is made of, by the key that names them."""
-        return {}
-
 
 class AskingKeys(CardKeys):
     """The same of one that asks a model itself."""
@@ -185,10 +180,6 @@ class ChainFile(CardKeys):
     sequence: _Members = Field(description="chain: the cards that are asked one after the other.")
     cumulative: bool = key("chain: each is given the message and all replies so far.", default=False)
 
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"sequence": self.sequence}
-
 
 class ParallelFile(CardKeys):
     """The front matter of agents that are asked the same side by side."""
@@ -203,10 +194,6 @@ class ParallelFile(CardKeys):
         if self.fan_in is None and "include_request" in self.model_fields_set:
             raise check.refused("include_request says what fan_in is given; add fan_in, or remove include_request")
         return self
-
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"fan_out": self.fan_out} | ({"fan_in": [self.fan_in]} if self.fan_in is not None else {})
 
 
 class EvaluatorOptimizerFile(CardKeys):
@@ -224,20 +211,12 @@ class EvaluatorOptimizerFile(CardKeys):
     refinement_instruction: NonEmpty | None = key("evaluator_optimizer: what is said when it is asked for again.")
     messages: _NoMessages | None = key("evaluator_optimizer: not supported here; they belong to the generator's card.")
 
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"generator": [self.generator], "evaluator": [self.evaluator]}
-
 
 class RouterFile(ServedKeys):
     """The front matter of a model that chooses which agent is asked."""
 
     type: Annotated[Literal["router"], _ANY_CASE] = Field(description="Kind of the card.")
     agents: _OtherMembers = Field(description="router: the cards of which one is chosen, by their descriptions.")
-
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"agents": self.agents}
 
 
 class OrchestratorFile(TalkingKeys):
@@ -250,10 +229,6 @@ class OrchestratorFile(TalkingKeys):
     )
     plan_iterations: int = key("orchestrator, iterative_planner: how many turns it has at most.", default=5, ge=1)
 
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"agents": self.agents}
-
 
 class IterativePlannerFile(AskingKeys):
     """The front matter of a model that plans one step at a time."""
@@ -263,10 +238,6 @@ class IterativePlannerFile(AskingKeys):
     plan_iterations: Annotated[int, AfterValidator(check.turns_or_none)] = key(
         "iterative_planner: how many turns it has at most; -1: no limit of its own.", default=-1
     )
-
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"agents": self.agents}
 
 
 class MakerFile(CardKeys):
@@ -288,10 +259,6 @@ class MakerFile(CardKeys):
             message = f"nobody leads by {self.k} votes of {self.max_samples}; raise max_samples, or lower k"
             raise check.refused(message)
         return self
-
-    @property
-    def members(self) -> dict[str, list[str]]:
-        return {"worker": [self.worker]}
 
 
 CARD_MODELS: dict[str, type[CardKeys]] = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from agac.core.errors import Problem, did_you_mean
@@ -25,6 +26,28 @@ groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 ESCALATED = "/escalate"
 """What follows a stage's name in that of the stage which asks a stronger model about some of its rows."""
+
+PARTS = "parts"  # the name under which the guard of a part sees the results of the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePart:
+    """One of several stages that a stage becomes; one has its name, and the others add to that. `needs` are parts
+    before it; without any it follows what the stage needs. `amends` is as that of a StageNode."""
+
+    name: str
+    needs: tuple[str, ...] = ()
+    amends: str | None = None
+
+
+def stage_of(name: str) -> str:
+    """The stage in the file that became the stage `name`, perhaps beside others."""
+    return name.partition("/")[0]
+
+
+def is_hidden(name: str, viewer: str) -> bool:
+    """Whether the stage `viewer` has no name for the result of another: parts are seen by parts of the same stage."""
+    return "/" in name and (name.endswith(ESCALATED) or stage_of(name) != stage_of(viewer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +79,12 @@ class StageNode:
         return self.name.endswith(ESCALATED)
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The stages that its guard sees as `parts`: those that became of the same stage of the file as itself."""
+        own = () if self.is_escalation else self.ancestors
+        return tuple(name for name in own if stage_of(name) == stage_of(self.name))
+
+    @property
     def rows_after(self) -> str | None:
         """The stage that changed the row's fields last, this one included."""
         return self.name if self.changes_rows else self.rows_of
@@ -64,14 +93,15 @@ class StageNode:
 S = TypeVar("S", bound=StageNode)
 
 
-def seen_after(needs: Sequence[StageNode], stages: Mapping[str, StageNode]) -> tuple[tuple[str, ...], str | None]:
-    """What is seen after the stages `needs` of one level, by a group of its members too: the stages upstream, in the
-    order of `stages` (those that a row meets before, by name), and the one of them that changed the row's fields last.
-    """
+def seen_after(
+    needs: Sequence[StageNode], stages: Mapping[str, StageNode], viewer: str
+) -> tuple[tuple[str, ...], str | None]:
+    """What `viewer` sees after the stages `needs` of one level, by a group of its members too: the stages upstream, in
+    the order of `stages` (those that a row meets before, by name), and the one that changed the row's fields last."""
     upstream = {name for need in needs for name in (*need.ancestors, need.name)}
     forms = {need.rows_after for need in needs}
     last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
-    return tuple(name for name in stages if name in upstream), last
+    return tuple(n for n in stages if n in upstream and (stages[n].amends or not is_hidden(n, viewer))), last
 
 
 def amended_name(name: str, stages: Mapping[str, StageNode]) -> str:
@@ -216,8 +246,11 @@ class _Places:
         ]
 
 
-def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNode], list[Problem]]:
-    """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong."""
+def graph(
+    stages: Sequence[StageFile], document: Document, parts: Mapping[str, Sequence[StagePart]] = MappingProxyType({})
+) -> tuple[list[StageNode], list[Problem]]:
+    """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong. In
+    the place of a stage that has `parts`, by its name, stand these."""
     names = [stage.name for stage in stages]
     place = {name: index for index, name in reversed([*enumerate(names)])}
     before = [[], *([name] for name in names)]
@@ -241,9 +274,9 @@ def graph(stages: Sequence[StageFile], document: Document) -> tuple[list[StageNo
         nodes = _in_order(stages, needs, place)
         found = _apart(nodes)
         if not found:
-            nodes, found = _with_rows(_escalated(nodes, stages))
+            nodes, found = _with_rows(_expanded(nodes, stages, parts))
             found += _not_to_amend(nodes)
-    problems += [document.problem(("stages", place[name], "needs"), message) for name, message in found]
+    problems += [document.problem(("stages", place[stage_of(name)], "needs"), message) for name, message in found]
     if problems and not nodes:
         nodes = [StageNode(name=names[index], index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)]
     return nodes, problems
@@ -375,18 +408,27 @@ def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Findi
     return list(found.values()), wrong
 
 
-def _escalated(nodes: Sequence[StageNode], stages: Sequence[StageFile]) -> list[StageNode]:
-    """The nodes, each with `escalate` followed by the one that asks once more: all that needed it needs that."""
-    found: list[StageNode] = []
-    then = {node.name: node.name + ESCALATED for node in nodes if stages[node.index].escalate is not None}
+def _expanded(
+    nodes: Sequence[StageNode], stages: Sequence[StageFile], parts: Mapping[str, Sequence[StagePart]]
+) -> list[StageNode]:
+    """The nodes, those that become several in the place of theirs: all that needed one needs the last of them. What
+    asks once more (`escalate`) is one of them, too."""
+    found, last, seen = list[StageNode](), dict[str, str](), dict[str, list[str]]()
     for node in nodes:
-        needs = tuple(then.get(name, name) for name in node.needs)
-        seen = [one for name in node.ancestors for one in (name, then.get(name)) if one is not None]
-        found.append(replace(node, needs=needs, ancestors=tuple(seen)))
-        if node.name in then:
+        own = [*(parts.get(node.name) or [StagePart(name=node.name)])]
+        if stages[node.index].escalate is not None:
+            own.append(StagePart(name=node.name + ESCALATED, needs=(own[-1].name,), amends=node.name))
+        needs, above = tuple(last[name] for name in node.needs), [one for name in node.ancestors for one in seen[name]]
+        upstream: dict[str, set[str]] = {}  # of these, by their names, each with its own
+        for part in own:
+            inner = upstream[part.name] = {part.name}.union(*(upstream[need] for need in part.needs))
             # the index is that of the stage in whose keys it stands
-            own = StageNode(name=then[node.name], index=node.index, needs=(node.name,), amends=node.name)
-            found.append(replace(own, ancestors=(*seen, node.name)))
+            one = node if part.name == node.name else StageNode(name=part.name, index=node.index, needs=())
+            before = tuple(other.name for other in own if other.name in inner - {part.name})
+            amends = node.amends if one is node else part.amends
+            found.append(replace(one, needs=part.needs or needs, ancestors=(*above, *before), amends=amends))
+        last[node.name] = own[-1].name
+        seen[node.name] = [part.name for part in own if part.name == node.name or part.amends is not None]
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_args
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.redact import KEY_SHAPE, SECRET_START
-from agac.spec.graph import ESCALATED
+from agac.spec.graph import stage_of
 from agac.spec.operations import Python
 from agac.spec.output_schema import is_json_schema
 from agac.spec.project_models import RuleName
@@ -43,7 +43,7 @@ class LintFinding(Problem):
 def card_files(workflow: Workflow) -> Iterator[tuple[str, Path]]:
     """The files of the cards that each stage uses, those of the agents that it may call included; no remote ones."""
     written = (stage for stage in workflow.stages if not stage.is_escalation)
-    agents = ((stage.name, one.card) for stage in written for one in family(stage))
+    agents = ((stage_of(stage.name), one.card) for stage in written for one in family(stage))
     yield from ((name, card.path) for name, card in agents if card is not None and not card.remote)
 
 
@@ -69,7 +69,7 @@ def _text(value: Any, home: Path | None = None) -> str:
 def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:
     """Who uses the results of the stage `name`: the keys of other stages in which its name stands, `*` for a stage that
     gets them without naming it, and `output`."""
-    name = name.removesuffix(ESCALATED)
+    name = stage_of(name)
     found = {"output"} if name in workflow.output.stages else set()
     others = (pair for other, keys in texts.items() if other != name for pair in keys.items())
     found |= {key for key, text in others if key not in ("name", "needs") and re.search(rf"\b{name}\b", text)}
@@ -77,7 +77,7 @@ def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:
     for stage in workflow.stages:  # in the order in which a row meets them
         if not after.isdisjoint(stage.needs):
             after.add(stage.name)
-            if stage.is_escalation:
+            if stage.name not in texts:  # it became of another
                 continue
             by_default = stage.asks and not {"prompt", "template"} & texts[stage.name].keys()
             found |= {"*"} if stage.group or isinstance(stage.operation, Python) or by_default else set()
@@ -93,7 +93,7 @@ def file_findings(workflow: Workflow, document: Document, texts: Texts) -> Itera
             message = f"is used nowhere; remove it, or write ${{vars.{name}}}"
             yield LintFinding(document.where(("vars", name), key=True), message, rule="unused-var")
     written = {one["name"]: one.get("output_schema") for one in given["stages"]}
-    for stage in (one for one in workflow.asking if not one.is_escalation):
+    for stage in (one for one in workflow.asking if one.name in written):
         if stage.makes is None and not stage.may_drop and not readers(stage.name, workflow, texts):
             message = "its results are not written, and no later stage uses them; remove it, or use them"
             yield LintFinding(stage.at(""), message, rule="unused-stage")

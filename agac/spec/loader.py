@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
+from agac.spec.card_types import card_parts
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, amended_name, graph, homes, rows_in_words
@@ -210,16 +211,18 @@ def _resolved(
             message = f"--var {key}: {document.shown} declares no such variable; {remedy}"
             raise UsageError(message, remedy="Add it to vars.")
     variables = {**file.vars, **overrides.vars}
-    nodes, problems = graph(file.stages, document)
+    parts, wrong_cards = card_parts(file.stages, document, project)
+    nodes, problems = graph(file.stages, document, parts)
     sound = not problems
     written = [stage.get("name") if isinstance(stage, dict) else None for stage in document.data.get("stages") or ()]
     if written != [stage.name for stage in file.stages]:  # names were lost: what `needs` them cannot be judged
         problems = []
+    problems += wrong_cards
     if file.run_mode is not None and "run_mode" in file.defaults.model_fields_set:
         message = "run_mode stands here and in `defaults`; keep one of them"
         problems.append(document.problem(("run_mode",), message, key=True))
     project, fetched = project.noting()
-    builder = StageBuilder(project, document, file, variables, overrides, problems)
+    builder = StageBuilder(project, document, file, variables, overrides, problems, parts)
     stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
     source, found = input_spec(file, document, project, name, overrides)
     output, refused = _output_spec(file, document, project, name, source)

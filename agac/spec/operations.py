@@ -12,6 +12,7 @@ from agac.core.types import JSONValue
 from agac.spec.graph import Makes
 from agac.spec.guards import STORED, Guard
 from agac.spec.python_code import FunctionRef
+from agac.spec.templates import SKIPPED, as_text
 
 Fields = dict[str, JSONValue]
 Way = tuple[str, ...]  # a field by its parts: a field of the row, or a stage upstream and fields of its result
@@ -189,6 +190,21 @@ class Review(Operation):
         return Review(**own | ({"choices": tuple(body["choices"])} if "choices" in body else {}))
 
 
+@dataclass(frozen=True, slots=True)
+class Join(Operation):
+    """The results of these stages are put together as a text, each under its label: pairs of a label and a stage."""
+
+    key, gives_answer = "join", True
+    results: tuple[tuple[str, str], ...]
+
+    def body(self) -> dict[str, JSONValue]:
+        return {"join": [f"{stage}: {label}" for label, stage in self.results]}
+
+    def text(self, known: Mapping[str, JSONValue]) -> str:
+        """Their text, of what is `known` by the names of stages."""
+        return "\n\n".join(f"{label}:\n{as_text(known.get(stage, SKIPPED))}" for label, stage in self.results)
+
+
 class UnfitRow(Exception):
     """The row is not as a stage needs it: `str()` says why."""
 
@@ -239,6 +255,8 @@ def read_operation(body: Mapping[str, Any]) -> Operation:
         return Select(tuple(body["select"]))
     if "review" in body:
         return Review.of(body["review"])
+    if "join" in body:
+        return Join(tuple((label, stage) for stage, _, label in (one.partition(": ") for one in body["join"])))
     if "rename" in body:
         return Rename(body["rename"])
     return Dedupe(ways(body["dedupe"]))

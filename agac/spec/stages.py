@@ -10,13 +10,24 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
-from agac.spec.agent_cards import NO_LIMIT, Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
+from agac.spec.agent_cards import (
+    NO_LIMIT,
+    ONLY_A_TOOL,
+    Card,
+    Skill,
+    find_card,
+    load_card,
+    read_skills,
+    stage_examples,
+    with_skills,
+)
+from agac.spec.card_types import OF_ANSWERS, REQUEST, CardPart
 from agac.spec.file_model import FileModel
-from agac.spec.graph import StageNode
+from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
 from agac.spec.models import DefaultsFile, RedoFile, ReviewFile, StageFile, WorkflowFile
 from agac.spec.notify import NotifyTarget
-from agac.spec.operations import Dedupe, Filter, Group, Operation, Python, Rename, Review, Select, Vote, ways
+from agac.spec.operations import Dedupe, Filter, Group, Join, Operation, Python, Rename, Review, Select, Vote, ways
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
 from agac.spec.python_code import parse_reference
@@ -128,7 +139,9 @@ class StageBuilder:
     variables: Mapping[str, JSONValue]
     overrides: Overrides
     problems: list[Problem] = field(default_factory=list)
+    parts: Mapping[str, Sequence[CardPart]] = field(default_factory=dict)
     _answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _outer: dict[str, tuple[str, ...]] = field(default_factory=dict)  # answers that come to a stage with parts
     _built: dict[str, WrittenStage] = field(default_factory=dict)
     _callers: tuple[str, ...] = ()
 
@@ -140,6 +153,9 @@ class StageBuilder:
             return self._escalated(node, order, written, path)
         self.problems += _misplaced(written, self.document, path)
         answers = tuple(dict.fromkeys(name for need in node.needs for name in self._answers.get(need, ())))
+        if (parts := self.parts.get(written.name)) is not None:
+            part = next((one for one in parts if one.name == node.name), None)
+            return self._part(part, node, order, answers) if part is not None else None
         if written.operations:
             self._answers[written.name] = answers
             own = {
@@ -150,9 +166,15 @@ class StageBuilder:
         else:
             self._answers[written.name] = (written.name,)
             own = self._asking(written, path, answers, None)
-        own["where"] |= {"": self.document.where(path)}
         if written.when is not None:
             own["guard"] = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
+        return self._finished(node, order, written, path, own, before)
+
+    def _finished(
+        self, node: StageNode, order: int, written: StageFile, path: Path_, own: dict[str, Any], before: int
+    ) -> WrittenStage | None:
+        """The stage with these fields of its `own`; None where there are problems after the first `before` ones."""
+        own["where"] |= {"": self.document.where(path)}
         checks = [(one.message, self._check(one.check, path, place)) for place, one in enumerate(written.checks)]
         own["checks"] = tuple(Check(guard, message) for message, guard in checks if guard is not None)
         if any_error(self.problems[before:]):
@@ -173,6 +195,51 @@ class StageBuilder:
                 message = "plan_iterations is -1 unless it is written, so something else has to bound the planner; add "
                 message += "`row_budget: {turns: 50}` to the workflow, `max_turns` to the stage, or a number here"
                 yield card.document.problem(("plan_iterations",), message)
+
+    def _part(self, part: CardPart, node: StageNode, order: int, answers: Sequence[str]) -> WrittenStage | None:
+        """One of the stages that a stage becomes whose card is made of others. Its keys hold for all of them, where
+        their cards do not say another model or parameters."""
+        before, written, path = len(self.problems), self.file.stages[node.index], ("stages", node.index)
+        answers = self._outer.setdefault(written.name, tuple(answers))
+        self._answers[part.name] = (written.name,)
+        card = self._noted(load_card(part.card, self.project, self.variables)) if part.card is not None else None
+        if card is None and not part.joined:
+            return None
+        of_card = {*card.params, *({"model", "fallback"} if card.keys.model else ())} if card else set[str]()
+        names = DefaultsFile.model_fields.keys() - of_card | {"prompt", "template", "visible"}
+        names |= {*OF_ANSWERS, "replicas", "vote", "expect"} if part.gives else set()
+        names |= {"budget", "on_empty"} if part.name == written.name else set()
+        keys = {key: getattr(written, key) for key in names & written.model_fields_set} | dict(part.keys)
+        how = {key: getattr(written, key) for key in ("tools_mode", "tool_stubs", "max_turns")}
+        keys |= {"output_schema": part.schema} if part.schema else {}
+        file = StageFile.model_construct({"name", *keys}, name=part.name, **how | keys)
+        if card is None:
+            own: dict[str, Any] = {"operation": Join(part.joined), "where": places_of(written, self.document, path)}
+            own |= _same_fields(file, DefaultsFile())
+        else:
+            own = self._asking(file, path, answers, card)
+            tried = self.overrides.change
+            if (
+                (prompt := own["prompt"])
+                and part.prompt != REQUEST
+                and not (tried and tried.stage == part.name and tried.prompt)
+            ):
+                own["prompt"] = templates.sound_template(
+                    part.prompt.replace(REQUEST, prompt.text), self.document.where(path)
+                )
+            own["system"] = "\n\n".join(filter(None, (own["system"], part.system))) or None
+        conditions = [one for one in (written.when and f"({written.when})", part.when) if one]
+        if part.when is None and written.when is not None:
+            conditions, own["otherwise"] = [written.when], written.otherwise
+        if written.when is not None:
+            outer = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
+            if outer is None or PARTS in outer.names:
+                message = f"`{PARTS}` stands for results here; write row.{PARTS}"
+                self.problems += [self.document.problem((*path, "when"), message)] if outer else []
+                return None
+        if conditions:
+            own["guard"] = self._noted(compile_guard(" && ".join(conditions), self.document.where((*path, "when"))))
+        return self._finished(node, order, file, path, own, before)
 
     def _escalated(self, node: StageNode, order: int, written: StageFile, path: Path_) -> WrittenStage | None:
         """The stage that asks the model of `escalate` what the stage `written` asks its own; without a vote as often,
@@ -256,7 +323,10 @@ class StageBuilder:
             value, document, at = of_card, card.document, at_card
         if value is None:
             return None
-        return self._noted(load_schema(value, self.project, document, at, name=written.name.replace("/", "_")))
+        name = (
+            stage_of(written.name) if stage_of(written.name) in self.parts else written.name
+        )  # of equal parts the same
+        return self._noted(load_schema(value, self.project, document, at, name=name.replace("/", "_")))
 
     def _agent(self, written: StageFile, path: Path_, card: Card | None, skills: tuple[Skill, ...]) -> dict[str, Any]:
         """The fields of a stage that say which tools its model may call, and the agents among them."""
@@ -332,8 +402,7 @@ class StageBuilder:
             return None
         card = self._noted(load_card(file, self.project, self.variables, tools=written.tools or ()))
         if card is not None and card.keys.tool_only:
-            message = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
-            self.problems.append(card.document.problem(("tool_only",), message))
+            self.problems.append(card.document.problem(("tool_only",), ONLY_A_TOOL))
         return card
 
     def _prompt(self, written: StageFile, path: Path_, syntax: Syntax, names: tuple[str, ...]) -> Template | None:

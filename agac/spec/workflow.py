@@ -14,7 +14,7 @@ from agac.spec.graph import StageNode
 from agac.spec.guards import STORED, Check, Guard
 from agac.spec.json_schema import field_shape
 from agac.spec.notify import NotifyTarget
-from agac.spec.operations import CHANGING, Group, Operation, Vote, made_by, read_operation
+from agac.spec.operations import CHANGING, Group, Join, Operation, Vote, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
@@ -438,6 +438,8 @@ class Stage(StageNode):
     @property
     def answer_shape(self) -> dict[str, Any] | None:
         """The same of one answer, where it is asked several times."""
+        if isinstance(self.operation, Join):
+            return None
         if self.operation is not None or self.reply == "json":
             return {}
         if self.output_field is not None:

@@ -73,6 +73,9 @@ GROWN = re.compile(
     r"|\.notify\b|\.(agents|api_key|child_timeout_sec|commands|cwd|function_tools|harness_tools|history_\w+|lifecycle_hooks)\b"
     r"|\.(max_display_instances|max_parallel|mcp_connect|prompts|resources|save_trajectory|servers|shell|skills)\b"
     r"|\.(subagent_model|subagents|tool_hooks|tool_input_schema|trim_tool_history|variables)\b"
+    r"|\.(sequence|cumulative|fan_in|fan_out|include_request|generator|evaluator|min_rating|max_refinements)\b"
+    r"|\.(refinement_instruction|plan_\w+|worker|k|max_samples|match_strategy|red_flag_max_length)\b"
+    r"|\.type: .string. \[.agent"
     r"|\.request_params\.(max_?[iI]terations|metadata|parallel\w+|str(uctured|eaming)\w+|tool_?[rR]esult_?[mM]ode)\b"
 )
 """The same: formats that are more than they were, mappings that came whole."""

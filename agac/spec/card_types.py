@@ -1,0 +1,241 @@
+"""Cards that are made of other cards (chain, parallel, router, evaluator_optimizer), as the stages that they become. A
+stage N with such a card becomes parts called `N/…` and N itself, in the order in which a row meets them; a member that
+is made of others again becomes `N/member/…` and `N/member` in the same way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from agac.core.errors import Problem, any_error
+from agac.spec import card_models as cards
+from agac.spec.agent_cards import ONLY_A_TOOL, find_card, member_file, read_card
+from agac.spec.graph import ESCALATED, PARTS, StagePart
+from agac.spec.models import StageFile
+from agac.spec.paths import is_reference
+from agac.spec.templates import literal_text
+from agac.spec.workflow import ProjectSpec
+from agac.spec.yaml import Document
+
+REQUEST = "\0"  # stands for the message of the stage in the prompts of its parts
+RATINGS = get_args(cards.EvaluatorOptimizerFile.model_fields["min_rating"].annotation)
+
+_VERDICT = {"rating": "|".join(RATINGS), "needs_improvement": "boolean", "feedback": "string"}
+_JUDGE = f"Request:\n{REQUEST}\n\nAnswer:\n%s\n\nRate the answer: POOR, FAIR, GOOD or EXCELLENT. Say whether it needs "
+_JUDGE += "improvement, and in `feedback` what exactly should be better."
+_REFINE = (
+    f"Request:\n{REQUEST}\n\nYour answer:\n%s\n\nIt was rated ${{%s.rating}}. What should be better:\n${{%s.feedback}}"
+)
+_AGAIN = "Write the whole answer again, so that it is better."
+_ROUTE = "Choose the agent that can answer the message best; do not answer it yourself. The agents are:"
+
+_UNFIT = {
+    "explode": "explode the list at a stage before it", "group_by": "make one text of a group at a stage before it",
+    "instructions": "write them into the cards that it names", "messages": "name them in the cards that it names",
+    "tools": "name them in the cards that it names", "skills": "name them in the cards that it names",
+    "reads": "only a stage with a card of type agent has tools of its own",
+}  # fmt: skip
+"""Keys of a stage that no card which is made of others goes with, and what to do instead."""
+
+OF_ANSWERS = frozenset({"output_schema", "output_field", "reply", "checks"})
+"""Keys about a result, which each part has that may give the result of the stage."""
+
+_OF_ONE = ("replicas", "vote", "escalate", "expect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPart(StagePart):
+    """One of the stages that a stage becomes. `card` is the file of the card that is asked; None: the results `joined`
+    are put together, each under its label. REQUEST stands in `prompt`, a template, for the stage's own message. `when`
+    has to hold beside the stage's. `gives`: its answer may be the stage's result. `schema` is what the answer of a
+    judge looks like, `system` what stands below its instruction, `keys` are other keys of its stage. `choices`: the
+    routers that have to choose it, each with the agent that is chosen."""
+
+    card: Path | None = None
+    joined: tuple[tuple[str, str], ...] = ()
+    prompt: str = REQUEST
+    when: str | None = None
+    gives: bool = True
+    schema: Mapping[str, Any] | None = None
+    system: str = ""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    choices: tuple[tuple[str, str], ...] = ()
+
+
+def card_parts(
+    stages: Sequence[StageFile], document: Document, project: ProjectSpec
+) -> tuple[dict[str, tuple[CardPart, ...]], list[Problem]]:
+    """By their names the stages whose cards are made of others, with what they become; without parts where something is
+    wrong with the cards. A card of type agent is left to whoever reads it."""
+    found, problems = dict[str, tuple[CardPart, ...]](), list[Problem]()
+    for index, stage in enumerate(stages):
+        name = stage.agent if stage.enabled and not stage.operations else None
+        path = find_card(name, project)[0] if name and not is_reference(name) else None
+        if path is None or stage.name in found:
+            continue
+        expander = _Expander(project, {stage.name, stage.name + ESCALATED})
+        parts = expander.expand(CardPart(name=stage.name, card=path))
+        if not expander.kinds:
+            continue
+        problems += expander.problems
+        for key, message in _unfit(stage, expander.kinds[0], parts):
+            problems.append(document.problem(("stages", index, key), message, key=True))
+        found[stage.name] = () if any_error(expander.problems) else tuple(parts)
+    return found, problems
+
+
+def most_calls(parts: Sequence[CardPart], calls: Callable[[CardPart], int], depth: int = 0) -> int:
+    """How many calls a row needs at most, where a part needs so many `calls`: of each router's agents one is asked."""
+    routes: dict[str, dict[str, list[CardPart]]] = defaultdict(lambda: defaultdict(list))
+    for part in (one for one in parts if len(one.choices) > depth):
+        route, agent = part.choices[depth]
+        routes[route][agent].append(part)
+    most = (max(most_calls(some, calls, depth + 1) for some in agents.values()) for agents in routes.values())
+    return sum(calls(part) for part in parts if len(part.choices) == depth) + sum(most)
+
+
+def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple[str, str]]:
+    """The keys of a stage that do not go with its card of this type, each with what to do instead."""
+    wrong = dict(_UNFIT)
+    if any(part.joined and part.gives for part in parts):
+        wrong |= dict.fromkeys((*OF_ANSWERS, *_OF_ONE), "name a card as `fan_in` that makes one answer of all")
+    elif sum(part.gives for part in parts) > 1:
+        wrong |= dict.fromkeys(_OF_ONE, "let it follow as a stage of its own, whose card makes the final answer")
+    given = [key for key in wrong if key in stage.model_fields_set]
+    return [(key, f"{key} does not go with a card of type {kind}; {wrong[key]}") for key in given]
+
+
+def _both(*conditions: str | None) -> str:
+    return " && ".join(one for one in conditions if one is not None)
+
+
+@dataclass(slots=True)
+class _Expander:
+    """Makes the parts of one stage. `names` are taken; `kinds` are the types of the cards that are made of others, the
+    stage's first; `open`: the files of those that are being read."""
+
+    project: ProjectSpec
+    names: set[str]
+    kinds: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    open: tuple[Path, ...] = ()
+    _document: Document = field(default_factory=lambda: Document("", None, []))
+
+    def expand(self, slot: CardPart) -> list[CardPart]:
+        """The parts that take the place of one; whatever follows needs the last of them."""
+        assert slot.card is not None
+        keys, document, below, problems = read_card(slot.card, self.project, None, trusted=False)
+        making = _MADE.get(type(keys))
+        if making is None:
+            return [slot]
+        self.problems += problems
+        self.kinds.append(keys.type)
+        if any_error(problems):
+            return [slot]
+        if keys.tool_only and not self.open:
+            self.problems.append(document.problem(("tool_only",), ONLY_A_TOOL))
+        if (below[0] or keys.instruction) and not isinstance(keys, cards.RouterFile):
+            message = f"has no effect: a card of type {keys.type} asks no model itself; remove it"
+            where = document.where(("instruction",), key=True) if keys.instruction else below[1]
+            self.problems.append(Problem(where, message, "warning"))
+        outer, self.open, self._document = (self.open, self._document), (*self.open, slot.card), document
+        parts = making(self, keys, slot)
+        self.open, self._document = outer
+        return parts
+
+    def _asked(self, slot: CardPart, name: str, *path: str | int) -> list[CardPart]:
+        """The parts of a slot that the member `name` fills, which the open card names at this path."""
+        card, reason = member_file(name, self.open[-1], self.project)
+        if card in self.open:
+            way = [one.stem for one in (*self.open[self.open.index(card) :], card)]
+            reason = f"these cards name each other in a circle: {' → '.join(way)}"
+        if reason or card is None:
+            self.problems.append(self._document.problem(path, reason))
+            return [slot]
+        return self.expand(replace(slot, card=card))
+
+    def _inner(self, slot: CardPart, name: str, **keys: Any) -> CardPart:
+        """A part below a slot whose answer is not that of the slot."""
+        own = {"needs": slot.needs, "when": slot.when, "choices": slot.choices, "gives": False, **keys}
+        return CardPart(name=self._free(slot, name), **own)
+
+    def _free(self, slot: CardPart, name: str) -> str:
+        """A name below that of a slot which no other part has, of letters, digits, `_` and `-`."""
+        start, number = f"{slot.name}/{re.sub('[^A-Za-z0-9_-]+', '_', Path(name).stem)}", 1
+        free = start
+        while free in self.names or free.endswith(ESCALATED):
+            number += 1
+            free = f"{start}-{number}"
+        self.names.add(free)
+        return free
+
+    def chain(self, keys: cards.ChainFile, slot: CardPart) -> list[CardPart]:
+        found, said = list[CardPart](), list[tuple[str, str]]()
+        for place, name in enumerate(keys.sequence):
+            replies = "".join(f"\n\nReply of {one}:\n${{{part}}}" for one, part in said)
+            prompt = slot.prompt + replies if keys.cumulative or not said else f"${{{said[-1][1]}}}"
+            is_last = place == len(keys.sequence) - 1
+            one = replace(slot, prompt=prompt) if is_last else self._inner(slot, name, prompt=prompt)
+            one = replace(one, needs=(found[-1].name,)) if found else one
+            found += self._asked(one, name, "sequence", place)
+            said.append((name, one.name))
+        return found
+
+    def parallel(self, keys: cards.ParallelFile, slot: CardPart) -> list[CardPart]:
+        found, said, needs = list[CardPart](), list[tuple[str, str]](), list[str]()
+        for place, name in enumerate(keys.fan_out):
+            one = self._inner(slot, name, prompt=slot.prompt)
+            found += self._asked(one, name, "fan_out", place)
+            said.append((name, one.name))
+            needs.append(found[-1].name)
+        if keys.fan_in is None:
+            return [*found, replace(slot, card=None, joined=tuple(said), needs=tuple(needs))]
+        replies = "\n\n".join(f"{name}:\n${{{part}}}" for name, part in said)
+        prompt = f"{slot.prompt}\n\n{replies}" if keys.include_request else replies
+        return [*found, *self._asked(replace(slot, prompt=prompt, needs=tuple(needs)), keys.fan_in, "fan_in")]
+
+    def router(self, keys: cards.RouterFile, slot: CardPart) -> list[CardPart]:
+        if len(keys.agents) == 1:
+            return self._asked(slot, keys.agents[0], "agents", 0)
+        choice = {"agent": {"type": "string", "enum": keys.agents}, "reason": {"type": "string"}}
+        schema = {"type": "object", "properties": choice, "required": [*choice], "additionalProperties": False}
+        route = self._inner(slot, "route", card=self.open[-1], prompt=slot.prompt, schema=schema)
+        found, agents = [route], list[str]()
+        for place, name in enumerate(keys.agents):
+            when = _both(slot.when, f'{PARTS}["{route.name}"].agent == {json.dumps(name)}')
+            one = replace(slot, when=when, needs=(found[-1].name,), choices=(*slot.choices, (route.name, name)))
+            if place:
+                one = replace(one, name=self._free(slot, name), amends=slot.name)
+            found += self._asked(one, name, "agents", place)
+            file, _ = member_file(name, self.open[-1], self.project)
+            told = read_card(file, self.project, None, trusted=False)[0].description if file else None
+            agents.append(f"- {name}: {told}" if told else f"- {name}")
+        return [replace(route, system="\n".join([_ROUTE, "", *agents])), *found[1:]]
+
+    def evaluator_optimizer(self, keys: cards.EvaluatorOptimizerFile, slot: CardPart) -> list[CardPart]:
+        found, answer, again = self._asked(slot, keys.generator, "generator"), f"${{{slot.name}}}", None
+        enough = json.dumps(RATINGS[RATINGS.index(keys.min_rating) :])
+        ask = literal_text(keys.refinement_instruction or _AGAIN)
+        request = slot.prompt
+        for turn in range(1, keys.max_refinements + 1):
+            when = _both(slot.when, f'{PARTS}["{again}"] != null' if again else None) or None
+            judge = self._inner(slot, f"judge-{turn}", when=when, needs=(found[-1].name,), schema=_VERDICT)
+            judge = replace(judge, prompt=(_JUDGE % answer).replace(REQUEST, request))
+            found += self._asked(judge, keys.evaluator, "evaluator")
+            verdict, again = f'{PARTS}["{judge.name}"]', self._free(slot, f"refine-{turn}")
+            when = _both(slot.when, f"{verdict} != null", f"!({verdict}.rating in {enough})")
+            prompt = (_REFINE % (answer, judge.name, judge.name)).replace(REQUEST, request) + f"\n\n{ask}"
+            refine = replace(slot, name=again, amends=slot.name, needs=(found[-1].name,), when=when, prompt=prompt)
+            found += self._asked(refine, keys.generator, "generator")
+        return found
+
+
+_MADE: dict[type[cards.CardKeys], Callable[[_Expander, Any, CardPart], list[CardPart]]] = {
+    cards.ChainFile: _Expander.chain, cards.ParallelFile: _Expander.parallel, cards.RouterFile: _Expander.router,
+    cards.EvaluatorOptimizerFile: _Expander.evaluator_optimizer,
+}  # fmt: skip
