@@ -295,8 +295,7 @@ def cut_to(text: str, size: float, room: float) -> str:
     for end, c in enumerate(text):
         used += size * _em(c)
         if used > room:
-            start, space, _ = text[: end + 1].rpartition(" ")  # no word is cut that is not alone
-            return (start if space else text[:end]).rstrip() + "…"
+            return (text[: end + 1].rpartition(" ")[0] or text[:end]).rstrip() + "…"  # no word is cut that is not alone
     return text
 
 
@@ -412,9 +411,7 @@ def _box(node: DrawnNode) -> _Box:
     room = WIDEST - 2 * INSIDE
     kind = one_line(node.kind) + (f" · level {node.level}" if node.level else "")
     texts = [("kind", kind), ("name", one_line(node.name)), *(("more", one_line(line)) for line in node.label_lines)]
-    lines = [
-        (look, line, None if i else text) for look, text in texts for i, line in enumerate(_broken(look, text, room))
-    ]
+    lines = [(look, line, None if i else text) for look, text in texts for i, line in enumerate(_cut(look, text, room))]
     rows: list[list[tuple[str, str]]] = []
     for word, n in figures(node.counts or {}):  # in as many rows as they need
         piece = (word if word in WORDS else "others", cut_to(f"{n:,} {one_line(word)}", SMALL, room - 2 * SMALL))
@@ -430,7 +427,7 @@ def _box(node: DrawnNode) -> _Box:
     return _Box(node, Cell(width, height), lines, rows)
 
 
-def _broken(look: str, text: str, room: float) -> list[str]:
+def _cut(look: str, text: str, room: float) -> list[str]:
     """A text in as many lines as it needs, of names and kinds one, of others LINES at most; what is more is cut."""
     size, lines = LOOKS[look][0], [""]
     for word in text.split(" "):

@@ -20,7 +20,6 @@ from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.agent_cards import find_card
 from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workflow, read_workflow
-from agac.spec.operations import Review
 from agac.spec.paths import project_root
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
@@ -182,13 +181,9 @@ def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: i
     else:
         does = [", ".join(what) if isinstance(what, list) else str(what)]
     if kind == "review":
-        asks = Review.of(what)
-        shares = {"sample": asks.sample, "blind": asks.blind}
-        told = {"when": asks.when and asks.when.text} | {
-            name: one and f"{100 * one:g} %" for name, one in shares.items()
-        }
-        told["reviewers"] = str(asks.reviewers) if asks.reviewers > 1 else None
-        does = [f"people decide on {asks.edit}", *(f"{name} {text}" for name, text in told.items() if text)]
+        shares = {name: f"{100 * what[name]:g} %" for name in ("sample", "blind") if name in what}
+        told = [f"{name} {what[name]}" for name in ("when", "reviewers") if name in what]
+        does = [f"people decide on {what['edit']}", *told, *(f"{name} {share}" for name, share in shares.items())]
     makes = f"explode {body['explode']}" if "explode" in body else None
     if "group_by" in body and makes is None:
         makes = f"group_by {', '.join(body['group_by']) or 'nothing'}"

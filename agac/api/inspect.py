@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.api.status import (
-    as_it_is,
     database_bytes,
     database_files,
     database_path,
@@ -20,7 +19,6 @@ from agac.api.status import (
     find_run,
     full_report,
     go_on,
-    last_invocation,
     no_runs_yet,
     position_of,
     refuse_unknown,
@@ -87,7 +85,7 @@ async def runs(
 async def _line_report(
     database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
 ) -> dict[str, Any]:
-    record, held = await as_it_is(database, await run_record(database, line.id))
+    record, _, state = await state_of(database, await run_record(database, line.id), batches)
     counts = await counters(database, line.id)
     changes = list[str]()
     if before is not None and before.definition_hash != line.definition_hash:
@@ -95,8 +93,7 @@ async def _line_report(
         changes = [one.text for one in changes_of(bodies[before.definition_hash], bodies[line.definition_hash])]
     return {
         "run": line.id, "workflow": line.workflow,
-        "state": state_of(record, last_invocation(record, held=held), batches, held=held),
-        "open_batches": json_form(batches),
+        "state": state, "open_batches": json_form(batches),
         "selection": record.selection, "rows": row_counts(counts), "calls": calls_of(counts),
         "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": record.output_dir,
         "compared_with": before.id if before else None,

@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 
 from agac.api.batches import BatchLine, batch_lines
 from agac.api.status import (
-    as_it_is,
     database_path,
     find_run,
     full_report,
     go_on,
-    last_invocation,
     position_of,
     rows_by_remedy,
     run_report,
+    state_of,
     stored_run,
 )
 from agac.core.errors import AgacError, UsageError
@@ -492,8 +491,7 @@ async def aask(project: Path | str | None, run: int | str, batch: int | None = N
                 what = f"run {record.id} has no batch {batch} that could be cancelled"
                 raise UsageError(what, remedy=f"These can be: {', '.join(map(str, may)) or 'none'}.")
         else:
-            record, held = await as_it_is(database, record)
-            last = last_invocation(record, held=held)
+            _, last, _ = await state_of(database, record, None)
             if last is None or last["state"] != "running":
                 raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
             kind, event = "stop", last["number"]

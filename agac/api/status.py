@@ -170,14 +170,14 @@ every row is settled."""
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
     """The run's summary with its state, its last invocation and the command that resumes it. `shown`: its results are
     what was last written into its output folder; `not_written` are databases that could not be written then."""
-    record, held = await as_it_is(database, record)
-    summary, last = await summarise(database, record), last_invocation(record, held=held)
+    open_batches = (await batches.open_batches(database)).get(record.id)
+    record, last, state = await state_of(database, record, open_batches)
+    summary = await summarise(database, record)
     if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
         last["waiting_for"] = again
-    open_batches = (await batches.open_batches(database)).get(record.id)
     return {
         **summary,
-        "state": state_of(record, last, open_batches, held=held),
+        "state": state,
         "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
         "not_written": [
@@ -213,25 +213,20 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
     }
 
 
-async def as_it_is(database: Database, record: runs.RunRecord) -> tuple[runs.RunRecord, bool]:
-    """A run read anew, and whether a process works on its workflow. That is looked at first: who comes to the end says
-    so before the lease is given back, and would seem killed to whoever looks the other way round."""
+async def state_of(
+    database: Database, record: runs.RunRecord, open_batches: batches.OpenBatches | None
+) -> tuple[runs.RunRecord, dict[str, Any] | None, State]:
+    """A run read anew, how its last invocation ended (None: it has none yet), and its state. Whether a process works on
+    it is looked at first: who comes to the end says so before the lease is given back, and would else seem killed."""
     held = await holder_of(database, record.workflow) is not None
-    return await runs.run_record(database, record.id), held
-
-
-def state_of(
-    record: runs.RunRecord, last: Mapping[str, Any] | None, open_batches: batches.OpenBatches | None, *, held: bool
-) -> State:
-    """The state of a run whose last invocation is `last`, and whose workflow a process works on where `held`: a run is
-    made before its first invocation is."""
-    if last is None and held:
-        return "running"
-    if last and last["state"] != "ended":
-        return "running" if last["state"] == "running" else "killed"
-    if record.finished_at is not None:
-        return "finished"
-    return "waiting" if open_batches is not None or (last and last.get("wait_for_people")) else "stopped"
+    record = await runs.run_record(database, record.id)
+    last = _invocation_report(record.invocation, at_work=held) if record.invocation else None
+    if held if last is None else last["state"] == "running":  # a run is made before its first invocation
+        return record, last, "running"
+    if last and last["state"] == "killed":
+        return record, last, "killed"
+    waits = open_batches is not None or (last and last.get("wait_for_people"))
+    return record, last, "finished" if record.finished_at is not None else "waiting" if waits else "stopped"
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -268,12 +263,6 @@ def go_on(record: runs.RunRecord) -> str:
 def given_flags(record: runs.RunRecord) -> dict[str, Any]:
     """The flags of a run's last invocation, by name."""
     return record.invocation.body.get("given", {}) if record.invocation else {}
-
-
-def last_invocation(record: runs.RunRecord, *, held: bool) -> dict[str, Any] | None:
-    """How the last invocation of a run ended, or whether it is at work (`held` as in `as_it_is`); None when it has
-    none."""
-    return None if record.invocation is None else _invocation_report(record.invocation, at_work=held)
 
 
 def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> dict[str, Any]:

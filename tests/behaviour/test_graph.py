@@ -58,12 +58,12 @@ def test_a_review_says_in_plain_words_who_waits_and_no_word_is_cut(project: Proj
     judge = {"name": "judge", "prompt": "${text}", "output_schema": schema}
     project.workflow(stages=[judge, {"name": "approve", "needs": "judge", "review": about}], rows=1)
     (_, stage) = agac.graph("reviews", project=project.root).stages
-    words = ["people decide on judge", f"when {when}", "sample 2 %", "blind 10 %", "reviewers 2"]
+    words = ["people decide on judge", f"when {when}", "reviewers 2", "sample 2 %", "blind 10 %"]
     assert (stage.label_lines, stage.does) == (words, ", ".join(words))
     svg = agac.graph("reviews", project=project.root).svg()
     shown = drawn(svg).split("\n")
     first = shown.index(words[0])
-    assert " ".join(shown[first + 1 : shown.index("sample 2 %")]).removesuffix("…") in f"when {when}"
+    assert " ".join(shown[first + 1 : shown.index("reviewers 2")]).removesuffix("…") in f"when {when}"
     assert [line for line in shown if line.endswith("…")] in ([], [shown[first + 3]])
     assert "a lawyer of ours" in svg  # in the tool tip
 
