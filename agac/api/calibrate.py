@@ -174,8 +174,7 @@ async def calibrate(
     threshold, sources, asks = _condition(loaded.stages, stage, target)
     async with stored_run(opened.root, run, workflow) as (database, record):
         recorded = {one.name: one for one in recorded_stages(await definition_of(database, record.id))}
-        made = recorded[stage].operation if stage in recorded else None
-        of_review = asks == [stage]
+        made, of_review = recorded[stage].operation if stage in recorded else None, asks == [stage]
         edge = _edge(threshold, made, record.id, stage) if of_review else threshold.height(-inf)
         places = json.dumps([recorded[one].index for one in sources if one in recorded])
         path = threshold.field.split(".")[1:]

@@ -328,9 +328,7 @@ async def acurves(run: int | str = "last", *, project: Path | str | None = None)
     return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes), budgets)
 
 
-def _spent(
-    balance: BudgetBalance, minutes: Iterable[tuple[Any, ...]], at: Sequence[int]
-) -> Iterator[tuple[str, dict[str, list[float]]]]:
+def _spent(balance: BudgetBalance, minutes: Iterable[Any], at: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """How a budget was spent in each of its units, by the steps `at`."""
     steps = defaultdict[int, Amount](Amount)
     for point, stage, *numbers in minutes:

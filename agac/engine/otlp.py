@@ -38,7 +38,7 @@ from agac.engine.rate_limiter import Lane
 from agac.engine.settle import Totals
 from agac.engine.telemetry import OtelSettings
 from agac.store.history import AttemptRecord, attempts_of_row
-from agac.store.records import Call, Endpoint
+from agac.store.records import Call, Endpoint, ToolCallRecord
 
 _log = logging.getLogger("agac.otel")
 
@@ -262,8 +262,7 @@ def row_spans(
     def text(said: str | None) -> str:
         return shown(said)[:MOST_CHARACTERS] if said and texts else ""
 
-    def add(above: int, *node: Any, error: RowError | None = None) -> int:
-        name, start, end, about = node
+    def add(above: int, name: str, start: float, end: float, about: Attributes, error: RowError | None = None) -> int:
         failed = {"error.type": error.type.value, "agac.error.message": text(error.message)} if error else {}
         nodes.append([above, name, start, end, about | failed])
         return len(nodes) - 1
@@ -283,12 +282,7 @@ def row_spans(
     @cache
     def tool(key: ToolKey) -> int:
         one = notes.tools[key]
-        about = {
-            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
-            "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
-            "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
-            "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
-        }  # fmt: skip
+        about = _of_tool(one, shown, text)
         end = one.started_at + (one.duration or 0.0)
         return add(above_of(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
 
@@ -306,14 +300,28 @@ def row_spans(
         add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error)
     for key in notes.tools:
         tool(key)
-    for above, _, start, end, *_ in reversed(nodes[1:]):  # a span lasts as long as all that is in it
+    return _nested(traces, nodes, *notes.ids)
+
+
+def _nested(traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int) -> list[ReadableSpan]:
+    """Spans of nodes, each of which has the place of the one above it: that lasts as long as all that is in it."""
+    for above, _, start, end, *_ in reversed(nodes[1:]):
         nodes[above][2:4] = min(nodes[above][2], start), max(nodes[above][3], end)
-    trace, first = notes.ids
     own = [_context(trace, first ^ number) for number in range(len(nodes))]
     return [
         traces.span(name, context, start, end, about, None if context is own[0] else own[above])
         for context, (above, name, start, end, about) in zip(own, nodes, strict=True)
     ]
+
+
+def _of_tool(one: ToolCallRecord, shown: Callable[[str], str], text: Callable[[str | None], str]) -> Attributes:
+    """What is said of a call of a tool."""
+    return {
+        "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
+        "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
+        "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
+        "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
+    }  # fmt: skip
 
 
 def _of_call(one: TracedCall) -> Attributes:

@@ -78,14 +78,10 @@ async def _curves(request: Request) -> dict[str, Any]:
 def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the whole run by name; and
     `more` charts by title, each with the same of its own: those of lanes, and of what was spent of budgets."""
-    steps, lines = {"at": found.at, "step_s": found.step_s}, ("in_flight", "bound", "waiting")
-    more: dict[str, Any] = {
-        f"Lane {lane}": {
-            "at": [one.at for one in own], "step_s": found.lane_step_s,
-            "lines": {name: [getattr(one, name) for one in own] for name in lines},
-        }
-        for lane, own in sorted(found.lanes.items())
-    }  # fmt: skip
+    steps, more = {"at": found.at, "step_s": found.step_s}, dict[str, Any]()
+    for lane, own in sorted(found.lanes.items()):
+        lines = {name: [getattr(one, name) for one in own] for name in ("in_flight", "bound", "waiting")}
+        more[f"Lane {lane}"] = {"at": [one.at for one in own], "step_s": found.lane_step_s, "lines": lines}
     for title, spent in found.budgets.items():
         more[title[:1].upper() + title[1:].replace(", usd", ", USD")] = {**steps, "lines": spent}
     return {**steps, "lines": found.lines, "more": more}
