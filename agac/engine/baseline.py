@@ -504,14 +504,13 @@ class StoredAnswers:
             return Unknown(reason)
         if task.need == ROWS_JSON and row.is_group:
             assert isinstance(stage, PlannedStage)
-            found.asked(reason, row.id, stage.replicas + row.parts, row.times, _spared(stage))
+            found.asked(reason, row.id, stage.replicas + row.parts, row.times)
             found.parts += row.parts * row.times
             found.in_flight += row.in_batch * row.times
             self.measure(stage, row, row.characters)
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
-        reason = self.baseline.passed_on(stage, row, task.need, reason)
-        found.asked(reason, row.id, stage.replicas, row.times, _spared(stage))
+        found.asked(self.baseline.passed_on(stage, row, task.need, reason), row.id, stage.replicas, row.times)
         if isinstance(stage, LocalStage):
             self._not_called(stage, row)
         elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size
@@ -578,11 +577,6 @@ class StoredAnswers:
             row.lists[stage.index] = None
         elif stage.makes == "rows":
             self.of(stage).guess = Guess("rows", stage.name, 1.0, None)
-
-
-def _spared(stage: AnyStage) -> int:
-    """How many replicas of a task may not be needed."""
-    return stage.replicas - stage.vote.lead if stage.vote and stage.vote.lead else 0
 
 
 def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:

@@ -355,11 +355,14 @@ class StageForecast(Report):
     batches: PlannedBatches | None = None
     rounds: PlannedRounds | None = None
 
-    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1, spared: int = 0) -> None:
-        """As many more as `times` says that would be asked, each with so many questions."""
+    def asked(self, reason: str, row_id: RowId, questions: int = 1, times: int = 1, spared: int | None = None) -> None:
+        """As many more as `times` says that would be asked, each with so many questions, of which so many may be
+        `spared`; None: as many as the vote of a stage can spare."""
+        if spared is None and questions > 1 and (vote := self.stage.vote) is not None and vote.lead:
+            spared = self.stage.replicas - vote.lead
         self.run += times
         self.further += (questions - 1) * times
-        self.spared += spared * times
+        self.spared += (spared or 0) * times
         self.reasons.setdefault(reason, Reason(0, row_id)).count += times
 
     def block(self, reason: str, row_id: RowId, times: int = 1) -> None:

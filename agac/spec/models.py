@@ -402,10 +402,7 @@ class VoteFile(FileModel):
         "The field whose most frequent value is taken; the whole answer when left out.", examples=["sentiment"]
     )
     lead: int = key("By how many votes a value has to lead; once it does no more are asked.", default=0, ge=1)
-    match: Match = key(
-        "Which values are the same: `exact` ones, `normalized` texts, or `structured` ones: texts that are JSON.",
-        default="exact",
-    )
+    match: Match = key("Which values are the same: as written, as plain words, or as JSON.", default="exact")
     max_length: int | None = key("An answer of more characters has no vote, but counts as asked.", ge=1)
 
 
