@@ -144,7 +144,7 @@ def task_prints(
 ) -> tuple[bytes, tuple[bytes, ...]]:
     """The fingerprint of a task, and those of its replicas, which are counted from 1; none where it is run once."""
     salt = reuse_salt(stage.reuse, row_id, run)
-    if stage.replicas == 1:
+    if stage.replicas == 1 and stage.vote is None:
         return prints.fingerprint(messages, salt=salt), ()
     replicas = tuple(prints.fingerprint(messages, replica=k, salt=salt) for k in range(1, stage.replicas + 1))
     return replicas_fingerprint(replicas, stage.vote and stage.vote.body()), replicas

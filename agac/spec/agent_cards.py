@@ -171,7 +171,6 @@ def load_card(
     if not isinstance(keys, CardFile):
         message = f"a card of type {kind} becomes stages: no agent calls it, and it is not taken from elsewhere; "
         message = f"{message}name it as the `agent` of a stage"
-        message = message if kind != "maker" else f"`type: {kind}` is not supported yet"
         return None, [*problems, document.problem(("type",), message)]
     skills, found = read_skills(keys.skills, project, document, path.parent) if not remote or trusted else ((), [])
     problems += [*found, *_unnamed_skills(keys, project, document)]

@@ -1,6 +1,7 @@
-"""Cards that are made of other cards (chain, parallel, router, evaluator_optimizer), as the stages that they become. A
-stage N with such a card becomes parts called `N/…` and N itself, in the order in which a row meets them; a member that
-is made of others again becomes `N/member/…` and `N/member` in the same way."""
+"""Cards that are made of other cards (chain, parallel, router, evaluator_optimizer, MAKER), as the stages that they
+become. A stage N with such a card becomes parts called `N/…` and N itself, in the order in which a row meets them; a
+member that is made of others again becomes `N/member/…` and `N/member` in the same way. A MAKER is its worker alone,
+which is asked for a vote."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from agac.core.errors import Problem, any_error
 from agac.spec import card_models as cards
 from agac.spec.agent_cards import ONLY_A_TOOL, find_card, member_file, read_card
 from agac.spec.graph import ESCALATED, PARTS, StagePart
-from agac.spec.models import StageFile
+from agac.spec.models import StageFile, VoteFile
 from agac.spec.paths import is_reference
 from agac.spec.templates import literal_text
 from agac.spec.workflow import ProjectSpec
@@ -106,6 +107,10 @@ def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple
         wrong |= dict.fromkeys((*OF_ANSWERS, *_OF_ONE), "name a card as `fan_in` that makes one answer of all")
     elif sum(part.gives for part in parts) > 1:
         wrong |= dict.fromkeys(_OF_ONE, "let it follow as a stage of its own, whose card makes the final answer")
+    if any(part.gives and "vote" in part.keys for part in parts):
+        wrong |= dict.fromkeys(
+            ("replicas", "vote"), "write k, max_samples and match_strategy into the card of type MAKER"
+        )
     given = [key for key in wrong if key in stage.model_fields_set]
     return [(key, f"{key} does not go with a card of type {kind}; {wrong[key]}") for key in given]
 
@@ -234,8 +239,20 @@ class _Expander:
             found += self._asked(refine, keys.generator, "generator")
         return found
 
+    def maker(self, keys: cards.MakerFile, slot: CardPart) -> list[CardPart]:
+        how = {"lead": keys.k, "match": keys.match_strategy, "max_length": keys.red_flag_max_length}
+        vote = VoteFile(**{key: value for key, value in how.items() if value is not None})  # type: ignore[arg-type]
+        asked, before = {**slot.keys, "replicas": keys.max_samples, "vote": vote}, len(self.kinds)
+        found = self._asked(replace(slot, keys=asked), keys.worker, "worker")
+        if len(self.kinds) > before:
+            message = (
+                f"{keys.worker} is made of other cards; name one that is asked itself, and let a MAKER be a part of it"
+            )
+            self.problems.append(self._document.problem(("worker",), message))
+        return found
+
 
 _MADE: dict[type[cards.CardKeys], Callable[[_Expander, Any, CardPart], list[CardPart]]] = {
     cards.ChainFile: _Expander.chain, cards.ParallelFile: _Expander.parallel, cards.RouterFile: _Expander.router,
-    cards.EvaluatorOptimizerFile: _Expander.evaluator_optimizer,
+    cards.EvaluatorOptimizerFile: _Expander.evaluator_optimizer, cards.MakerFile: _Expander.maker,
 }  # fmt: skip

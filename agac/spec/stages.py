@@ -259,7 +259,7 @@ class StageBuilder:
         levels = {key: level for key, level in first.levels.items() if key != "fallback"}
         return replace(
             first, **_place(node, order), name=name, path=key_path(path), guard=guard, otherwise="skip", explode=None,
-            group=None, replicas=1 if written.vote else first.replicas, vote=None, model=model or own.model,
+            group=None, replicas=1 if first.vote else first.replicas, vote=None, model=model or own.model,
             backend=first.backend if first.levels.get("backend") == "override" else None, fallback=(), budget=None,
             # the parameters of the model's string go before the keys of the stage, as in a fallback's
             levels=levels | {"model": "override"}, run_mode=typed or own.run_mode or first.run_mode, expect=None,
