@@ -250,5 +250,7 @@ def test_an_exported_run_has_the_same_figures(shop: ProjectFolder, watched: Watc
     )
     assert exported.figures == served.figures
     assert exported.tables["Stages"] == served.tables["Stages"]
+    for name in ("Throughput", "Lane local/small", "Budget of the run, USD"):
+        assert exported.tables[name] == served.tables[name] != []
     rows = Reading((tmp_path / "pages/rows-1.html").read_text("utf-8")).tables["Rows"]
     assert rows == Reading(watched.get("/run/1/rows").text).tables["Rows"]
