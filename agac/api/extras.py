@@ -322,6 +322,10 @@ RENAMED = {"env.example": ".env.example", "gitignore": ".gitignore"}
 """Files that would not travel in a package under their own name."""
 
 
+_MEMBERS = re.compile(r"^(?:sequence|fan_out|fan_in|agents|generator|evaluator|worker): (.+)$", re.MULTILINE)
+"""The cards that a card names."""
+
+
 def examples() -> dict[str, str]:
     """The example projects that agac brings with it: what each of them does, by its name."""
     found = {path.stem: path.read_text("utf-8") for path in sorted(_shipped().glob("workflows/*.yml"))}
@@ -341,9 +345,14 @@ def _files_of(example: str) -> dict[Path, Path]:
         what = f"there is no example {example!r}; {did_you_mean(example, known)}"
         raise UsageError(what, remedy="`agac init --list` says what each of them does.")
     text = (root / f"workflows/{example}.yml").read_text("utf-8")
-    cards = [f"agentcards/{name}.*" for name in re.findall(r"agent: ([\w-]+)", text)]
+    cards, waiting = dict[str, str](), re.findall(r"agent: ([\w-]+)", text)
+    while waiting:  # a card may be made of others
+        if (name := waiting.pop()) not in cards:
+            cards[name] = f"agentcards/{name}.*"
+            card = (root / f"agentcards/{name}.md").read_text("utf-8")
+            waiting += re.findall(r"[\w-]+", " ".join(_MEMBERS.findall(card)))
     named = re.findall(r"(?:data|prompts|schemas|tools)/[\w./*-]*\w", text)
-    patterns = ["agac.yml", *named, *cards, f"workflows/{example}.yml"]
+    patterns = ["agac.yml", *named, *cards.values(), f"workflows/{example}.yml"]
     return {path.relative_to(root): path for pattern in patterns for path in sorted(root.glob(pattern))}
 
 

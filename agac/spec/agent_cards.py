@@ -198,14 +198,15 @@ def load_card(
 
 # What the model of a planner is told before its card's instruction.
 _PLANNER = """You answer a request by letting other agents work: each of your tools asks one of them.
-An agent knows nothing but what you write to it, so give it all that it needs. {}
+An agent knows nothing but what you write to it, so give it all that it needs.
+{}
 Take what you answer from what the agents found. What none of them could find out, say that it is not known."""
 _PLANS = {
-    "full": """Before the first call write down all steps: which agent does what, and which steps need the results
-of others. Then ask for all steps at once that need nothing that is missing, and so on. Change a step only where a
-result shows that it was wrong.""",
-    "iterative": """Plan one step at a time: what is to be done next follows from the request and from all results
-so far. Ask an agent for that step, look at what it gives, and go on until nothing is missing.""",
+    "full": """Before the first call write down all steps: which agent does what, and which need the results of others.
+Then ask for all steps at once that need nothing that is missing, and so on. Change a step only where a result shows
+that it was wrong.""",
+    "iterative": """Plan one step at a time: what is to be done next follows from the request and from all results.
+Ask an agent for that step, look at what it gives, and go on until nothing is missing.""",
 }
 NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds it is `row_budget`
 
