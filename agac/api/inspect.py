@@ -406,10 +406,9 @@ def _stage_report(
     prompt = None if stale or passed_over else rebuilt.messages
     replicated = {}
     if stage.replicas > 1:
-        early = stage.vote is not None and stage.vote.lead  # not all may have been asked
-        asked = sorted(number for at, number in known.replicas if at == stage.index)
-        numbers = asked if early else range(1, stage.replicas + 1)
-        replicas = {number: known.replicas.get((stage.index, number)) for number in numbers}
+        replicas = {number: known.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+        if stage.vote is not None and stage.vote.lead:  # those that were asked
+            replicas = {number: one for number, one in replicas.items() if one is not None}
         reports = [
             {
                 "replica": number,
@@ -419,7 +418,7 @@ def _stage_report(
             }
             for number, one in replicas.items()
         ]
-        voting = [replicas[one["replica"]] for one in reports if not (early and one["stale"])]
+        voting = [replicas[one["replica"]] for one in reports if one["stale"] == stale]
         replicated = {"vote": _vote(stage.vote, note, voting), "replicas": reports}
     return {
         "name": stage.name, "model": stage.model, "alias": dict(stage.alias) if stage.alias else None,
@@ -446,17 +445,17 @@ def in_batch(task: RowTask) -> dict[str, Any]:
 
 
 def _vote(vote: Vote | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
-    """How replicas voted, those of none `without` a vote, and as the task's note says which was `taken`, null where no
-    answer leads far enough; None where they did not, or not yet."""
-    if vote is None or not replicas or not all(replicas) or not (vote.lead or "agreement" in note):
+    """How replicas voted, as the task's note says, and which of them have no vote; None where they did not, or not yet,
+    or in vain."""
+    if vote is None or "agreement" not in note or not all(replicas):
         return None
     numbers: dict[str | None, list[int]] = defaultdict(list)
     for number, value in enumerate(votes([one and one.value for one in replicas], vote), 1):
         numbers[value].append(number)
     without, ordered = numbers.pop(None, []), sorted(numbers.items(), key=lambda one: -len(one[1]))
     return {
-        "field": vote.field, "agreement": round(share(note["agreement"]), 4) if "agreement" in note else None,
-        "taken": note.get("replica"), **({"lead": vote.lead, "without": without} if vote.lead else {}),
+        "field": vote.field, "agreement": round(share(note["agreement"]), 4), "taken": note["replica"],
+        **({"lead": vote.lead, "without": without} if vote.lead else {}),
         "values": [{"value": json.loads(value or ""), "replicas": own} for value, own in ordered],
     }  # fmt: skip
 

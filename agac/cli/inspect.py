@@ -261,9 +261,7 @@ def _vote(vote: dict[str, Any]) -> str:
     for one in vote["values"]:
         *others, last = map(str, one["replicas"])
         values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
-    agreed = "nothing leads far enough"
-    if vote["taken"]:
-        agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
+    agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
     if "lead" in vote:
         counts = [len(one["replicas"]) for one in vote["values"]]
         asked = sum(counts) + len(vote["without"])

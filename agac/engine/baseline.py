@@ -531,8 +531,8 @@ class StoredAnswers:
         prints, found = _prints(task), self.of(stage)
         there = {one: known.value or None for one in prints if (known := earlier.get(one)) is not None}
         if (checks := self._checks.get(stage.index)) is not None:
-            right = (one for one, value in there.items() if not value or not checks.error(row.view, json.loads(value)))
-            there = {one: there[one] for one in right}
+            wrong = {one for one, text in there.items() if text and checks.error(row.view, json.loads(text))}
+            there = {one: text for one, text in there.items() if one not in wrong}
         answers = list[str | None]()
         while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
             asked = prints[: len(answers) + voted]

@@ -122,6 +122,18 @@ WORKFLOWS: dict[str, list[Stage]] = {
         stage("b", "B ${a}", tools=["tools/made.py:look_up"], output_schema={"said": "string"}, model="local/small"),
         stage("c", "C ${b.said} ${group}", **SYNC),
     ],
+    "a vote of agents until one leads": [
+        stage(
+            "a",
+            "A ${group}",
+            tools=["tools/made.py:look_up"],
+            output_schema={"pick": "x|y", "n": "integer"},
+            model="local/small",
+            replicas=6,
+            vote={"field": "pick", "lead": 2},
+            escalate={"when": "agreement < 0.9", "model": LARGE},
+        ),
+    ],
     "escalations": [
         label("a", "${text}", escalate={"when": 'a.sentiment == "negative"', "model": LARGE}),
         label(
