@@ -8,7 +8,7 @@ import pytest
 from support.project import ProjectFolder
 from support.shipped import shipped_project
 
-TYPES = ["chain", "parallel", "router", "evaluator_optimizer", "orchestrator", "iterative_planner"]
+TYPES = ["chain", "parallel", "router", "evaluator_optimizer", "orchestrator", "iterative_planner", "maker"]
 ROWS = 6
 
 

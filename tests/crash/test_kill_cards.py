@@ -17,6 +17,7 @@ import agac
 CARDS = {
     "chain": "written_reply", "parallel": "second_opinions", "router": "front_desk",
     "evaluator_optimizer": "polished_reply", "orchestrator": "case_manager", "iterative_planner": "case_steps",
+    "MAKER": "sure_topic",
 }  # fmt: skip
 CONCURRENCY = 2
 MOMENTS = [f"{when}:{at}" for at in range(1, 12) for when in ("commit", "committed")]
@@ -34,7 +35,8 @@ def started(root: Path, kind: str, server: Server) -> ProjectFolder:
     project = shipped_project(root)
     project.asks(server)
     server.reset()
-    stage: dict[str, Any] = {"name": "ask", "agent": CARDS[kind], "prompt": "${question}"}
+    schema = {"output_schema": {"about": "order|repair|advice"}} if kind == "MAKER" else {}
+    stage: dict[str, Any] = {"name": "ask", "agent": CARDS[kind], "prompt": "${question}", **schema}
     with (ROOT / "data/questions.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))[:3]
     defaults = {"concurrency": CONCURRENCY, "max_tokens": 400}
