@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     # isort: off
     # fmt: off
     from agac.api.agents import (
-        AgentResult, AgentRun, TaskKeys, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream, try_card,
+        AgentResult, AgentRun, OpenCodeRuntime, TaskKeys, TrialReport, amap_reduce, arun, astream, map_reduce, run,
+        stream, try_card,
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.calibrate import CalibrateReport, calibrate
@@ -99,10 +100,10 @@ __all__ = [
     "CardReport", "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
     "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
     "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
-    "NotifyReport", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport", "PushReport",
-    "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice", "ReviewItem",
-    "ReviewPage", "ReviewReport", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport", "RunsReport",
-    "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
+    "NotifyReport", "OpenCodeRuntime", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport",
+    "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
+    "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport",
+    "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated",
     "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport", "Workflow",
     "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acalibrate", "acompare",
     "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph", "aindex",

@@ -49,9 +49,9 @@ Inputs = GivenRows | Iterable[str] | AsyncIterable[str] | str | Path
 class TaskKeys(TypedDict, total=False):
     """What a task may say besides its text and its rows. `tools` are functions, `agac.tool`s, `agac.Tool.…`, MCP
     servers, or what a stage's key takes; `output_schema` is a Pydantic model, a JSON Schema, the short form, or a file;
-    `max_turns` bounds the model calls of a row, `max_inflight` those at a time. `id_field` names the field with each
-    row's id. `options`, `project`, `progress` and `confirm` are those of a workflow. All others are keys of a stage,
-    also those that are not listed here."""
+    `runtime` may be an `OpenCodeRuntime`. `max_turns` bounds the model calls of a row, `max_inflight` those at a time.
+    `id_field` names the field with each row's id. `options`, `project`, `progress` and `confirm` are those of a
+    workflow. All others are keys of a stage, also those that are not listed here."""
 
     tools: Sequence[Any]
     output_schema: type | Mapping[str, Any] | str
@@ -65,10 +65,20 @@ class TaskKeys(TypedDict, total=False):
     max_tokens: int
     tool_stubs: Mapping[str, Any]
     tools_mode: str
+    runtime: Any
     options: RunOptions
     project: Path | str | None
     progress: Watch | bool
     confirm: Confirm | None
+
+
+class OpenCodeRuntime:
+    """Runs each row of a task as an agent of OpenCode's command line, as the `runtime` of a task. `backend` and `model`
+    are those of a task; all others are keys of a stage's `runtime`."""
+
+    def __init__(self, *, backend: str | None = None, model: str | None = None, **keys: Any) -> None:
+        of_task = {name: one for name, one in (("backend", backend), ("model", model)) if one is not None}
+        self.task_keys: dict[str, Any] = {**of_task, "runtime": {"name": "opencode", **keys}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +241,8 @@ def _model(schema: Any) -> Any:
 
 async def _one(task: str, inputs: Any, keys: dict[str, Any]) -> _Asked:
     of_run = {one: keys.pop(one) for one in _OF_RUNS if one in keys}
+    if isinstance(runtime := keys.get("runtime"), OpenCodeRuntime):
+        keys |= {name: value for name, value in runtime.task_keys.items() if name == "runtime" or name not in keys}
     stage = {"name": STAGE, "prompt": task, "syntax": "auto", **{k: v for k, v in keys.items() if v is not None}}
     return await _asked([stage], inputs, of_run, _model(keys.get("output_schema")))
 

@@ -36,7 +36,7 @@ class ProcessOptions(CommonOptions):
     Of `prompt` (text) and `template` (a file) one says what is asked; without both it is the row as JSON. `syntax`
     says how they name fields. `instruction` is the system message, or a file with it; in its place an AgentCard may
     stand: `agent_card` is a file or a folder of cards, of which `agent` names one, as without it of the project's;
-    `skills` is a folder of skills that the model may read.
+    `skills` is a folder of skills that the model may read; `runtime` is `opencode`, or a mapping as a stage has it.
     Answers are held to `json_schema` (a file) or `schema_model` (`module:Class`). What is read may be `https://` and
     the like, too. `format` is that of OUTPUT, where its name tells none; `error_output`, `telemetry_output` and
     `summary_output` are further files, `to` is a table. `work_dir` is a folder for the job's state, a project itself.
@@ -53,6 +53,7 @@ class ProcessOptions(CommonOptions):
     agent_card: str | None = None
     agent: str | None = None
     skills: str | None = None
+    runtime: str | dict[str, Any] | None = None
     syntax: Syntax = "auto"
     reply: ReplyForm | None = None
     json_schema: str | dict[str, Any] | None = None
@@ -263,7 +264,7 @@ def _stage_keys(options: ProcessOptions, root: Path) -> dict[str, Any]:
         name=STAGE, prompt=prompt, template=_named(options.template, root), syntax=options.syntax,
         instructions=_named(text, root) if is_file(text or "") else text,
         agent=options.agent if options.agent_card is None else _named(options.agent_card, root),
-        skills=options.skills and stored_path(options.skills, root), output_schema=schema,
+        skills=options.skills and stored_path(options.skills, root), output_schema=schema, runtime=options.runtime,
         reply=None if schema and options.reply == "json" else options.reply,
         temperature=options.temperature, max_tokens=options.max_tokens,
         retries=said(attempts=attempts, delay=options.retry_delay) or None,

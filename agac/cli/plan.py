@@ -247,6 +247,10 @@ def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
             often = "two turns each are a guess" if stage.estimate.basis == "guess" else "as many turns as before"
             bound = f"{agent.tooling.max_turns} at most, with one call of a tool in each"
             yield f"  Conversations at {stage.name}: {often}; {bound}"
+        elif agent.asks and agent.runtime is not None:
+            often = "two calls in each are a guess" if stage.estimate.basis == "guess" else "with as much as before"
+            most = agent.tooling.max_turns + 1
+            yield f"  Sessions of OpenCode at {stage.name}: how often each asks is not known, {often}; {most} at most"
     models = ((stage.name, model) for stage in running for model in getattr(stage.stage, "models", ()))
     if searching := dict.fromkeys(name for name, model in models if model.server_tools):
         yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"

@@ -82,6 +82,8 @@ class ProcessCommand(click.Command):
     click.option("--agent-card", metavar="FILE", help="An AgentCard (instruction, model, parameters), or a folder."),
     click.option("--agent", metavar="NAME", help="The card of that folder, or of agentcards/ in the project."),
     click.option("--skills", metavar="DIR", help="A folder of skills that the model may read."),
+    click.option("--runtime", type=click.Choice(["opencode"]), help="Run each row as an agent of OpenCode's command "
+                 "line, which has to be installed."),
     click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="As --var, with what FILE holds."),
     _path("--vars-json", text="A JSON object with such values."),
     _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),

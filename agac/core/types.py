@@ -156,7 +156,8 @@ class SharedPrefix:
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a task asks, in agac's own neutral form: nothing of any provider is in it. `tools` are the same tuple in all
-    requests of a stage; `parallel_tools`: a model may ask for several at once. `prefix` None: no cache is asked for."""
+    requests of a stage; `parallel_tools`: a model may ask for several at once. `prefix` None: no cache is asked for.
+    `session`: that of an agent program which goes on with the last message."""
 
     messages: tuple[Message, ...]
     schema: Schema | None = None
@@ -165,6 +166,7 @@ class Request:
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tools: bool = True
     prefix: SharedPrefix | None = None
+    session: str | None = None
 
 
 class Usage(NamedTuple):
@@ -199,7 +201,8 @@ class Reply(NamedTuple):
     streamed: `ttft` is the time from sending to its first token, of thinking too; `time_to_response` the time to the
     first token of the answer itself, where it is known. Both in seconds. `others` are the texts of further messages,
     where a reply holds several that are complete: whoever validates them finds which is meant. `calls` are the tools
-    that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`)."""
+    that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`).
+    `session` is that of the agent program which said it."""
 
     text: str
     finish: Finish
@@ -213,6 +216,7 @@ class Reply(NamedTuple):
     others: tuple[str, ...] = ()
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
+    session: str | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -238,7 +242,8 @@ class Fault:
     """Why a call gave no reply, for the engine. `delay` is what the server asked for, in seconds, None when it asked
     for nothing. `status` is the HTTP status, None when no response came. `ambiguous`: the provider may have done (and
     billed) the work although nothing came back. `retries`: how often at most this fault is worth another try, None for
-    the policy's default. `code` is the provider's own name for the error, empty where it has none."""
+    the policy's default. `code` is the provider's own name for the error, empty where it has none; `usage` what is
+    known to be used up all the same."""
 
     kind: FaultKind
     type: ErrorType
@@ -248,6 +253,7 @@ class Fault:
     ambiguous: bool = False
     retries: int | None = None
     code: str = ""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

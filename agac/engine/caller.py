@@ -62,12 +62,16 @@ class Route:
     @cached_property
     def dialect(self) -> Dialect:
         """How the model's provider is spoken to."""
-        return DIALECTS[self.model.provider.dialect]
+        if self.stage.runtime is None:
+            return DIALECTS[self.model.provider.dialect]
+        from agac.providers.opencode import OPENCODE  # and what runs programs, where a stage has one
+
+        return OPENCODE
 
     @cached_property
     def enforced(self) -> bool:
         """Whether the provider itself holds the model to the stage's schema."""
-        schema = self.stage.schema
+        schema = self.stage.schema if self.stage.runtime is None else None
         return schema is not None and is_enforced(schema, self.model.provider, self.dialect.shaping)
 
     @cached_property
@@ -237,13 +241,16 @@ async def open_connections(
     connections: dict[int, tuple[ModelConnection, ...]] = {}
     async with AsyncExitStack() as stack:
         for stage in chain.from_iterable(map(family, plan.asking)):
-            checker, own, found = Checker(stage), CallLimit(stage.concurrency or math.inf), []
+            how, at_once, found = stage.tooling.program, stage.concurrency or math.inf, list[ModelConnection]()
+            session = (stage.most_turns, how.context) if how else None
+            checker, own = Checker(stage), CallLimit(min(at_once, how.max_agents) if how else at_once)
             for model in stage.models:
                 # silences are bounded within a stream only, so whoever bounds them is streamed to
                 streams = work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
                 address, way = model.provider.base_url, model.transport or ("sse" if streams else "body")
-                if (carrier := (model.provider.name, address, way)) not in senders:
-                    senders[carrier] = _sender(model, way, work)
+                carrier = model.provider.name, address, way if stage.runtime is None else str((stage.name, len(found)))
+                if carrier not in senders:
+                    senders[carrier] = await _sender(stage, model, way, work)
                     stack.push_async_callback(senders[carrier].close)
                 if (model.lane, address) not in lanes:
                     known = model.provider.limits
@@ -253,7 +260,8 @@ async def open_connections(
                     )  # fmt: skip
                 connection = ModelConnection(
                     stage=stage, model=model, checker=checker, redactor=work.redactor, stage_limit=own,
-                    most=WorstCase(model, in_dollars=in_dollars) if budgets else None, lane=lanes[model.lane, address],
+                    most=WorstCase(model, in_dollars=in_dollars, session=session) if budgets else None,
+                    lane=lanes[model.lane, address],
                     sender=hinting(senders[carrier], model.provider, stage, run), prefix=prefix_of(stage, model, work),
                     uncommitted=uncommitted, wall=work.clocks.wall,
                 )  # fmt: skip
@@ -262,7 +270,12 @@ async def open_connections(
         yield connections
 
 
-def _sender(model: PlannedModel, transport: str, work: Work) -> Sending:
+async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work: Work) -> Sending:
+    if (how := stage.tooling.program) is not None:
+        from agac.providers.opencode import open_program
+
+        about = (model.provider, model.model, model.params), (stage.system, stage.schema)
+        return await open_program(how, stage.tooling.max_turns, *about, work.root, work.env)
     sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
     sender.heard = work.replies.piece if work.replies else None
     if transport in ("ws", "auto") and DIALECTS[model.provider.dialect].socket_asks is not None:
@@ -525,6 +538,7 @@ class Caller:
         """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
         connection, answer = attempts.connection, sent.answer
         reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
+        used = answer.usage
         call = Call(
             number=attempts.number,
             endpoint=connection.endpoint(reply),
@@ -534,8 +548,8 @@ class Caller:
             status=sent.status,
             error=checked if isinstance(checked, RowError) else None,
             ambiguous=fault is not None and fault.ambiguous,
-            usage=reply.usage if reply else Usage(),
-            cost=cost(reply.usage, connection.price(reply.service_tier)) if reply else None,
+            usage=used or Usage(),
+            cost=cost(used, connection.price(reply.service_tier if reply else None)) if used is not None else None,
             body=sent.body,
             again=again,
             mended=isinstance(checked, ValidReply) and checked.mended,

@@ -71,9 +71,9 @@ def estimate(
     rough_given, rough_made = 0.1 if learned else 0.2, 0.0  # the relative errors of what is a guess
     if known is not None:
         _, made, a_task, cached, _ = known
-        if stage.agent_spec is None and not rough:
+        if stage.agent_spec is None and stage.runtime is None and not rough:
             longer = past.longer(stage, characters) or longer
-        if longer is not None or characters is None or stage.agent_spec is not None:  # what turns add counts more
+        if longer is not None or characters is None or stage.agent_spec or stage.runtime:  # what turns add counts more
             given, rough_given = known.given * (longer or 1.0), 0.0
     else:  # a free answer is taken to be half as long as its request, another one to be of its usual shape
         shaped = len(snapshot(dummy_answer(stage.answer_shape))) / CHARACTERS_A_TOKEN
@@ -85,6 +85,8 @@ def estimate(
             added = GUESSED_CALL + min(fmean(stubs), GUESSED_RESULT) if stubs else GUESSED_CALL + GUESSED_RESULT
             a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, added)
             made = (made + GUESSED_CALL * (GUESSED_TURNS - 1)) / GUESSED_TURNS
+        elif stage.runtime is not None:  # all the calls of a session are counted as one
+            given, made = GUESSED_TURNS * (given + GUESSED_SESSION), made + GUESSED_CALL
     moved, beyond = past.correction(stage)
     calls, paid = round(expected * a_task), expected * a_task * moved
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
@@ -126,6 +128,7 @@ def call_seconds(stage: PlannedStage, found: CostEstimate, concurrency: int, a_c
 
 
 GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
+GUESSED_SESSION = 4_000.0  # tokens with which each call of OpenCode begins: it tells of its tools
 GUESSED_CALL = 25.0  # tokens of the turn that asks for tools
 GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give; stubs are no longer than they are written
 
@@ -160,6 +163,8 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
         if stage.agent_spec is not None:  # one call of a tool a turn, whose result is as long as it may be
             longest = max((tool.max_chars for tool in stage.agent_spec.tools), default=0) / CHARACTERS_A_TOKEN
             calls, given = tasks * stage.most_turns, _grown(stage, asked, stage.most_turns, most + longest)
+        if (program := stage.tooling.program) is not None:
+            calls, given = tasks * stage.most_turns, program.context
         costs.append(_dollars(model, calls, Usage(round(given), most), again if position else way))
         repair = Usage(round(given + most + 300), most)  # with what a re-ask says beside the prompt and the last reply
         costs.append(_dollars(model, tasks * stage.repair, repair, again))

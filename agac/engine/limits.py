@@ -359,7 +359,7 @@ def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalanc
 def is_free(call: Call) -> bool:
     """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A time-out
     may have cost something, also that of a gateway (504)."""
-    return call.cost is None and not call.answered and not call.ambiguous
+    return call.cost is None and call.usage.input_tokens is None and not call.answered and not call.ambiguous
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
@@ -367,11 +367,12 @@ def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
     rest; nothing where nothing was done."""
     if is_free(call):
         return Amount(0.0, 0, 1), NOTHING
-    usd = worst.usd if call.cost is None else call.cost
+    unknown = call.cost is None or call.ambiguous  # of a session that was ended a part is known
+    usd = max(worst.usd, call.cost or 0.0) if unknown else call.cost or 0.0
     used = (call.usage.input_tokens, call.usage.output_tokens)
     reported = sum(n or 0 for n in used)
-    tokens = max(reported, worst.tokens) if None in used else reported
-    if tokens == reported and call.cost is not None:
+    tokens = max(reported, worst.tokens) if None in used or call.ambiguous else reported
+    if tokens == reported and not unknown:
         return Amount(usd, tokens, 1), NOTHING
     return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - reported)
 
@@ -429,10 +430,14 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
 
 class WorstCase:
     """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
-    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour."""
+    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour. `session`: the call is an
+    agent's session, of so many calls with so many tokens at most."""
 
-    def __init__(self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False) -> None:
-        self._max_tokens = model.params.max_tokens or 0
+    def __init__(
+        self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False,
+        session: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self._max_tokens, self._session = model.params.max_tokens or 0, session
         # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
         # to the settings of an account; a batch is a tier of its own
         wanted = model.params.service_tier
@@ -444,12 +449,12 @@ class WorstCase:
         """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
         bytes, and the JSON around a message is longer than the few marks that a chat template puts in its place.
         Nothing is taken as cached."""
-        size = len(body)
+        calls, size = self._session or (1, len(body))
         usd = 0.0
         for start, given, made in self._steps:
             if size >= start:
-                usd = (size * given + self._max_tokens * made) / 1_000_000
-        return Amount(usd, size + self._max_tokens, 1)
+                usd = calls * (size * given + self._max_tokens * made) / 1_000_000
+        return Amount(usd, calls * (size + self._max_tokens), 1)
 
 
 def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:

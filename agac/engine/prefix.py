@@ -88,6 +88,7 @@ class Prefix:
 def _least(stage: PlannedStage, model: PlannedModel) -> int | None:
     """Tokens that all requests have to begin with to be kept in a cache; None: they are not to be."""
     is_same = stage.warm_prefix and not any(one.content.placeholders for one in stage.examples)
+    is_same = is_same and stage.runtime is None
     return model.provider.least_cached(model.model) if is_same else None
 
 

@@ -312,7 +312,7 @@ def repair_request(request: Request, reply: Reply, error: RowError, *, wants_jso
     wrong = complaint(error, wants_json=wants_json)
     said = "\n\n".join((reply.text, *reply.others))
     messages = (*request.messages, Message("assistant", said), Message("user", wrong))
-    return Request(messages, request.schema, request.params)
+    return Request(messages, request.schema, request.params, session=reply.session)
 
 
 def complaint(error: RowError, *, wants_json: bool) -> str:

@@ -66,6 +66,8 @@ def resolve_models(
 
 def _of_agent(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator[Problem]:
     """What an agent asks of providers that have it not."""
+    if stage.runtime is not None:
+        yield from _of_runtime(stage, models)
     key, add = stage.card.keys.api_key if stage.card else None, "into agac.yml, for all that is asked of it"
     for one in models:
         if stage.agent_spec is not None and not one.provider.tools:
@@ -76,6 +78,18 @@ def _of_agent(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator[P
     if stage.card and not stage.is_escalation and key is not None and key != f"${{{first.key_variable}}}":
         remedy = f"write `providers: {{{first.name}: {{api_key: {key}}}}}` {add}"
         yield stage.card.document.problem(("api_key",), f"is not the variable of the key of {first.name}; {remedy}")
+
+
+def _of_runtime(stage: WrittenStage, models: Sequence[PlannedModel]) -> Iterator[Problem]:
+    """What a program that runs tasks as agents cannot do."""
+    from agac.providers import opencode  # and what runs programs, where a stage has one
+
+    if stage.run_mode == "batch":
+        message = "sessions of OpenCode ask the model themselves, so that no batch can hold their requests"
+        yield Problem(stage.at("run_mode"), f"{message}; write `run_mode: sync` for the stage {stage.name!r}")
+    for where, one in zip([stage.at("model"), *[stage.at("fallback")] * len(models)], models, strict=False):
+        if names := opencode.unsendable(one.params, one.provider):
+            yield Problem(where, f"OpenCode cannot ask {one.lane} with {', '.join(names)}; leave it out")
 
 
 @dataclass
@@ -222,6 +236,13 @@ def missing_parts(workflow: Workflow, root: Path, env: Mapping[str, str]) -> lis
             what = f"notify needs the variable {name}; export it, or write {name}=… into the project's .env file"
             found.append(Problem(target.where, what, "warning"))
     for one in (one for stage in workflow.asking for one in family(stage)):
+        if (program := one.tooling.program) is not None:
+            from agac.providers.opencode import find_program  # as above
+
+            try:
+                find_program(program.command, root, env)
+            except UsageError as error:
+                found.append(Problem(one.at("runtime"), f"{error.message}. {error.remedy}", "warning"))
         for server in one.tooling.servers if one.agent_spec and one.agent_spec.mode == "live" else ():
             try:
                 connection(server, root, env)
@@ -321,6 +342,9 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
         budgets = [one for one in (rules.project, rules.workflow, rules.row, stage.budget) if one is not None]
         if stage.name not in models or not budgets:
             continue
+        if stage.runtime and rules.row and (rules.row.turns, rules.row.tool_calls) != (None, None):
+            message = "row_budget counts no turns and tool_calls within sessions of OpenCode; bound them by `max_turns`"
+            problems.append(Problem(stage.at("runtime"), message))
         dollars = any(budget.usd is not None for budget in budgets)
         bounded = dollars or any(budget.tokens is not None for budget in budgets)
         for where, one in _models_of(stage, models):

@@ -135,7 +135,9 @@ def opening(stage: Stage, visible: Visible) -> tuple[Message, ...]:
 
 
 def agent_body(stage: Stage) -> dict[str, JSONValue] | None:
-    """What its fingerprints hold of an agent: not the name of its card."""
+    """What its fingerprints hold of an agent: not the name of its card. Of a runtime all that decides answers."""
+    if stage.runtime is not None:
+        return {"runtime": stage.runtime.body()}
     return {key: value for key, value in stage.agent_spec.body().items() if key != "card"} if stage.agent_spec else None
 
 

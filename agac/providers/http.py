@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import aiohttp
 from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSCloseCode, WSMsgType
@@ -23,6 +23,9 @@ from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
 from agac.spec.workflow import Timeout
+
+if TYPE_CHECKING:
+    from agac.providers.opencode import Program
 
 
 class HttpReply(NamedTuple):
@@ -410,4 +413,4 @@ async def _refuse(
     raise _Redirected(redirect.response)
 
 
-Sending = Sender | SocketSender  # what carries a request to a provider and its answer back, whatever the transport
+Sending = Union[Sender, SocketSender, "Program"]  # what carries a request to a provider, and its answer back

@@ -83,7 +83,7 @@ def read_items(talk: Conversation, items: Sequence[Any], *, stored: bool) -> Non
             if sealed is None and not stored:
                 message = f"Item with id '{item_id}' not found: `store` is false, and it has no `encrypted_content`."
                 raise ApiError(404, message)
-            if sealed not in (None, replies.signature(item_id)):
+            if told.get("id") is not None and sealed not in (None, replies.signature(item_id)):
                 message = f"The encrypted content for item {item_id} could not be verified."
                 raise ApiError(400, message, code="invalid_encrypted_content")
             thoughts.add(item_id.removeprefix("rs_"))

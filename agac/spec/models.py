@@ -30,9 +30,9 @@ from agac.spec.graph import Makes
 from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, Match, OnReject, OnTimeout, made_by
 from agac.spec.rule_models import Budget, RunRulesFile
 from agac.spec.templates import Syntax
-from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, ToolScope, ToolsMode
+from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, Runtime, ToolScope, ToolsMode
 
-_BATCH, _RETRIES = workflow.DEFAULT_BATCH, workflow.DEFAULT_RETRIES
+_BATCH, _RETRIES, _PROGRAM = workflow.DEFAULT_BATCH, workflow.DEFAULT_RETRIES, Runtime()
 
 
 class BatchFile(FileModel):
@@ -297,6 +297,25 @@ class ToolFile(FileModel):
     )
 
 
+_Permission = Literal["allow", "deny"]
+
+
+class RuntimeFile(FileModel):
+    """A program that runs each task of the stage as an agent of its own, with its own tools."""
+
+    name: Literal["opencode"] = key("The program: OpenCode's command line.", default="opencode")
+    command: NonEmpty = key("How it is called: a name, or a path in the project.", default=_PROGRAM.command)
+    version: NonEmpty | None = key("How its version has to begin, as `1.18`; any when left out.")
+    max_agents: int = key("The most of it that run at a time.", default=_PROGRAM.max_agents, ge=1, le=256)
+    permission: dict[NonEmpty, _Permission | dict[NonEmpty, _Permission]] = key(
+        "What its tools may do besides reading files of their folder: `allow` or `deny` by tool, or by pattern.",
+        default={},
+        examples=[{"edit": "allow", "bash": {"*": "deny", "pytest *": "allow"}}],
+    )
+    files: NonEmpty | None = key("A folder of the project; each task works in a copy of it.", examples=["fixtures/app"])
+    context: int = key("The most tokens that a request of its may have.", default=_PROGRAM.context, ge=1_000)
+
+
 class LabelFile(FileModel):
     """With what `agac eval` compares the answers of a stage."""
 
@@ -461,6 +480,9 @@ class StageFile(DefaultsFile):
     skills: Annotated[
         list[NonEmpty] | None, BeforeValidator(check.paths, json_schema_input_type=str | list[str] | None)
     ] = key("Folders of skills that the model may read; its card then names none.", examples=["skills"])
+    runtime: Annotated[
+        RuntimeFile | None, BeforeValidator(check.runtime, json_schema_input_type=Literal["opencode"] | RuntimeFile)
+    ] = key("`opencode`: the OpenCode command line runs each task as an agent of its own.")
     max_turns: int | None = key("The most replies of the model in a conversation with tools.", ge=1, le=1_000)
     tools_mode: ToolsMode | None = key(
         "Where tools' results come from: calls (`live`; `record` notes them), `tool_stubs` (`stub`), a run (`replay`)."

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
+from agac.core.keys import snapshot
 from agac.spec.agent_cards import Card, Skill
 from agac.spec.card_models import CardFile, CardKeys, McpConnectFile, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
-from agac.spec.models import StageFile
+from agac.spec.models import RuntimeFile, StageFile
 from agac.spec.paths import Refused, files_hash, home_of, inside
 from agac.spec.python_code import FORM, parse_reference
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
-from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, ToolSettings, ToolsMode, function_name
+from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, Runtime, ToolSettings, ToolsMode, function_name
 from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
@@ -54,6 +55,8 @@ class ToolReader:
         for name in self.written.tools or {}:
             if not any(name in _names(one) for one in self.tools):
                 self.tools += self._of_stage(name)
+        if self.written.runtime is not None:
+            return self._runtime(self.written.runtime)
         if self.tools:
             mode, tools, over = self._mode(), tuple(map(self._with_keys, self.tools)), self.overrides
             of_card, spec = self.card.keys.request_params.max_iterations if self.card else None, self._spec(mode)
@@ -63,6 +66,21 @@ class ToolReader:
         for key in self.written.model_fields_set & {*_FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
         return {}
+
+    def _runtime(self, keys: RuntimeFile) -> dict[str, Any]:
+        """The fields of a stage whose tasks a program runs, which has tools of its own."""
+        written, of_card = self.written, self.card.keys.request_params.max_iterations if self.card else None
+        beside = [key for key in ("tools", "skills", "messages", *_FOR_TOOLS[1:]) if getattr(written, key) is not None]
+        for key in beside:
+            self._note(self._at(key), f"{key} does not go with runtime: {keys.name}, which has its own; remove one")
+        if self.card and not beside and (self.tools or self.card.messages):
+            what = f"the card {self.card.name} has tools or messages, and {keys.name} has its own"
+            self._note(self._at("runtime"), f"{what}; take a card with an instruction alone, or remove runtime")
+        files = () if keys.files is None else (f"{escape(keys.files.rstrip('/'))}/**",)
+        source = self._hash(files, self._at("runtime", "files")) if files else None
+        turns = self.overrides.max_turns or written.max_turns or of_card or MAX_TURNS
+        found = Runtime(**{**dict(keys), "permission": snapshot(keys.permission), "source": source})
+        return {"runtime": found, "tooling": ToolSettings(max_turns=turns, files=self.files, program=found)}
 
     def _mode(self) -> ToolsMode:
         """Where results of tools come from."""

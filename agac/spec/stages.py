@@ -66,7 +66,7 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stag
 _ASKING = DefaultsFile.model_fields.keys() | {
     "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
     "budget", "group_by", "reduce", "incomplete", "replicas", "vote", "tools", "max_turns", "tools_mode", "tool_stubs",
-    "reads", "skills", "expect", "escalate",
+    "reads", "skills", "expect", "escalate", "runtime",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 

@@ -143,10 +143,38 @@ class AgentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Runtime:
+    """The program that runs each task of a stage as an agent of its own, with tools of its own. `version` is how its
+    version has to begin; `permission` is what its tools may do beyond reading their folder: JSON, in whose order it
+    counts; `files` is the folder that each task gets a copy of, whose hash is `source`. These decide
+    answers; `command` is a name or a path, `max_agents` run at a time, a request may have `context` tokens."""
+
+    name: Literal["opencode"] = "opencode"
+    version: str | None = None
+    permission: str = "{}"
+    files: str | None = None
+    source: str | None = None
+    command: str = "opencode"
+    max_agents: int = 2
+    context: int = 128_000
+
+    def body(self) -> dict[str, JSONValue]:
+        """What decides answers, as a definition stores it and fingerprints hold it."""
+        own = {key: getattr(self, key) for key in ("name", "version", "permission", "files", "source")}
+        return {key: value for key, value in own.items() if value not in (None, "{}")}
+
+    @staticmethod
+    def of(body: Mapping[str, Any]) -> Runtime:
+        """Read back."""
+        return Runtime(**body)
+
+
+@dataclass(frozen=True, slots=True)
 class ToolSettings:
     """How an agent's tools are run, beside the definition. `rules` by the name of their tool; `max_turns` bounds a
     conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken;
-    `files` are the patterns of files that stand for answers, by the hash of what these hold."""
+    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a
+    runtime with how it is run."""
 
     rules: Mapping[str, ToolRules] = field(default_factory=dict)
     servers: tuple[McpServer, ...] = ()
@@ -154,6 +182,7 @@ class ToolSettings:
     record: bool = False
     replay: int | None = None
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    program: Runtime | None = None
 
 
 NO_TOOLS = ToolSettings()  # those of a stage without tools

@@ -17,7 +17,7 @@ from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, Group, Join, Operation, Vote, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
 from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
-from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, ToolSettings, ToolsMode
+from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSettings, ToolsMode
 
 if TYPE_CHECKING:
     from agac.spec.agent_cards import Card
@@ -329,9 +329,9 @@ class Stage(StageNode):
     one of the answers is taken; None: all are, as a list. `explode` is the way to the list of whose items it makes
     rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it. `run_mode`
     is that of its first model; `batch` says how its batches are made. `warm_prefix`: its first call goes alone where a
-    cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as `tooling` says.
-    `children` are the agents that it may call, as stages to which no row walks: each is called `stage/card`, and its
-    prompt sees the arguments of a call as a row."""
+    cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as `tooling` says; with a
+    `runtime` a program runs each as an agent. `children` are the agents that it may call, as stages to which no row
+    walks: each is called `stage/card`, and its prompt sees the arguments of a call as a row."""
 
     name: str = field(metadata=decides("name", always="all"))
     needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
@@ -384,6 +384,7 @@ class Stage(StageNode):
     batch: BatchRules = field(default=DEFAULT_BATCH, metadata=SETTING)
     warm_prefix: bool = field(default=True, metadata=SETTING_WHERE_SET)
     agent_spec: AgentSpec | None = field(default=None, metadata=decides("agent", write=_body, read=AgentSpec.of))
+    runtime: Runtime | None = field(default=None, metadata=decides("runtime", write=_body, read=Runtime.of))
     tooling: ToolSettings = field(default=NO_TOOLS, metadata=SETTING_WHERE_SET)
     children: tuple[Stage, ...] = ()
 
@@ -405,6 +406,8 @@ class Stage(StageNode):
     @property
     def most_turns(self) -> int:
         """Calls of a model for an answer at most, re-asks apart: `max_turns`, one without tools, one for the form."""
+        if self.runtime is not None:
+            return self.tooling.max_turns + 1
         return 1 if self.agent_spec is None else self.tooling.max_turns + 2
 
     @property

@@ -213,6 +213,13 @@ stages:
   - {name: a, model: other/big, prompt: "${text}", tools: ["tools/helper.py:count"], tools_mode: stub, skills: skills,
      tool_stubs: {count: {file: docs/calls.jsonl}}, reads: [docs/a.txt]}
 """
+PROGRAM = """\
+input: {path: data/rows.csv}
+stages:
+  - {name: a, model: other/big, prompt: "${text}", max_turns: 3, run_mode: sync,
+     runtime: {command: bin/other, version: "1.18", max_agents: 3, files: docs, context: 9000,
+               permission: {edit: allow, bash: {"*": deny, "a *": allow}}}}
+"""
 FILES = {
     "docs/calls.jsonl": '{"tool": "count", "arguments": {"things": []}, "result": 0}\n',
     "docs/a.txt": "A note.\n",
@@ -221,6 +228,7 @@ FILES = {
 
 WORKFLOWS = {
     "everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE, "sheet": FROM_SHEET, "stubbed": STUBBED,
+    "program": PROGRAM,
 }  # fmt: skip
 
 
