@@ -80,7 +80,8 @@ class ToolReader:
         source = self._hash(files, self._at("runtime", "files")) if files else None
         turns = self.overrides.max_turns or written.max_turns or of_card or MAX_TURNS
         found = Runtime(**{**dict(keys), "permission": snapshot(keys.permission), "source": source})
-        return {"runtime": found, "tooling": ToolSettings(max_turns=turns, files=self.files, program=found)}
+        tooling = ToolSettings(max_turns=turns, files=self.files, program=found)
+        return {"runtime": Runtime.of(found.body()), "tooling": tooling}
 
     def _mode(self) -> ToolsMode:
         """Where results of tools come from."""
