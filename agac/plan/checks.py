@@ -112,6 +112,10 @@ class _Resolving:
                 self.problems.append(Problem(stage.at("backend"), str(refused)))
                 return None
             known = {**known, row.name: row} if row else known
+            if row and row.batch and stage.run_mode == "batch" and row.base_url != self.providers[row.name].base_url:
+                named = f"write `providers: {{{row.name}: {{base_url: {row.base_url}}}}}` into agac.yml"
+                message = f"batches go to the provider's own address, and a backend's is for calls; {named}"
+                self.problems.append(Problem(stage.at("backend"), message))
         if (first := self._parsed(text, where, known)) is None:
             return None
         model = self._planned(stage, first, _params(stage, first, self.problems), where, known)

@@ -71,6 +71,14 @@ def test_batches_hold_no_hints(project: ProjectFolder) -> None:
     assert (report.summary["rows"]["done"], server.requests) == (3, [])
 
 
+def test_a_batch_goes_to_no_other_address_than_its_stage_names(project: ProjectFolder) -> None:
+    project.write("agac.yml", json.dumps({"providers": {"dynamo": {"batch": "openai"}}}))
+    stage = {"name": "a", "prompt": "${text}", "backend": "dynamo://gpu:81", "model": "m", "run_mode": "batch"}
+    project.workflow(rows=1, stages=[stage])
+    said = project.agac("validate", code=2)
+    assert "write `providers: {dynamo: {base_url: http://gpu:81/v1}}` into agac.yml" in said.out
+
+
 def test_a_version_that_is_none_is_found_before_anything_is_asked(agents: ProjectFolder) -> None:
     agents.workflow(
         rows=1, stages=[{"name": "a", "prompt": "${text}", "backend": "dynamo://gpu?version=12", "model": "m"}]
