@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from agac.api.project import environment, open_project, remote_contents
+from agac.api.project import Project, environment, open_project, remote_contents
 from agac.api.status import (
     database_bytes,
     database_files,
@@ -44,12 +44,14 @@ from agac.data.text_formats import separator_hint
 from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.agent_specs import with_tools
 from agac.providers.model_string import parse_model
-from agac.spec.agent_cards import find_card, load_card
+from agac.spec.agent_cards import find_card, load_card, read_card
 from agac.spec.card_models import CARD_MODELS
+from agac.spec.card_types import CardPart, card_parts, most_calls
 from agac.spec.file_model import FileModel
+from agac.spec.graph import graph
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
-from agac.spec.models import WorkflowFile
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
 from agac.spec.stages import StageBuilder
@@ -449,7 +451,8 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
 class CardReport(Report):
     """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
     examples after it. `means` is what a short name in `model` stands for. `tools` are what the model may call, in at
-    most `max_turns` replies; all of it is about `estimated_tokens` long."""
+    most `max_turns` replies; all of it is about `estimated_tokens` long. A card of another `type` becomes `stages`,
+    which make `most_calls` for a row at most."""
 
     name: str
     file: str
@@ -463,6 +466,9 @@ class CardReport(Report):
     tools: list[dict[str, Any]]
     max_turns: int | None
     estimated_tokens: int
+    type: str = "agent"
+    stages: Sequence[dict[str, Any]] = ()
+    most_calls: int | None = None
 
 
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
@@ -471,6 +477,8 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)
+    if (report := _several(name, path, opened, variables or {})) is not None:
+        return report
     card, problems = load_card(path, opened.spec, variables or {})
     if card is None:
         failure = SpecError(problems)
@@ -500,6 +508,38 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     return CardReport(
         card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, examples, means,
         problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN,
+    )  # fmt: skip
+
+
+def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) -> CardReport | None:
+    """The report of a card that becomes several stages; None of another one. Raises SpecError."""
+    keys, document, *_ = read_card(path, opened.spec, None, trusted=False)
+    written = StageFile.model_construct({"name", "agent", "prompt"}, name=path.stem, agent=name, prompt="${message}")
+    parts, problems = card_parts([written], document, opened.spec)
+    if path.stem not in parts:
+        return None
+    nodes, _ = graph([written], document, parts)
+    file = WorkflowFile.model_construct(stages=[written])
+    builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
+    stages = {one.name: one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None}
+    if any_error(problems):
+        raise SpecError(problems)
+    shown = [
+        {
+            "name": one.name, "needs": one.needs, "does": one.operation.key if one.operation else one.model,
+            "agent": one.card.name if one.card else None, "when": one.guard.text if one.guard else None,
+            "amends": one.amends, "calls": one.replicas * one.most_turns if one.asks else 0,
+        }
+        for one in stages.values()
+    ]  # fmt: skip
+
+    def calls(part: CardPart) -> int:
+        return stages[part.name].replicas * stages[part.name].most_turns if part.card else 0
+
+    most = most_calls(parts[path.stem], calls)
+    return CardReport(
+        str(keys.name), opened.spec.shown(path), keys.description, None, {}, None, [], None, problems, [], None, 0,
+        keys.type, shown, most,
     )  # fmt: skip
 
 

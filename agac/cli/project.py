@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,10 +268,15 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
     for problem in report.warnings:
         say(str(problem))
     facts: dict[str, Any] = {"card": f"{report.name} ({report.file})", "description": report.description}
+    facts |= {"type": report.type} if report.stages else {}
     facts |= {"model": report.model, "means": report.means, **report.params, "max_turns": report.max_turns}
     for key, value in facts.items():
         if value is not None:
             say(f"{key}: {value}")
+    if report.stages:
+        print_text("\n".join(_part_lines(report.stages)))
+        say(f"at most {counted(report.most_calls or 0, 'call')} a row")
+        return
     say("system message:" if report.system else "system message: none")
     if report.system:
         print_text(report.system)
@@ -282,6 +287,16 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
         say(f"tool {tool['name']} ({tool['kind']}, {tool['source']}): {tool['description']}")
         print_text(json.dumps(tool["parameters"], ensure_ascii=False))
     say(f"about {report.estimated_tokens:,} tokens before each row, as agac estimates them")
+
+
+def _part_lines(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The stages that a card becomes, in the order in which a row meets them."""
+    for one in stages:
+        who = f"{one['agent']}, {one['does']}" if one["agent"] else one["does"]
+        turns = f", up to {one['calls']} calls" if one["calls"] > 1 else ""
+        after = f"{', '.join(one['needs'])} → " if one["needs"] else ""
+        yield f"{after}{one['name']}   ({who}{turns})"
+        yield from (f"    {word} {one[word]}" for word in ("when", "amends") if one[word])
 
 
 @card.command(

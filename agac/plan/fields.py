@@ -322,13 +322,7 @@ def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Pr
         stages=shapes | ({stage.name: stage.answer_shape} if own else {}),
         variables=list(workflow.vars),
         others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
-        extra=()
-        if own
-        else (
-            *(_OF_GROUPS if stage.group is not None else ()),
-            *_voted(stage, workflow),
-            *((PARTS,) if stage.parts else ()),
-        ),
+        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
         fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
     ).problems()
 

@@ -43,7 +43,6 @@ _KEEP_A_COPY = "read the card, and keep a copy of it in the project"
 _BRINGS = ("function_tools", "servers", "agents", "skills")
 _NOT_FROM_AFAR = "a remote card brings no functions, agents, servers, commands or files"
 _NOT_FROM_AFAR += f"; {_KEEP_A_COPY}, or give --trust-card"
-ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
 _FENCE = "---"
 _SYSTEM = "---SYSTEM"
 _SUBAGENTS = re.compile(r"(?ms)^[ \t]*(<!--\s*)?fast-agent-subagents(?(1)(?![\w-]).*?-->)[ \t]*(\n|\Z)")

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from agac.core.errors import Problem, any_error
 from agac.spec import card_models as cards
-from agac.spec.agent_cards import ONLY_A_TOOL, find_card, member_file, read_card
+from agac.spec.agent_cards import find_card, member_file, read_card
 from agac.spec.graph import ESCALATED, PARTS, StagePart
 from agac.spec.models import StageFile, VoteFile
 from agac.spec.paths import is_reference
@@ -23,6 +23,7 @@ from agac.spec.templates import literal_text
 from agac.spec.workflow import ProjectSpec
 from agac.spec.yaml import Document
 
+ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
 REQUEST = "\0"  # stands for the message of the stage in the prompts of its parts
 RATINGS = get_args(cards.EvaluatorOptimizerFile.model_fields["min_rating"].annotation)
 
@@ -40,6 +41,8 @@ _UNFIT = {
     "instructions": "write them into the cards that it names", "messages": "name them in the cards that it names",
     "tools": "name them in the cards that it names", "skills": "name them in the cards that it names",
     "reads": "only a stage with a card of type agent has tools of its own",
+    "max_turns": "write `request_params: {max_iterations: …}` into the cards that it names",
+    "tools_mode": "give --tools-mode to the run", "tool_stubs": "give --tool-stubs to the run",
 }  # fmt: skip
 """Keys of a stage that no card which is made of others goes with, and what to do instead."""
 

@@ -10,18 +10,8 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
-from agac.spec.agent_cards import (
-    NO_LIMIT,
-    ONLY_A_TOOL,
-    Card,
-    Skill,
-    find_card,
-    load_card,
-    read_skills,
-    stage_examples,
-    with_skills,
-)
-from agac.spec.card_types import OF_ANSWERS, REQUEST, CardPart
+from agac.spec.agent_cards import NO_LIMIT, Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
+from agac.spec.card_types import OF_ANSWERS, ONLY_A_TOOL, REQUEST, CardPart
 from agac.spec.file_model import FileModel
 from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
@@ -210,35 +200,28 @@ class StageBuilder:
         names |= {*OF_ANSWERS, "replicas", "vote", "expect"} if part.gives else set()
         names |= {"budget", "on_empty"} if part.name == written.name else set()
         keys = {key: getattr(written, key) for key in names & written.model_fields_set} | dict(part.keys)
-        how = {key: getattr(written, key) for key in ("tools_mode", "tool_stubs", "max_turns")}
         keys |= {"output_schema": part.schema} if part.schema else {}
-        file = StageFile.model_construct({"name", *keys}, name=part.name, **how | keys)
+        file = StageFile.model_construct({"name", *keys}, name=part.name, **keys)
         if card is None:
             own: dict[str, Any] = {"operation": Join(part.joined), "where": places_of(written, self.document, path)}
             own |= _same_fields(file, DefaultsFile())
         else:
             own = self._asking(file, path, answers, card)
-            tried = self.overrides.change
-            if (
-                (prompt := own["prompt"])
-                and part.prompt != REQUEST
-                and not (tried and tried.stage == part.name and tried.prompt)
-            ):
-                own["prompt"] = templates.sound_template(
-                    part.prompt.replace(REQUEST, prompt.text), self.document.where(path)
-                )
+            tried, prompt = self.overrides.change, own["prompt"]
+            whole = REQUEST if tried and tried.stage == part.name and tried.prompt else part.prompt
+            if prompt is not None and whole != REQUEST:
+                own["prompt"] = templates.sound_template(whole.replace(REQUEST, prompt.text), self.document.where(path))
             own["system"] = "\n\n".join(filter(None, (own["system"], part.system))) or None
-        conditions = [one for one in (written.when and f"({written.when})", part.when) if one]
-        if part.when is None and written.when is not None:
-            conditions, own["otherwise"] = [written.when], written.otherwise
+        text, where = part.when, self.document.where((*path, "when"))
         if written.when is not None:
-            outer = self._noted(compile_guard(written.when, self.document.where((*path, "when"))))
+            outer = self._noted(compile_guard(written.when, where))
             if outer is None or PARTS in outer.names:
                 message = f"`{PARTS}` stands for results here; write row.{PARTS}"
-                self.problems += [self.document.problem((*path, "when"), message)] if outer else []
+                self.problems += [Problem(where, message)] if outer else []
                 return None
-        if conditions:
-            own["guard"] = self._noted(compile_guard(" && ".join(conditions), self.document.where((*path, "when"))))
+            own |= {"otherwise": written.otherwise} if text is None else {}
+            text = written.when if text is None else f"({written.when}) && {text}"
+        own["guard"] = self._noted(compile_guard(text, where)) if text is not None else None
         return self._finished(node, order, file, path, own, before)
 
     def _escalated(self, node: StageNode, order: int, written: StageFile, path: Path_) -> WrittenStage | None:
@@ -323,9 +306,8 @@ class StageBuilder:
             value, document, at = of_card, card.document, at_card
         if value is None:
             return None
-        name = (
-            stage_of(written.name) if stage_of(written.name) in self.parts else written.name
-        )  # of equal parts the same
+        root = stage_of(written.name)
+        name = root if root in self.parts else written.name  # equal parts ask the same
         return self._noted(load_schema(value, self.project, document, at, name=name.replace("/", "_")))
 
     def _agent(self, written: StageFile, path: Path_, card: Card | None, skills: tuple[Skill, ...]) -> dict[str, Any]:

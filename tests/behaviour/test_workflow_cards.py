@@ -190,3 +190,20 @@ def test_a_try_changes_one_part(project: ProjectFolder) -> None:
             "try", "-a", "reviews", "--stage", "n/draft", "--model", "local/third", "--yes", code=0
         ).out
     assert "4 rows in both" in shown
+
+
+def test_a_card_is_shown_as_what_it_becomes(project: ProjectFolder) -> None:
+    project.configure("http://127.0.0.1:9/v1")
+    ready(project, "desk")
+    shown = project.agac("card", "show", "desk", code=0)
+    assert shown.out.splitlines()[:5] == [
+        "desk/route   (desk, local/small)",
+        "desk/route → desk   (draft, local/small)",
+        '    when parts["desk/route"].agent == "draft"',
+        "desk → desk/steps/draft   (draft, local/small)",
+        '    when parts["desk/route"].agent == "steps"',
+    ]
+    assert shown.err.splitlines()[-2:] == ["type: router", "at most 6 calls a row"]
+    found = agac.show_card("wide", project=project.root)
+    assert (found.type, found.most_calls, found.stages[-1]["does"]) == ("parallel", 6 + 5, "join")
+    assert "<b>n/steps/draft</b>" in project.agac("graph", "reviews", "--mermaid", code=0).out

@@ -195,6 +195,8 @@ REFUSED = [
         "instructions does not go with a card of type chain; write",
     ),
     ("type: chain\nsequence: [draft]", "tools: [read_file]", "tools does not go with a card of type chain; name them"),
+    ("type: chain\nsequence: [draft]", "max_turns: 3", "max_turns does not go with a card of type chain; write"),
+    ("type: chain\nsequence: [draft]", "tools_mode: stub", "tools_mode does not go with a card of type chain; give"),
     ("type: router\nagents: [draft, fix]", "replicas: 3", "replicas does not go with a card of type router; let it"),
     ("type: parallel\nfan_out: [draft, fix]", "output_schema: {a: string}", "name a card as `fan_in` that makes one"),
     ("type: chain\nsequence: [desk]", "escalate: {when: 'true', model: a/b}", "escalate does not go with a card of"),
