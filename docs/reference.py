@@ -24,7 +24,7 @@ from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, RE
 from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import faults
 from agac.simulator.settings import setting_flags
-from agac.spec.card_models import CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
+from agac.spec.card_models import CARD_MODELS, CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
 from agac.spec.file_model import FileModel
 from agac.spec.models import (
     BatchFile,
@@ -211,6 +211,7 @@ SECTIONS: dict[type[FileModel], str] = {
     ReplyFile: "replies",
     AskedCallFile: "calls",
     CardFile: "an-agentcard",
+    **{model: f"a-card-of-type-{kind}" for kind, model in CARD_MODELS.items() if kind != "agent"},
     RequestParamsFile: "request_params",
     FunctionToolFile: "function_tools",
     McpConnectFile: "mcp_connect",
