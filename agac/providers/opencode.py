@@ -232,7 +232,7 @@ class Program:
         """Runs a session, or goes on with one. What comes of it is the body, whose status is always 200."""
         asked, started = mapping(json_of(wire)), time.monotonic()
         new = None, self._base / f"task-{next(self._numbers)}"
-        data, folder = self._sessions.get(asked.get("session", ""), new)
+        data, folder = self._sessions.pop(asked.get("session", ""), new)  # so that nobody gives it up meanwhile
         goes_on = data is not None
         async with self._freed:
             await self._freed.wait_for(lambda: data in self._idle if goes_on else self._idle)

@@ -298,6 +298,7 @@ class ToolFile(FileModel):
 
 
 _Permission = Literal["allow", "deny"]
+_named = lambda value: {"name": value} if isinstance(value, str) else value  # noqa: E731
 
 
 class RuntimeFile(FileModel):
@@ -481,7 +482,7 @@ class StageFile(DefaultsFile):
         list[NonEmpty] | None, BeforeValidator(check.paths, json_schema_input_type=str | list[str] | None)
     ] = key("Folders of skills that the model may read; its card then names none.", examples=["skills"])
     runtime: Annotated[
-        RuntimeFile | None, BeforeValidator(check.runtime, json_schema_input_type=Literal["opencode"] | RuntimeFile)
+        RuntimeFile | None, BeforeValidator(_named, json_schema_input_type=Literal["opencode"] | RuntimeFile)
     ] = key("`opencode`: the OpenCode command line runs each task as an agent of its own.")
     max_turns: int | None = key("The most replies of the model in a conversation with tools.", ge=1, le=1_000)
     tools_mode: ToolsMode | None = key(

@@ -302,11 +302,6 @@ _TIMES = "a number of seconds or a mapping with connect, first_byte, total"
 seconds_or_parts = _mapping_with("total", int | float, _TIMES)
 
 
-def runtime(value: Any) -> Any:
-    """A runtime that is only named, as a mapping."""
-    return {"name": value} if isinstance(value, str) else value
-
-
 def named_tools(value: Any) -> Any:
     """A list of tools as a mapping in which none of them has keys."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
