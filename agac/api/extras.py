@@ -54,6 +54,7 @@ from agac.spec.loader import load_project
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
+from agac.spec.rule_models import RowBudgetFile
 from agac.spec.stages import StageBuilder
 from agac.spec.test_files import FOLDER as TESTS
 from agac.spec.test_files import WorkflowTestFile
@@ -507,7 +508,7 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     length = len("".join([card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]))
     return CardReport(
         card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, examples, means,
-        problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN,
+        problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN, card.kind,
     )  # fmt: skip
 
 
@@ -519,7 +520,8 @@ def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) 
     if path.stem not in parts:
         return None
     nodes, _ = graph([written], document, parts)
-    file = WorkflowFile.model_construct(stages=[written])
+    # what bounds a planner without a limit of its own is the business of its workflow
+    file = WorkflowFile.model_construct(stages=[written], row_budget=RowBudgetFile(turns=1))
     builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
     stages = {one.name: one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None}
     if any_error(problems):

@@ -268,7 +268,7 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
     for problem in report.warnings:
         say(str(problem))
     facts: dict[str, Any] = {"card": f"{report.name} ({report.file})", "description": report.description}
-    facts |= {"type": report.type} if report.stages else {}
+    facts |= {"type": report.type} if report.type != "agent" else {}
     facts |= {"model": report.model, "means": report.means, **report.params, "max_turns": report.max_turns}
     for key, value in facts.items():
         if value is not None:

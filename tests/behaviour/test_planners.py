@@ -101,7 +101,10 @@ def test_what_a_row_may_spend_ends_it_with_its_agents(planned: ProjectFolder, bu
 def test_without_a_limit_something_else_has_to_bound_it(planned: ProjectFolder) -> None:
     card(planned, "", "iterative_planner")
     assert "something else has to bound the planner; add `row_budget" in problems(planned)
-    assert planned.agac("card", "show", "boss", code=0).err.startswith("card: boss")
+    assert "\ntype: iterative_planner\n" in planned.agac("card", "show", "boss", code=0).err
+    planned.write("agentcards/line.md", "---\ntype: chain\nsequence: [boss, dates]\n---\n")
+    assert "boss" in planned.agac("card", "show", "line", code=0).out
+    assert "add `row_budget" in problems(planned, {**STAGE, "agent": "line"})
     assert problems(planned, row_budget={"turns": 9}) == ""
     assert problems(planned, {**STAGE, "max_turns": 9}) == ""
     helped = "---\nname: top\nagents: [boss]\n---\nAsk the boss.\n"
