@@ -43,6 +43,7 @@ _UNFIT = {
     "reads": "only a stage with a card of type agent has tools of its own",
     "max_turns": "write `request_params: {max_iterations: …}` into the cards that it names",
     "tools_mode": "give --tools-mode to the run", "tool_stubs": "give --tool-stubs to the run",
+    "runtime": "give the stage a card of type agent, or none",
 }  # fmt: skip
 """Keys of a stage that no card which is made of others goes with, and what to do instead."""
 

@@ -125,6 +125,14 @@ def test_a_program_is_given_the_stages_model_and_no_secret_but_its_own(
     assert b"of-the-model" not in stored
 
 
+def test_a_card_of_type_agent_says_the_instructions(project: ProjectFolder, program: FakeOpenCode) -> None:
+    project.write("agentcards/one.md", "---\nname: one\nrequest_params: {max_iterations: 7}\n---\nBe kind.\n")
+    project.run(project.workflow(stages=[stage("tells", agent="one")], rows=1))
+    assert outcome(project) == "Be kind."
+    config = json.loads(program.starts()[0]["env"]["OPENCODE_CONFIG_CONTENT"])
+    assert config["agent"]["build"]["steps"] == 8
+
+
 def test_a_wrong_key_stops_the_run(project: ProjectFolder, program: FakeOpenCode) -> None:
     report = project.run(project.workflow(stages=[stage("key")], rows=5))
     assert report.exit_code == 1
@@ -186,6 +194,7 @@ REFUSED: list[Any] = [
     ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages does not go"),
     ({"runtime": {"permission": {"bash": "ask"}}}, "allow"),
     ({"runtime": {"files": "nowhere"}}, "matches no file"),
+    ({"agent": "both"}, "runtime does not go with a card of type chain; give the stage a card of type agent"),
     ({"model": "simulator-anthropic/m?top_k=7"}, "OpenCode cannot ask simulator-anthropic/m with top_k; leave it out"),
 ]
 
@@ -194,6 +203,8 @@ REFUSED: list[Any] = [
 def test_what_no_session_can_do_is_refused(
     project: ProjectFolder, program: FakeOpenCode, keys: dict[str, Any], message: str
 ) -> None:
+    project.write("agentcards/one.md", "---\nname: one\n---\nBe kind.\n")
+    project.write("agentcards/both.md", "---\nname: both\ntype: chain\nsequence: [one, one]\n---\n")
     name = project.workflow(stages=[stage() | keys], rows=1)
     problems = [one.message for one in agac.validate(name, project=project.root).problems]
     assert any(message in one for one in problems), problems

@@ -57,6 +57,8 @@ match does[0]:
     case "form":
         (Path("seen") if goes_on else Path("first")).write_text("x")
         step('{"a": "mended"}' if goes_on else "no JSON")
+    case "tells":
+        step(Path(os.environ["XDG_CONFIG_HOME"], "opencode", "AGENTS.md").read_text())
     case "never":
         step("no JSON")
     case "silent":
