@@ -83,8 +83,11 @@ def card_parts(
         path = find_card(name, project)[0] if name and not is_reference(name) else None
         if path is None or stage.name in found:
             continue
-        expander = _Expander(project, {stage.name, stage.name + ESCALATED})
-        parts = expander.expand(CardPart(name=stage.name, card=path))
+        called = set[str]()
+        for _ in range(2):  # so that no part has the name of an agent that another one calls
+            expander = _Expander(project, {stage.name, stage.name + ESCALATED, *called})
+            parts = expander.expand(CardPart(name=stage.name, card=path))
+            called = expander.called
         if not expander.kinds:
             continue
         problems += expander.problems
@@ -126,12 +129,13 @@ def _both(*conditions: str | None) -> str:
 @dataclass(slots=True)
 class _Expander:
     """Makes the parts of one stage. `names` are taken; `kinds` are the types of the cards that are made of others, the
-    stage's first; `open`: the files of those that are being read."""
+    stage's first; `called`: the names of agents that parts call; `open`: the files of cards that are being read."""
 
     project: ProjectSpec
     names: set[str]
     kinds: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
     open: tuple[Path, ...] = ()
     _document: Document = field(default_factory=lambda: Document("", None, []))
 
@@ -141,6 +145,7 @@ class _Expander:
         keys, document, below, problems = read_card(slot.card, self.project, None, trusted=False)
         making = _MADE.get(type(keys))
         if making is None:
+            self.called |= {f"{slot.name}/{agent}" for agent in getattr(keys, "agents", ())}
             return [slot]
         self.problems += problems
         self.kinds.append(keys.type)

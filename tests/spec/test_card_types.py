@@ -169,6 +169,14 @@ def test_names_are_free_and_no_card_is_its_own_part(cards: Tree) -> None:
     assert [*stages(cards, "again")] == ["n/fix", "n/fix-2", "n/escalate-2", "n/odd_name", "n/fix-3", "n"]
 
 
+def test_a_member_may_be_called_by_another_too(cards: Tree) -> None:
+    cards.write("agentcards/boss.yaml", "instruction: Lead.\nagents: [draft]\nmodel: simulator/boss\n")
+    cards.write("agentcards/led.yaml", "type: chain\nsequence: [draft, boss]\n")
+    found = stages(cards, "led")
+    assert [*found] == ["n/draft-2", "n"]
+    assert [child.name for child in found["n"].children] == ["n/draft"]
+
+
 def test_members_are_found_beside_the_card_by_their_own_names_too(cards: Tree) -> None:
     cards.write("cards/loop.md", "---\ntype: chain\nsequence: [Writer, draft]\n---\n")
     cards.write("cards/w.md", "---\nname: Writer\n---\nYou are beside it.\n")
