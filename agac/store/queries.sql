@@ -1845,8 +1845,7 @@ ORDER BY t.stage;
 SELECT {review_columns} FROM review WHERE key IN (:many);
 
 -- name: review_page
--- Reviews in one state, in the order in which they are asked, after one of them; with a reviewer those of which this
--- one has not said anything that counts.
+-- Reviews in one state, in the order in which they are asked, after one of them; of a reviewer those open to that one.
 SELECT {review_columns} FROM review
 WHERE state = :state AND (workflow, stage, sure, key) > (:workflow, :stage, :sure, :key)
     AND (workflow, stage) <= (:last_workflow, :last_stage) AND {not_decided_by}
@@ -1876,8 +1875,7 @@ SELECT 1 FROM review JOIN row ON row.key = review.row_key
 WHERE review.state IN ('decided', 'conflict') AND review.run_id = ? AND row.origin = ? LIMIT 1;
 
 -- name: fixes
--- The last word about each result of a workflow that was set by hand, or that is to be given again (the source), since
--- its decisions were discarded.
+-- The last word about each result that was set by hand, or is to be given again, since its decisions were discarded.
 SELECT key, id, workflow, stage, row_id, choice, iif(choice <> 'discard' AND at >= ifnull((
     SELECT max(at) FROM decision WHERE key IS NULL AND workflow = ?1 AND choice = 'discard'
 ), 0), value, NULL) AS value, reason, reviewer, at, source, forced FROM decision

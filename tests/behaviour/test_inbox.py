@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.batchcase import BatchCase, assert_ended
+from support.batchcase import BatchCase, Start, assert_ended
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.soak import few
@@ -166,8 +166,8 @@ async def test_what_cannot_be_cancelled_is_refused_or_void(case: BatchCase) -> N
     assert inbox(case.project) == [("cancel_batch", 1, "void: i")]
 
 
-async def test_one_that_was_not_submitted_never_is(server: Server, tmp_path: Path) -> None:
-    case = BatchCase(tmp_path / "project", server)
+async def test_one_that_was_not_submitted_never_is(case_at: Start) -> None:
+    case = case_at("openai")  # whose provider keeps nothing of others
     case.killed("journal.intend.before", "run", "-a", "reviews")
     await ends_batch(case)
     assert case.retrieve().code == 75

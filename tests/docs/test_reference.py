@@ -61,7 +61,8 @@ def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
 
 
 def test_every_kind_of_mapping_has_a_section_and_every_key_a_meaning() -> None:
-    assert {model for model in kinds(FileModel) if model.__module__.startswith("agac.")} == set(SECTIONS)
+    found = {model for model in kinds(FileModel) if model.__module__.startswith("agac.")}
+    assert {model for model in found if model in SECTIONS or not model.__subclasses__()} == set(SECTIONS)
     text = read(REFERENCE / "workflow.md")
     titles = re.findall(r"^## (.*)$", text, re.M)
     headings = {re.sub(r"[^a-z0-9_ -]", "", title.lower()).replace(" ", "-") for title in titles}
