@@ -89,11 +89,8 @@ class StaticPages:
         self.lists.insert(0, ("failed", f"{at}/rows?state=failed", "Failed rows", RowFilters(state="failed"), 0))
         self.places = {"/": "index.html", at: "index.html", f"{at}/errors": "errors.html"}
         self.places |= {path: f"{name}-1.html" for name, path, *_ in self.lists}
-        self.navigation = [
-            (at, "Run"),
-            *((path, title) for _, path, title, *_ in self.lists),
-            (f"{at}/errors", "Errors"),
-        ]
+        listed = ((path, title) for _, path, title, *_ in self.lists)
+        self.navigation = [(at, "Run"), *listed, (f"{at}/errors", "Errors")]
 
     def link(self, path: str) -> str:
         """The file of a path of the monitor; nothing where there is none. What is no path stays as it is."""
@@ -127,10 +124,8 @@ class StaticPages:
         """The pages of a list, of which some rows, or failed ones, get pages; gives how many rows they have."""
         most = MOST_LISTED if total else MOST_FAILED
         every = min(total, most) // SAMPLE or 1
-        note = (
-            f"At most {most:,} rows are listed. Rows with a link have a page of their own: at most {MOST_FAILED:,} of "
-        )
-        note += f"those that failed, and about {SAMPLE} others. `agac inspect {self.run} ROW` prints all of any row."
+        note = f"At most {most:,} rows are listed. Rows with a link have a page of their own: at most {MOST_FAILED:,} "
+        note += f"of those that failed, and about {SAMPLE} others. `agac inspect {self.run} ROW` prints all of any row."
         number, seen, after = 1, 0, None
         while number == 1 or (after is not None and seen < most):
             page = await monitor.arows(self.run, filters, after, PER_PAGE, project=self.project)

@@ -16,14 +16,9 @@ from agac.api.status import database_files, database_path
 from agac.core.errors import AgacError
 from agac.web.rendering import page_text, served
 
-SECONDS = 1.0
-"""Between two looks at the store."""
-
-LONGEST = 5.0
-"""Seconds after which a fragment is made again although nobody wrote into the store: times pass, leases end."""
-
-QUIET = 15.0
-"""Seconds without a fragment after which a line says that the stream still lives."""
+SECONDS = 1.0  # between two looks at the store
+LONGEST = 5.0  # after which a fragment is made again although nobody wrote into the store: times pass, leases end
+QUIET = 15.0  # without a fragment, after which a line says that the stream still lives
 
 
 def stream(request: Request, fragment: Callable[[], Awaitable[str]]) -> Response:

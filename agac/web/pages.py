@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Any
 
 from markupsafe import Markup
@@ -16,19 +15,13 @@ from agac.core.errors import UsageError
 from agac.web.live import stream
 from agac.web.rendering import page_text, render, served
 
-RUNS = 50
-"""Runs of a page of the list."""
+RUNS = 50  # of a page of the list
 
 
 async def runs(request: Request) -> Response:
     """All runs, the one last worked on first."""
     query = f"?{request.url.query}" if request.url.query else ""
     return render(request, "runs.html", title="Runs", live=f"/live{query}", **await _runs(request))
-
-
-async def runs_live(request: Request) -> Response:
-    """The list again, as often as it changes."""
-    return stream(request, lambda: _fragment(request, "runs_live.html", _runs(request)))
 
 
 async def _runs(request: Request) -> dict[str, Any]:
@@ -48,9 +41,14 @@ async def run(request: Request) -> Response:
     )  # fmt: skip
 
 
-async def run_live(request: Request) -> Response:
-    """Its figures again, as often as they change."""
-    return stream(request, lambda: _fragment(request, "run_live.html", _run(request)))
+async def live(request: Request) -> Response:
+    """The list, or the figures of one run, again, as often as they change."""
+    template, context = ("run_live.html", _run) if "run" in request.path_params else ("runs_live.html", _runs)
+
+    async def fragment() -> str:
+        return page_text(template, served(request) | await context(request))
+
+    return stream(request, fragment)
 
 
 async def _run(request: Request) -> dict[str, Any]:
@@ -87,11 +85,7 @@ def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     return {**steps, "lines": found.lines, "more": more}
 
 
-async def _fragment(request: Request, template: str, context: Awaitable[dict[str, Any]]) -> str:
-    return page_text(template, served(request) | await context)
-
-
 ROUTES = [
-    Route("/", runs), Route("/live", runs_live), Route("/run/{run:int}", run), Route("/run/{run:int}/live", run_live),
+    Route("/", runs), Route("/live", live), Route("/run/{run:int}", run), Route("/run/{run:int}/live", live),
     Route("/run/{run:int}/curves.json", curves),
 ]  # fmt: skip

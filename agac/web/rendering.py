@@ -32,6 +32,7 @@ def environment() -> Environment:
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
+    made.globals |= {name: made.get_template(f"{name}.html").module for name in ("parts", "values")}
     return made
 
 
