@@ -46,7 +46,7 @@ from agac.plan.agent_specs import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card, read_card
 from agac.spec.card_models import CARD_MODELS
-from agac.spec.card_types import CardPart, card_parts, most_calls
+from agac.spec.card_types import card_parts, most_calls
 from agac.spec.file_model import FileModel
 from agac.spec.graph import graph
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
@@ -241,13 +241,22 @@ def show_data(
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
-    known = _known_format(format)
+    known = next((one for one in get_args(InputFormat) if one == format), None)
+    if format is not None and known is None:
+        remedy = sentence(did_you_mean(format, get_args(InputFormat)))
+        raise UsageError(f"--format {format}: unknown format", remedy=remedy)
     bare = texts[0].removeprefix(SCHEME)
     if listed := len(texts) == 1 and suffix_of(bare) in DATABASES and Path(bare).is_file() and format is None:
         name = bare.replace("'", "''")
         select = f"SELECT name AS \"table\", '{SCHEME}{name}?table=' || name AS input FROM ({TABLES})"  # noqa: S608 - quoted
         texts, rows = [f"{SCHEME}{bare}?query={select}"], look_at
-    around = _project(project)
+    root = project_root(project, bare=project is None)  # else the current folder as if it were one
+    env, _ = environment(root)
+    around, _ = load_project(root, env)
+    if around is None:  # agac.yml cannot be read
+        folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
+        around = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), env)
+    around = replace(around, fetch=remote_contents(around).fetch)
     how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "sheet": sheet, "sql": sql}
     spec = free_input(texts, around, format=known, **how)
     spec = replace(spec, shown=bare) if listed else spec
@@ -276,26 +285,6 @@ def show_data(
     return DataReport(
         shown, str(ready.format), size, len(files), looked_at, complete, unusable, problems, columns.all(), first
     )
-
-
-def _known_format(name: str | None) -> InputFormat | None:
-    """Raises UsageError, with what was probably meant, for a format that there is not."""
-    known = next((one for one in get_args(InputFormat) if one == name), None)
-    if name is not None and known is None:
-        remedy = sentence(did_you_mean(name, get_args(InputFormat)))
-        raise UsageError(f"--format {name}: unknown format", remedy=remedy)
-    return known
-
-
-def _project(project: Path | str | None) -> ProjectSpec:
-    """The project around, whose paths and folders hold; else the current folder as if it were one."""
-    root = project_root(project, bare=project is None)
-    env, _ = environment(root)
-    spec, _ = load_project(root, env)
-    if spec is None:  # agac.yml cannot be read
-        folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
-        spec = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), env)
-    return replace(spec, fetch=remote_contents(spec).fetch)
 
 
 @contextmanager
@@ -523,22 +512,18 @@ def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) 
     # what bounds a planner without a limit of its own is the business of its workflow
     file = WorkflowFile.model_construct(stages=[written], row_budget=RowBudgetFile(turns=1))
     builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
-    stages = {one.name: one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None}
+    stages = [one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None]
     if any_error(problems):
         raise SpecError(problems)
-    shown = [
+    shown: list[dict[str, Any]] = [
         {
             "name": one.name, "needs": one.needs, "does": one.operation.key if one.operation else one.model,
             "agent": one.card.name if one.card else None, "when": one.guard.text if one.guard else None,
             "amends": one.amends, "calls": one.replicas * one.most_turns if one.asks else 0,
         }
-        for one in stages.values()
+        for one in stages
     ]  # fmt: skip
-
-    def calls(part: CardPart) -> int:
-        return stages[part.name].replicas * stages[part.name].most_turns if part.card else 0
-
-    most = most_calls(parts[path.stem], calls)
+    most = most_calls(parts[path.stem], {one["name"]: one["calls"] for one in shown})
     return CardReport(
         str(keys.name), opened.spec.shown(path), keys.description, None, {}, None, [], None, problems, [], None, 0,
         keys.type, shown, most,

@@ -161,12 +161,8 @@ def load_card(
     are those that its stage names."""
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
-    place, kind, words = project.paths.agentcards / f"{name}.md" if remote else path, keys.type, ""
-    if isinstance(keys, OrchestratorFile | IterativePlannerFile):
-        keys, words = _planner(keys)
-    if isinstance(keys, RouterFile):  # who chooses among agents is one
-        its = keys.model_fields_set & CardFile.model_fields.keys() - {"type", "agents"}
-        keys = CardFile().model_copy(update={"name": keys.name, **{key: getattr(keys, key) for key in its}})
+    place, kind = project.paths.agentcards / f"{name}.md" if remote else path, keys.type
+    keys, words = _as_agent(keys)
     if not isinstance(keys, CardFile):
         message = f"a card of type {kind} becomes stages: no agent calls it, and it is not taken from elsewhere; "
         message = f"{message}name it as the `agent` of a stage"
@@ -210,9 +206,14 @@ Ask an agent for that step, look at what it gives, and go on until nothing is mi
 NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds it is `row_budget`
 
 
-def _planner(keys: OrchestratorFile | IterativePlannerFile) -> tuple[CardFile, str]:
-    """The agent that a planner is: the cards that it may ask are its tools; and what it is told of planning."""
+def _as_agent(keys: CardKeys) -> tuple[CardKeys, str]:
+    """The agent that a router is, or a planner: the cards that it may ask are its tools; and what it is told of
+    planning. Others stay as they are."""
     same = {name: getattr(keys, name) for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}}
+    if isinstance(keys, RouterFile):
+        return CardFile().model_copy(update=same | {"agents": []}), ""
+    if not isinstance(keys, OrchestratorFile | IterativePlannerFile):
+        return keys, ""
     turns = [keys.plan_iterations if keys.plan_iterations > 0 else NO_LIMIT]
     turns += [keys.request_params.max_iterations] if keys.request_params.max_iterations else []
     params = keys.request_params.model_copy(update={"max_iterations": min(turns)})

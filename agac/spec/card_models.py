@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from agac.core.errors import did_you_mean
 from agac.spec import validation as check
 from agac.spec.file_model import FileModel, NonEmpty, Paths, key
 from agac.spec.project_models import TARGET, ApiKey, Headers, ServerName, Target
@@ -85,7 +86,20 @@ _WrittenServers = dict[NonEmpty, McpConnectFile] | list[McpConnectFile]
 _HISTORY = "Without effect: rows share no history."
 
 
-_ANY_CASE = BeforeValidator(check.card_type)  # its letters may be large or small
+def _kind(value: Any) -> Any:
+    """The kind of a card, in any case of its letters."""
+    kind = value.lower() if isinstance(value, str) else value
+    if kind == "smart":
+        message = "`type: smart` is not supported: no model makes agents in a run; write `type: agent` and `agents`"
+        raise check.refused(message)
+    if kind == "a2a":
+        raise check.refused(f"`type: {value}` is not supported yet; write a card of type agent, or a tool that asks it")
+    if isinstance(kind, str) and kind not in CARD_MODELS:
+        raise check.refused(f"unknown type {value!r}; {did_you_mean(value, CARD_MODELS, 'types')}")
+    return kind
+
+
+_ANY_CASE = BeforeValidator(_kind)  # its letters may be large or small
 
 
 class CardKeys(FileModel):
@@ -282,9 +296,7 @@ def key_hints(model: type[CardKeys]) -> dict[str, dict[str, str]]:
         for name in keys.model_fields:
             found.setdefault(name, f"`{name}` is a key of `type: {other}`, and this card is of type {kind}")
     if not issubclass(model, AskingKeys):
-        asks = (
-            "`{}` is for a card that asks a model itself, as a card of type {} does not; write it into those it names"
-        )
-        every = {*CardFile.model_fields, *CAMEL_CASE.values(), "temperature"}
-        found |= {name: asks.format(name, kind) for name in every}
+        for name in (*CardFile.model_fields, *CAMEL_CASE.values(), "temperature"):
+            found[name] = f"`{name}` is for a card that asks a model itself, as a card of type {kind} does not; "
+            found[name] += "write it into those it names"
     return CARD_HINTS | {"": found}

@@ -97,14 +97,14 @@ def card_parts(
     return found, problems
 
 
-def most_calls(parts: Sequence[CardPart], calls: Callable[[CardPart], int], depth: int = 0) -> int:
-    """How many calls a row needs at most, where a part needs so many `calls`: of each router's agents one is asked."""
+def most_calls(parts: Sequence[CardPart], calls: Mapping[str, int], depth: int = 0) -> int:
+    """How many calls a row needs at most, with those of each part by its name: of each router's agents one is asked."""
     routes: dict[str, dict[str, list[CardPart]]] = defaultdict(lambda: defaultdict(list))
     for part in (one for one in parts if len(one.choices) > depth):
         route, agent = part.choices[depth]
         routes[route][agent].append(part)
     most = (max(most_calls(some, calls, depth + 1) for some in agents.values()) for agents in routes.values())
-    return sum(calls(part) for part in parts if len(part.choices) == depth) + sum(most)
+    return sum(calls[part.name] for part in parts if len(part.choices) == depth) + sum(most)
 
 
 def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple[str, str]]:
@@ -120,10 +120,6 @@ def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple
         )
     given = [key for key in wrong if key in stage.model_fields_set]
     return [(key, f"{key} does not go with a card of type {kind}; {wrong[key]}") for key in given]
-
-
-def _both(*conditions: str | None) -> str:
-    return " && ".join(one for one in conditions if one is not None)
 
 
 @dataclass(slots=True)
@@ -221,7 +217,8 @@ class _Expander:
         route = self._inner(slot, "route", card=self.open[-1], prompt=slot.prompt, schema=schema)
         found, agents = [route], list[str]()
         for place, name in enumerate(keys.agents):
-            when = _both(slot.when, f'{PARTS}["{route.name}"].agent == {json.dumps(name)}')
+            chosen = f'{PARTS}["{route.name}"].agent == {json.dumps(name)}'
+            when = f"{slot.when} && {chosen}" if slot.when else chosen
             one = replace(slot, when=when, needs=(found[-1].name,), choices=(*slot.choices, (route.name, name)))
             if place:
                 one = replace(one, name=self._free(slot, name), amends=slot.name)
@@ -237,12 +234,13 @@ class _Expander:
         ask = literal_text(keys.refinement_instruction or _AGAIN)
         request = slot.prompt
         for turn in range(1, keys.max_refinements + 1):
-            when = _both(slot.when, f'{PARTS}["{again}"] != null' if again else None) or None
+            whens = (slot.when, f'{PARTS}["{again}"] != null' if again else None)
+            when = " && ".join(filter(None, whens)) or None
             judge = self._inner(slot, f"judge-{turn}", when=when, needs=(found[-1].name,), schema=_VERDICT)
             judge = replace(judge, prompt=(_JUDGE % answer).replace(REQUEST, request))
             found += self._asked(judge, keys.evaluator, "evaluator")
             verdict, again = f'{PARTS}["{judge.name}"]', self._free(slot, f"refine-{turn}")
-            when = _both(slot.when, f"{verdict} != null", f"!({verdict}.rating in {enough})")
+            when = " && ".join(filter(None, (slot.when, f"{verdict} != null", f"!({verdict}.rating in {enough})")))
             prompt = (_REFINE % (answer, judge.name, judge.name)).replace(REQUEST, request) + f"\n\n{ask}"
             refine = replace(slot, name=again, amends=slot.name, needs=(found[-1].name,), when=when, prompt=prompt)
             found += self._asked(refine, keys.generator, "generator")

@@ -161,16 +161,12 @@ def input_spec(
     for name, text in unused_keys(spec).items():
         message = f"{text}; remove it, or say what the input is with format"
         return None, [document.problem((key, name), message, key=True)]
-    return spec, _unordered(spec, sql_at) if spec.id_field is None else []
-
-
-def _unordered(spec: InputSpec, sql_at: Where) -> list[Problem]:
-    """Warnings of statements that do not order rows that are known by their numbers alone: they may be others next
-    time. `sql` stands at `sql_at`."""
-    places = [spec.where] if spec.statement is not None and not spec.ordered else []
+    if spec.id_field is not None:
+        return spec, []
+    places = [spec.where] if spec.statement is not None and not spec.ordered else []  # they may be others next time
     places += [sql_at] if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql) else []
     message = "rows are known by their numbers, and the query does not order them; add ORDER BY, or name an id_field"
-    return [Problem(at, message, "warning") for at in places]
+    return spec, [Problem(at, message, "warning") for at in places]
 
 
 def unused_keys(spec: InputSpec) -> dict[str, str]:

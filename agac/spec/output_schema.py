@@ -327,7 +327,13 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
     for name, value in body.items():
         text = value.strip() if isinstance(value, str) else value
         if name.endswith("?"):
-            faults.append(((*path, name), _optional_key(name, text)))
+            meant = name.rstrip("? ")
+            fault = (
+                f"a ? is not part of a field's name; make the whole a JSON Schema and leave {meant!r} out of required"
+            )
+            if isinstance(text, str):
+                fault = f'the ? of an optional field stands after its type; write {meant}: "{text.rstrip("?")}?"'
+            faults.append(((*path, name), fault))
             continue
         optional = isinstance(text, str) and text.endswith("?")
         if not optional:
@@ -335,13 +341,6 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
         properties[name] = _field(text[:-1] if optional else text, (*path, name), faults)
     schema: dict[str, JSONValue] = {"type": "object", "properties": properties}
     return {**schema, "required": required, "additionalProperties": False}, faults
-
-
-def _optional_key(name: str, value: Any) -> str:
-    meant = name.rstrip("? ")
-    if isinstance(value, str):
-        return f'the ? of an optional field stands after its type; write {meant}: "{value.rstrip("?")}?"'
-    return f"a ? is not part of a field's name; make the whole a JSON Schema and leave {meant!r} out of required"
 
 
 def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
 from agac.core.keys import snapshot
 from agac.spec.agent_cards import Card, Skill
-from agac.spec.card_models import CardFile, CardKeys, McpConnectFile, RequestParamsFile, ServedKeys
+from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
 from agac.spec.models import RuntimeFile, StageFile
 from agac.spec.paths import Refused, files_hash, home_of, inside
@@ -267,12 +267,9 @@ def card_servers(names: CardKeys | Sequence[str], project: ProjectSpec) -> list[
     """The MCP servers of a card, or those with these names in agac.yml; names that it has not are left out."""
     known, own = project.file.mcp, list[McpServer]()
     if isinstance(names, CardFile):
-        own = [_connected(name, one) for name, one in names.mcp_connect.items()]
+        for name, one in names.mcp_connect.items():
+            token = {"Authorization": f"Bearer {one.access_token}"} if one.access_token else {}
+            own.append(McpServer(name, one.target or "", {**one.headers, **token}))
     if isinstance(names, CardKeys):
         names = names.servers if isinstance(names, ServedKeys) else ()
     return [*own, *(McpServer(**{"name": name, **dict(known[name])}) for name in names if name in known)]
-
-
-def _connected(name: str, written: McpConnectFile) -> McpServer:
-    token = {"Authorization": f"Bearer {written.access_token}"} if written.access_token else {}
-    return McpServer(name, written.target or "", {**written.headers, **token})

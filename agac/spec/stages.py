@@ -262,8 +262,14 @@ class StageBuilder:
         if written.instructions:
             source = self._text(templates.text_or_file, written.instructions, (*path, "instructions"), written.name)
             system = self._noted(templates.fill(source, self.variables, syntax=keys.syntax)) if source else None
-        skills = self._skills(written, path, card)
-        system = with_skills(system, skills) if written.skills else system
+        skills = card.skills if card else ()
+        if written.skills:
+            if card and skills:
+                message = f"the card {card.name} names skills too; name them in one place"
+                self.problems.append(self.document.problem((*path, "skills"), message, key=True))
+            base = self.project.root
+            skills = self._noted(read_skills(written.skills, self.project, self.document, base, path))
+            system = with_skills(system, skills)
         schema = self._schema(written, path, card)
         self.problems += field_problems(written, schema, self.document, path)
         group, bounds = None, dict(written.reduce) if written.reduce else {}
@@ -285,15 +291,6 @@ class StageBuilder:
         named = self.document.where((*path, "checks", text), key=True)
         where = named if (listed.line, listed.column) <= (named.line, named.column) else listed
         return self._noted(compile_guard(text, where))
-
-    def _skills(self, written: StageFile, path: Path_, card: Card | None) -> tuple[Skill, ...]:
-        """The skills of a stage, or its card's."""
-        if not written.skills:
-            return card.skills if card else ()
-        if card and card.skills:
-            message = f"the card {card.name} names skills too; name them in one place"
-            self.problems.append(self.document.problem((*path, "skills"), message, key=True))
-        return self._noted(read_skills(written.skills, self.project, self.document, self.project.root, path))
 
     def _schema(self, written: StageFile, path: Path_, card: Card | None) -> workflow.SchemaSpec | None:
         value, document, at = written.output_schema, self.document, (*path, "output_schema")

@@ -195,17 +195,12 @@ _MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
 }  # fmt: skip
 
 
-def _syntax_of(text: str) -> Syntax:
-    """What `auto` means for a text: the first syntax that replaces or escapes a name in it; dollar where none does."""
-    # doubled braces alone are in any JSON
-    used = (one for one, marks in _MARKS.items() if any(m.name or (m.literal and one != "brace") for m in marks(text)))
-    return next(used, "dollar")
-
-
 def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tuple[Template | None, list[Problem]]:
     """The template of a text that starts at `where`, or None and what is wrong with it."""
-    chosen = _syntax_of(text) if syntax == "auto" else syntax
-    return _assembled(text, where, chosen, _MARKS[chosen](text))
+    if syntax == "auto":  # the first that replaces or escapes a name; doubled braces alone are in any JSON
+        used = (a for a, marks in _MARKS.items() if any(m.name or (m.literal and a != "brace") for m in marks(text)))
+        syntax = next(used, "dollar")
+    return _assembled(text, where, syntax, _MARKS[syntax](text))
 
 
 def _assembled(text: str, at: Where, syntax: Syntax, marks: Iterable[_Mark]) -> tuple[Template | None, list[Problem]]:

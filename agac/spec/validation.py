@@ -25,15 +25,10 @@ from agac.spec.yaml import Document
 
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
 
-TYPES_LATER = ("a2a", "smart")
 FIELDS_LATER = frozenset({
     "url", "transport", "streaming", "polling", "accepted_output_modes", "headers", "auth", "relative_card_path",
     "request_timeout_seconds",
 })  # fmt: skip
-
-CARD_TYPES = (
-    "agent", "chain", "parallel", "evaluator_optimizer", "router", "orchestrator", "iterative_planner", "maker",
-)  # fmt: skip
 
 PARAMS_NEVER = frozenset({
     "messages", "tools", "tool_choice", "task", "template_vars", "mcp_metadata", "tool_execution_handler",
@@ -431,19 +426,6 @@ def message_content(value: Any) -> Any:
     if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
         raise refused("holds a placeholder, which is filled in text only; write the JSON as text")
     return value
-
-
-def card_type(value: Any) -> Any:
-    """The kind of a card, in any case of its letters."""
-    if not isinstance(value, str) or (kind := value.lower()) in CARD_TYPES:
-        return kind if isinstance(value, str) else value
-    if kind == "smart":
-        raise refused(
-            "`type: smart` is not supported: no model makes agents in a run; write `type: agent` and `agents`"
-        )
-    if kind in TYPES_LATER:
-        raise refused(f"`type: {value}` is not supported yet; write a card of type agent, or a tool that asks it")
-    raise refused(f"unknown type {value!r}; {did_you_mean(value, CARD_TYPES, 'types')}")
 
 
 Model = TypeVar("Model", bound=BaseModel)
