@@ -369,7 +369,7 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{name}">',
         f"<title>{name}</title>",
-        *([f"<style>{_style()}</style>"] if styled else []),
+        *([f"<style>{page_style(themed=False)}</style>"] if styled else []),
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
         f'<g transform="translate({MARGIN:.0f} {MARGIN:.0f})">',
     ]
@@ -380,16 +380,11 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
     return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
 
 
-def _style() -> str:
-    """The rules: how things look, their colours on light and on dark; for this image alone on a page of several."""
-    light, dark = _colours(0), _colours(1)
-    return f"{_rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}"
-
-
-def page_style() -> str:
-    """The same rules for drawings within pages, where `data-theme` of the whole page may choose light or dark."""
-    light, dark = _colours(0), _colours(1, ":root:not([data-theme=light]) ")
-    return f"{_rules(FONTS)}{light}@media (prefers-color-scheme:dark){{{dark}}}{_colours(1, '[data-theme=dark] ')}"
+def page_style(*, themed: bool = True) -> str:
+    """The rules of drawings: how things look, their colours on light and on dark. Where it is `themed`, `data-theme` of
+    the whole page may choose one of the two."""
+    unless, chosen = (":root:not([data-theme=light]) ", _colours(1, "[data-theme=dark] ")) if themed else ("", "")
+    return f"{_rules(FONTS)}{_colours(0)}@media (prefers-color-scheme:dark){{{_colours(1, unless)}}}{chosen}"
 
 
 def _colours(side: int, where: str = "") -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +186,19 @@ def _seen(review: StoredReview) -> str:
     return seen_hash(review.seen["shown"], review.seen["answer"], review.why.get(store.REDO, ())).hex()
 
 
-def _item(review: StoredReview, asked: ReviewedStage | None, found: Sequence[StoredDecision]) -> ReviewItem:
-    return ReviewItem(
-        review.key.hex(), review.workflow, review.run_id, review.stage, asked.review.edit if asked else "",
-        str(review.row_id), review.seen["shown"], None if review.blind else review.seen["answer"],
-        asked.judged.shape if asked else None, asked.choices(review) if asked else (),
-        {} if review.blind else review.why, review.blind,
-        review.state, review.sure, review.at, tuple(map(_decision, found)), _seen(review),
-    )  # fmt: skip
-
-
 async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[ReviewItem]:
     definitions, found = _Definitions(database), await store.decisions_of(database, [one.key for one in reviews])
     since = {name: await store.discarded_at(database, name) for name in {one.workflow for one in reviews}}
-    counted = {one.key: store.counting(found.get(one.key, ()), since[one.workflow]) for one in reviews}
-    return [_item(one, await definitions.asked(one), counted[one.key]) for one in reviews]
+    items = []
+    for one in reviews:
+        asked, said = await definitions.asked(one), store.counting(found.get(one.key, ()), since[one.workflow])
+        items.append(ReviewItem(
+            one.key.hex(), one.workflow, one.run_id, one.stage, asked.review.edit if asked else "", str(one.row_id),
+            one.seen["shown"], None if one.blind else one.seen["answer"], asked.judged.shape if asked else None,
+            asked.choices(one) if asked else (), {} if one.blind else one.why, one.blind, one.state, one.sure, one.at,
+            tuple(map(_decision, said)), _seen(one),
+        ))  # fmt: skip
+    return items
 
 
 @blocking
@@ -219,19 +218,22 @@ async def review_queue(
         await refuse_unknown(database, root, workflow)
         if database is None:
             return ReviewPage([], None, 0)
-        place = (workflow or "", stage or "", -1.0, b"")
-        if after is not None and (old := await _review(database, after)) is not None:
-            place = (old.workflow, old.stage, old.sure, old.key)
-        about = {"last_workflow": workflow or _LAST, "last_stage": stage or _LAST, "reviewer": reviewer or ""}
-        begin = dict(zip(("workflow", "stage", "sure", "key"), place, strict=True))
-        found = await store.review_page(database, state=state, limit=limit + 1, **begin, **about)
-        more = len(found) > limit
+        which = partial(_which, workflow, stage, reviewer)
+        old = await _review(database, after) if after is not None else None
+        found = await store.review_page(database, state=state, limit=limit + 1, **which(old))
         items = await _items(database, found[:limit])
-        waiting = await store.waiting_reviews(database, workflow=workflow or "", stage=stage or "", **about)
-        return ReviewPage(items, items[-1].id if more and items else None, waiting)
+        waiting = await store.waiting_reviews(database, **which())
+        return ReviewPage(items, items[-1].id if len(found) > limit and items else None, waiting)
 
 
-_LAST = "\U0010ffff"  # after every name
+def _which(
+    workflow: str | None, stage: str | None = None, reviewer: str | None = None, after: StoredReview | None = None
+) -> dict[str, Any]:
+    """What statements are given about the reviews of a workflow and a stage, or of all, from behind one of them on.
+    The last name is after every other."""
+    begin = (after.workflow, after.stage, after.sure, after.key) if after else (workflow or "", stage or "", -1.0, b"")
+    names, last = ("workflow", "stage", "sure", "key", "last_workflow", "last_stage", "reviewer"), "\U0010ffff"
+    return dict(zip(names, (*begin, workflow or last, stage or last, reviewer or ""), strict=True))
 
 
 def _key(item: str) -> bytes:
@@ -292,23 +294,20 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
         await refuse_unknown(database, root, workflow)
         if database is None:
             return ReviewReport([])
-        first, last = workflow or "", {"last_workflow": workflow or _LAST}
-        for name, stage, state, count in await store.review_counts(database, workflow=first, **last):
+        for name, stage, state, count in await store.review_counts(database, **_which(workflow)):
             stages.setdefault((name, stage), StageReviews(name, stage)).states[state] = count
         definitions = _Definitions(database)
         since = {name: await store.discarded_at(database, name) for name, _ in stages}
         for state in ("applied", "decided"):
-            after: dict[str, Any] = {
-                "workflow": first, "stage": "", "sure": -1.0, "key": b"", "last_stage": _LAST, "reviewer": "",
-            }  # fmt: skip
-            while page := await store.review_page(database, state=state, limit=512, **after, **last):
+            after: StoredReview | None = None
+            while page := await store.review_page(database, state=state, limit=512, **_which(workflow, after=after)):
                 found = await store.decisions_of(database, [one.key for one in page])
                 for review in page:
                     asked = await definitions.asked(review)
                     stood = asked and asked.standing(review, found.get(review.key, ()), since[review.workflow])
                     if stood and stood.decision is not None:
                         stages[review.workflow, review.stage].add(review, stood.decision)
-                after |= {name: getattr(page[-1], name) for name in ("workflow", "stage", "sure", "key")}
+                after = page[-1]
     return ReviewReport([stages[place] for place in sorted(stages)])
 
 

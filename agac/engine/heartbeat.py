@@ -11,7 +11,6 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from agac.engine.batch.coordinator import Batches
 from agac.engine.batch.submit import UNSURE
@@ -19,26 +18,16 @@ from agac.engine.caller import ModelConnection
 from agac.engine.invocation import InvocationContext
 from agac.engine.limits import StopReason
 from agac.engine.rate_limiter import Lane
-from agac.store.db import select, sql
+from agac.store.db import fetch, select, sql
 
 EVERY = 2.0  # seconds; a lease shows a sign of life every five
-
-
-class _Wish(NamedTuple):
-    id: int
-    event: int | None
-    kind: str
-    body: str
 
 
 class Heartbeat:
     """Of one invocation, with its `connections` by stage, and its `batches`, if it has any. `lanes` are by name."""
 
     def __init__(
-        self,
-        context: InvocationContext,
-        connections: Mapping[int, Sequence[ModelConnection]],
-        batches: Batches | None,
+        self, context: InvocationContext, connections: Mapping[int, Sequence[ModelConnection]], batches: Batches | None
     ) -> None:
         self._context, self._batches, self.lanes = context, batches, dict[str, Lane]()
         for one in chain.from_iterable(connections.values()):  # a model asked at several addresses has a lane for each
@@ -58,7 +47,7 @@ class Heartbeat:
     async def obey(self) -> None:
         """Does what was asked since. A wish that an earlier invocation stop is void."""
         database, _, _ = self._context.places
-        if not await select(database, "inbox_waiting", _Wish, self._context.plan.workflow):
+        if not await select(database, "inbox_waiting", int, self._context.plan.workflow):
             return
         stops, ended = await self._context.ledger.change(self._apply)
         if self._batches is not None and ended:
@@ -70,15 +59,15 @@ class Heartbeat:
         """In a commit: whether this invocation is to stop, and the batches for which the end was decided."""
         workflow, now = self._context.plan.workflow, self._context.work.clocks.wall()
         stops, ended = False, []
-        for wish in (_Wish(*line) for line in writer.execute(sql("inbox_waiting"), (workflow,)).fetchall()):
+        for number, event, kind, body in fetch(writer, "inbox_waiting", tuple[int, int | None, str, str], workflow):
             outcome = "void: what it was to stop had ended"
-            if wish.kind == "cancel_batch":
-                batch = json.loads(wish.body)["batch"]
+            if kind == "cancel_batch":
+                batch = json.loads(body)["batch"]
                 values = {"batch": batch, "now": now, "workflow": workflow, "unsure": UNSURE}
                 decided = writer.execute(sql("inbox_cancel"), values).rowcount > 0
                 ended += [batch] if decided else []
                 outcome = "decided: what it finished is kept" if decided else "void: it had ended, or wants a decision"
-            elif wish.event == self._context.places.event:
+            elif event == self._context.places.event:
                 stops, outcome = True, "applied: no new calls, those in flight end"
-            writer.execute(sql("inbox_applied"), (now, outcome, wish.id))
+            writer.execute(sql("inbox_applied"), (now, outcome, number))
         return stops, ended

@@ -23,19 +23,9 @@ from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.guards import Evaluator
 from agac.spec.operations import Review
 from agac.spec.templates import SKIPPED
+from agac.store import decisions as store
 from agac.store.db import Database
-from agac.store.decisions import (
-    DISCARD,
-    REDO,
-    TIMEOUT,
-    Fixes,
-    Standing,
-    StoredDecision,
-    counting,
-    decisions_of,
-    reviews_of,
-    standing,
-)
+from agac.store.decisions import DISCARD, REDO, TIMEOUT, Fixes, Standing, StoredDecision, counting
 from agac.store.records import Endpoint, NewReview, Result, ReviewEnd
 from agac.store.writer import Ledger
 
@@ -148,7 +138,7 @@ class Reviewing:
         """How an answer stands by what was decided about it from `since` on, and by the time that has gone by: then
         the decision has the number 0, where none is stored."""
         (found, due), asks = known or ((), None), self.asks
-        stood = standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
+        stood = store.standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
         if stood.state == "decided" or asks.on_timeout == "wait" or due is None or due > now:
             return stood
         before = [one for one in counting(found, since) if one.source == TIMEOUT]
@@ -177,7 +167,7 @@ def reviewings(plan: Plan) -> dict[int, Reviewing]:
 
 async def known_of(database: Database, keys: Sequence[bytes]) -> dict[bytes, Known]:
     """What is known of these."""
-    found, asked = await decisions_of(database, keys), await reviews_of(database, keys)
+    found, asked = await store.decisions_of(database, keys), await store.reviews_of(database, keys)
     return {key: (found.get(key, ()), asked[key].due if key in asked else None) for key in found.keys() | asked.keys()}
 
 
