@@ -196,7 +196,7 @@ class LevelStages(Generic[R]):
 
     def _stays(self, row: R, stage: AnyStage) -> bool:
         """Whether what the stage amends is skipped by the time. Another agent that a router chose may have answered."""
-        chosen = stage.guard is not None and PARTS in stage.guard.names
+        chosen = stage.parts and stage.guard is not None and PARTS in stage.guard.names
         return not chosen and row.view.known(stage).get(str(stage.amends)) is SKIPPED
 
     def task(self, row: R, stage: AnyStage) -> Task | None:

@@ -25,6 +25,7 @@ from agac.spec.yaml import Document
 
 ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
 REQUEST = "\0"  # stands for the message of the stage in the prompts of its parts
+MOST_PARTS = 500  # of a stage; what each part needs is looked at for every other one
 RATINGS = get_args(cards.EvaluatorOptimizerFile.model_fields["min_rating"].annotation)
 
 _VERDICT = {"rating": "|".join(RATINGS), "needs_improvement": "boolean", "feedback": "string"}
@@ -132,6 +133,7 @@ class _Expander:
     kinds: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    is_large: bool = False
     open: tuple[Path, ...] = ()
     _document: Document = field(default_factory=lambda: Document("", None, []))
 
@@ -164,6 +166,10 @@ class _Expander:
         if card in self.open:
             way = [one.stem for one in (*self.open[self.open.index(card) :], card)]
             reason = f"these cards name each other in a circle: {' → '.join(way)}"
+        elif len(self.names) > MOST_PARTS:
+            if self.is_large:
+                return [slot]
+            self.is_large, reason = True, f"a stage becomes more than {MOST_PARTS} stages; let its cards name fewer"
         if reason or card is None:
             self.problems.append(self._document.problem(path, reason))
             return [slot]
@@ -204,6 +210,9 @@ class _Expander:
             said.append((name, one.name))
             needs.append(found[-1].name)
         if keys.fan_in is None:
+            if slot.schema:
+                message = "texts side by side rate nothing, and it is an `evaluator`; add a fan_in, whose card rates"
+                self.problems.append(self._document.problem((), message))
             return [*found, replace(slot, card=None, joined=tuple(said), needs=tuple(needs))]
         replies = "\n\n".join(f"{name}:\n${{{part}}}" for name, part in said)
         prompt = f"{slot.prompt}\n\n{replies}" if keys.include_request else replies

@@ -111,6 +111,14 @@ def test_what_was_skipped_is_not_asked_again(project: ProjectFolder) -> None:
         assert "not true: classify != null   with classify = null" in shown
 
 
+def test_a_field_called_parts_changes_nothing_about_that(project: ProjectFolder) -> None:
+    project.rows({"id": text, "text": text, "parts": [1]} for text in SURE)
+    project.workflow(stages=[classify("parts != [] && classify.sure < 2", when='text != "a"')])
+    with project.asking(deciding(answer)) as server:
+        assert stages(project.run()) == {"classify": (2, 0, 1), "classify/escalate": (2, 0, 1)}
+        assert len(server.asked) == 4
+
+
 def test_labels_are_held_against_the_answer_that_counts(project: ProjectFolder) -> None:
     """A row that failed when it was asked again is a failed one. What the other model took counts, too."""
     project.rows({"id": text, "text": text, "truth": f"{text} large"} for text in [*SURE, "d"])

@@ -208,6 +208,11 @@ REFUSED = [
     ("type: router\nagents: [draft, fix]", "replicas: 3", "replicas does not go with a card of type router; let it"),
     ("type: parallel\nfan_out: [draft, fix]", "output_schema: {a: string}", "name a card as `fan_in` that makes one"),
     ("type: chain\nsequence: [desk]", "escalate: {when: 'true', model: a/b}", "escalate does not go with a card of"),
+    (
+        "type: evaluator_optimizer\ngenerator: draft\nevaluator: both",
+        "",
+        "both.yaml:1:1: texts side by side rate",
+    ),
     ("type: chain\nsequence: [draft]", "when: parts.x", "`parts` stands for results here; write row.parts"),
 ]
 
@@ -231,3 +236,11 @@ def test_no_agent_calls_a_card_that_becomes_stages(cards: Tree) -> None:
     cards.write("agentcards/boss.md", "---\nagents: [loop]\n---\nYou lead.\n")
     [said] = cards.stage_problems("{name: a, agent: boss}")
     assert "a card of type evaluator_optimizer becomes stages: no agent calls it" in said
+
+
+def test_cards_that_become_too_many_stages_are_refused_soon(cards: Tree) -> None:
+    for number in range(40):
+        cards.write(f"agentcards/c{number}.yaml", f"type: chain\nsequence: [c{number + 1}, c{number + 1}]\n")
+    cards.write("agentcards/c40.yaml", "instruction: Hi.\n")
+    [said] = cards.stage_problems("{name: a, agent: c0}")
+    assert "a stage becomes more than 500 stages" in said
