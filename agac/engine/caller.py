@@ -275,7 +275,7 @@ async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work
         from agac.providers.opencode import open_program
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)
-        return await open_program(how, stage.tooling.max_turns, *about, work.root, work.env)
+        return await open_program(how, stage.tooling.max_turns, *about, work.root, work.env, work.redactor)
     sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
     sender.heard = work.replies.piece if work.replies else None
     if transport in ("ws", "auto") and DIALECTS[model.provider.dialect].socket_asks is not None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count as numbers
@@ -107,12 +107,14 @@ def _environment(how: Runtime, turns: int, provider: Provider, name: str, params
 @dataclass(slots=True)
 class Transcript:
     """What a session says, as it comes, and what it comes to. `most`: calls of the model, tokens of a request;
-    `failure`: the kind of error for which it was ended, and why."""
+    `clean` takes keys out before anything is cut; `failure`: the kind of error for which it was ended, and why."""
 
     most: tuple[int, int]
+    clean: Callable[[bytes], bytes]
     failure: tuple[ErrorType, str] | None = None
     session: str | None = None
     texts: list[str] = field(default_factory=list)
+    long: int = 0
     finish: str = ""
     calls: int = 0
     error: JSONValue = None
@@ -123,15 +125,18 @@ class Transcript:
 
     def take(self, line: bytes) -> None:
         """One line of its output; what is no event is left out."""
-        event = mapping(json_of(line))
-        part, kind = mapping(event.get("part")), text(event, "type")
-        self.session = self.session or text(event, "sessionID") or None
+        event = mapping(json_of(self.clean(line)))
+        part, kind, session = mapping(event.get("part")), text(event, "type"), text(event, "sessionID")
+        self.session = self.session or (session if session.isidentifier() else None)
         if kind == "step_start":
-            self.texts, self.finish = [], ""
+            self.texts, self.long, self.finish = [], 0, ""
         elif kind == "text":
             self.texts.append(storable(text(part, "text")))
+            self.long += len(self.texts[-1])
+            if self.long > LINE:
+                self.failure = ErrorType.REPLY_TOO_LARGE, f"its answer had more than {LINE:,} characters"
         elif kind == "error":
-            self.error = event.get("error") or {"name": "error"}
+            self.error = _shortened(event.get("error")) or {"name": "error"}
         elif kind == "step_finish":
             self._count(mapping(part.get("tokens")), text(part, "reason"))
         shown = _shortened(event)
@@ -152,9 +157,10 @@ class Transcript:
             why = f"a request had {given:,} tokens, more than `runtime.context`, {self.most[1]:,}"
             self.failure = ErrorType.BUDGET_EXCEEDED, why
 
-    async def follow(self, process: Process, prompt: str, seconds: float | None) -> None:
+    async def follow(self, process: Process, prompt: str, folder: Path, seconds: float | None) -> None:
         """Says the prompt, and hears what comes until the program ends, or is to be ended."""
-        others = [asyncio.ensure_future(one) for one in (_say(process, prompt), self._note(process), process.wait())]
+        works = _say(process, prompt), self._note(process), _end_rest(process, folder)
+        others = [asyncio.ensure_future(one) for one in works]
         try:
             async with asyncio.timeout(seconds):
                 assert process.stdout is not None
@@ -173,7 +179,7 @@ class Transcript:
     async def _note(self, process: Process) -> None:
         assert process.stderr is not None
         while piece := await process.stderr.read(STDERR):
-            self.stderr = (self.stderr + piece)[-STDERR:]
+            self.stderr = (self.stderr + piece)[-2 * STDERR :]
 
     def body(self, status: int | None, seconds: float) -> dict[str, JSONValue]:
         """The document that is kept."""
@@ -181,19 +187,21 @@ class Transcript:
             "runtime": "opencode", "session": self.session, "exit": status, "failure": self.failure,
             "failed": self.error, "finish": self.finish, "text": "\n".join(self.texts), "calls": self.calls,
             "usage": self.usage, "seconds": round(seconds, 3), "events": self.events, "cut": self.left < 0,
-            "stderr": storable(self.stderr.decode("utf-8", "replace")),
+            "stderr": storable(self.clean(self.stderr)[-STDERR:].decode("utf-8", "replace")),
         }  # fmt: skip
 
 
 _COUNTED = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
 
 
-def _shortened(value: Any) -> Any:
-    """An event with its long texts cut."""
+def _shortened(value: Any, depth: int = 50) -> Any:
+    """An event with its long texts cut, and what lies deep in it."""
+    if not depth:
+        return "…"
     if isinstance(value, dict):
-        return {key: _shortened(inner) for key, inner in value.items()}
+        return {key: _shortened(inner, depth - 1) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_shortened(inner) for inner in value]
+        return [_shortened(inner, depth - 1) for inner in value]
     return value if not isinstance(value, str) or len(value) <= TEXT else f"{value[:TEXT]}… ({len(value):,} characters)"
 
 
@@ -206,11 +214,20 @@ async def _say(process: Process, prompt: str) -> None:
     process.stdin.close()
 
 
+async def _end_rest(process: Process, folder: Path) -> None:
+    """Once the program has ended, ends what it left, which may hold its pipes open."""
+    await process.wait()
+    await asyncio.to_thread(keeper.end, folder)
+
+
 class Program:
     """Runs sessions, in the place of a sender: the body of a request says what is asked, or said in an earlier session.
     `told` stands before all prompts. It has `max_agents` data folders, each for one process at a time."""
 
-    def __init__(self, command: str, how: Runtime, turns: int, told: str, root: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: str, how: Runtime, turns: int, told: str, root: Path, env: Mapping[str, str], redactor: Redactor
+    ) -> None:
+        self._clean = redactor.clean_bytes
         self._command, self._how, self._turns, self._told, self._env = command, how, turns, told, env
         self._files = None if how.files is None else root / how.files
         self._base = Path(tempfile.mkdtemp(prefix="agac-agents-")).resolve()
@@ -220,7 +237,7 @@ class Program:
     async def start(self) -> None:
         """Starts what ends all sessions, and removes their folders, when agac ends."""
         watch = (sys.executable, "-ISE", keeper.__file__, str(self._base))
-        self._keeper = await asyncio.create_subprocess_exec(*watch, stdin=PIPE, start_new_session=True)
+        self._keeper = await asyncio.create_subprocess_exec(*watch, stdin=PIPE, env={}, start_new_session=True)
 
     async def close(self) -> None:
         """Ends what is left of all sessions, and removes their folders."""
@@ -239,12 +256,12 @@ class Program:
             data = data or self._idle[-1]
             self._idle.remove(data)
         prompt = asked["said"] if goes_on else "\n\n".join(filter(None, (asked["prompt"], asked.get("said"))))
-        seen = Transcript((self._turns, self._how.context))
+        seen = Transcript((self._turns, self._how.context), self._clean)
         try:
             process = await self._started(data, folder, asked["session"] if goes_on else None)
             try:
                 bounds = [one for one in (timeout.total, within) if one is not None]
-                await seen.follow(process, prompt, min(bounds, default=None))
+                await seen.follow(process, prompt, folder, min(bounds, default=None))
             finally:
                 await asyncio.shield(asyncio.gather(asyncio.to_thread(keeper.end, folder), process.wait()))
         except OSError as error:
@@ -285,24 +302,39 @@ class Program:
         self._idle.append(data)
 
 
+async def _version(command: str, env: Mapping[str, str]) -> str:
+    """What a program says of its version; empty where it says nothing in time, or is none."""
+    with suppress(OSError, TimeoutError):
+        shown = await asyncio.create_subprocess_exec(
+            command, "--version", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env
+        )
+        try:
+            assert shown.stdout is not None
+            return (await asyncio.wait_for(shown.stdout.read(1_000), 60)).decode("utf-8", "replace").strip()
+        finally:
+            with suppress(ProcessLookupError):
+                shown.kill()
+            await shown.wait()
+    return ""
+
+
 async def open_program(
     how: Runtime, max_turns: int, asked: tuple[Provider, str, Params], told: tuple[str | None, Schema | None],
-    root: Path, env: Mapping[str, str],
+    root: Path, env: Mapping[str, str], redactor: Redactor,
 ) -> Program:  # fmt: skip
     """The program of a stage that asks this model, ready to be run; `told` are its instructions and the form of its
     answers. Raises UsageError where it is not there, or has another version."""
     command, (system, schema) = find_program(how.command, root, env), told
+    passed = {name: value for name, value in env.items() if name in _PASSED or name.lower().endswith("_proxy")}
     if how.version is not None:
-        shown = await asyncio.create_subprocess_exec(command, "--version", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)
-        version = (await shown.communicate())[0].decode("utf-8", "replace").strip()
+        version = await _version(command, passed)
         if not f"{version}.".startswith(f"{how.version}."):
             remedy = f"Install it: `npm install -g opencode-ai@{how.version}`; or change `runtime.version`."
             raise UsageError(f"{command} has the version {version or 'unknown'}, not {how.version}", remedy=remedy)
     form = shape_of(schema, replace(asked[0], structured="none"), lambda *_: None).instruction
-    passed = {name: value for name, value in env.items() if name in _PASSED or name.lower().endswith("_proxy")}
     local = ",".join(filter(None, (passed.get("NO_PROXY", passed.get("no_proxy")), "127.0.0.1", "localhost", "::1")))
     passed |= {"NO_PROXY": local, "no_proxy": local} | _environment(how, max_turns + 1, *asked)
-    program = Program(command, how, max_turns + 1, "\n\n".join(filter(None, (system, form))), root, passed)
+    program = Program(command, how, max_turns + 1, "\n\n".join(filter(None, (system, form))), root, passed, redactor)
     await program.start()
     return program
 
@@ -326,10 +358,10 @@ def _read(doc: Any, status: int, provider: Provider, model: str) -> Reply | Faul
     if failure := doc.get("failure"):
         message = f"the session was ended: {failure[1]}"
         return Fault(FaultKind.TASK, ErrorType(failure[0]), message, ambiguous=True, usage=usage)
-    if LOCKED in stderr or LOCKED in json.dumps(failed):
+    data, message, ended = mapping(failed.get("data")), "", doc.get("exit")
+    if (failed or ended != 0) and (LOCKED in stderr or LOCKED in json.dumps(failed)):
         message = "OpenCode's own database was locked"
         return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, usage=usage)
-    data, message, ended = mapping(failed.get("data")), "", doc.get("exit")
     if type(code := data.get("statusCode")) is int and code >= 400:
         body = text(data, "responseBody").encode("utf-8", "replace")
         headers = {name.lower(): str(value) for name, value in mapping(data.get("responseHeaders")).items()}

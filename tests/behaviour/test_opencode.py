@@ -49,6 +49,10 @@ CASES: list[Any] = [
     ("large", {}, {"context": 40_000}, "BudgetExceeded", 1),
     ("hangs", {"timeout": 1}, {}, "Timeout", 1),
     ("refused", {}, {}, "ProviderError", 1),
+    ("warned", {}, {}, "the answer", 1),
+    ("stays", {"timeout": 9}, {}, "the answer", 1),
+    ("deep", {}, {}, "the answer", 1),
+    ("endless", {"timeout": 9}, {}, "ReplyTooLarge", 1),
 ]
 
 
@@ -125,6 +129,18 @@ def test_a_program_is_given_the_stages_model_and_no_secret_but_its_own(
     assert b"of-the-model" not in stored
 
 
+def test_no_half_of_a_key_is_kept_where_texts_are_cut(
+    project: ProjectFolder, program: FakeOpenCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_KEY", "sk-one-two-three-four-five")
+    project.configure("http://127.0.0.1:1/v1", api_key="${LOCAL_KEY}")
+    project.run(project.workflow(stages=[stage("tells_its_key", model="local/m")], rows=1))
+    (attempt,) = agac.inspect("last", "r-1", project=project.root).rows[0]["stages"][0]["attempts"]  # type: ignore[index]
+    assert "redacted" in attempt["reply"]
+    assert "sk-o" not in attempt["reply"]
+    assert "-five" not in attempt["reply"]
+
+
 def test_a_card_of_type_agent_says_the_instructions(project: ProjectFolder, program: FakeOpenCode) -> None:
     project.write("agentcards/one.md", "---\nname: one\nrequest_params: {max_iterations: 7}\n---\nBe kind.\n")
     project.run(project.workflow(stages=[stage("tells", agent="one")], rows=1))
@@ -174,7 +190,9 @@ def test_an_unchanged_stage_is_not_run_again_and_another_permission_is(
     assert [started(), started(version="1.18")] == [1, 1]
 
 
-def test_a_program_that_is_missing_or_of_another_version_is_said_before_any_row(project: ProjectFolder) -> None:
+def test_a_program_that_is_missing_or_of_another_version_is_said_before_any_row(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project.configure()
     name = project.workflow(stages=[stage()], rows=1)
     (problem,) = [one for one in agac.validate(name, project=project.root).problems if "npm" in one.message]
@@ -184,7 +202,12 @@ def test_a_program_that_is_missing_or_of_another_version_is_said_before_any_row(
     assert "npm install -g opencode-ai" in str(raised.value.remedy)
     FakeOpenCode(project.root)
     name = project.workflow(stages=[stage(runtime={"version": "1.17"})], rows=1)
+    monkeypatch.setenv("OTHER_SECRET", "of-somebody-else")
     with pytest.raises(agac.UsageError, match=r"has the version 1\.18\.33, not 1\.17"):
+        project.run(name)
+    assert "OTHER_SECRET" not in (project.root / "bin" / "version.json").read_text("utf-8")
+    (project.root / "bin" / "opencode").write_text("\0no program", "utf-8")
+    with pytest.raises(agac.UsageError, match="has the version unknown"):
         project.run(name)
 
 

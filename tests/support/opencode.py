@@ -14,8 +14,9 @@ from pathlib import Path
 
 words = sys.argv[1:]
 if words == ["--version"]:
-    print("1.18.33")
-    sys.exit(0)
+    Path(__file__).with_name("version.json").write_text(json.dumps(dict(os.environ)))
+    print("1.18.33", flush=True)
+    time.sleep(600)
 prompt, home = sys.stdin.read(), Path(os.environ["HOME"])
 goes_on = words[words.index("--session") + 1] if "--session" in words else None
 session = goes_on or f"ses_{os.getpid()}"
@@ -76,6 +77,25 @@ match does[0]:
             (home / "tried").touch()
             sys.exit("Error: database is locked")
         step("the answer")
+    case "warned":
+        sys.stderr.write("a cache says: database is locked\\n")
+        step("the answer")
+    case "stays":
+        step("the answer")
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    case "deep":
+        print('{"type": "odd", "part": ' + '{"a": ' * 900 + "1" + "}" * 901)
+        print('{"type": "odd", "part": ' + "[" * 9_000 + "]" * 9_000 + "}")
+        say("odd", part={"text": "\\ud800", "tokens": 10**400})
+        sys.stdout.buffer.write(b'{"type": "odd", "part": "\\\\ud800 \\xff"}\\n\\0\\xff[{\\n')
+        step("the answer")
+    case "tells_its_key":
+        say("tool_use", part={"state": {"output": "x" * 19_990 + os.environ["AGAC_KEY"]}})
+        sys.stderr.write(os.environ["AGAC_KEY"] + "x" * 3_990)
+        step("the answer")
+    case "endless":
+        while True:
+            say("text", part={"text": "x" * 1_000_000})
     case "loops":
         for _ in range(99):
             step("", "tool-calls")
