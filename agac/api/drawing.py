@@ -389,9 +389,9 @@ def page_style(*, themed: bool = True) -> str:
 
 def _colours(side: int, where: str = "") -> str:
     """The rules of the colours on light (0) or on dark (1), below what `where` selects."""
-    return _rules({selectors: f"fill:{colours[side]}" for selectors, colours in COLOURS.items()}, where) + _rules(
-        {selectors: f"stroke:{colours[side]}" for selectors, colours in STROKES.items()}, where
-    )
+    fills = {selectors: f"fill:{colours[side]}" for selectors, colours in COLOURS.items()}
+    strokes = {selectors: f"stroke:{colours[side]}" for selectors, colours in STROKES.items()}
+    return _rules(fills, where) + _rules(strokes, where)
 
 
 def _rules(looks: Mapping[str, str], where: str = "") -> str:

@@ -44,7 +44,7 @@ from agac.spec.paths import project_root
 from agac.spec.templates import MissingField
 from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
-from agac.store.db import Database, open_for_reading
+from agac.store.db import Database, grouped, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, all_rows, group_sizes, kept_rows
 from agac.store.runs import RunRecord, counters, definition_of, row_counts, run_record, run_settings_of
@@ -262,9 +262,7 @@ async def row_report(
     """The row with its stages, or with the one called `only`. `asked`: also where a reused answer was asked for, which
     takes a pass over all tasks."""
     known = await RowHistory.read(database, run, stages, row)
-    attempts: dict[int, list[AttemptRecord]] = defaultdict(list)
-    for attempt in await history.attempts_of_row(database, row.key):
-        attempts[attempt.stage].append(attempt)
+    attempts = grouped(await history.attempts_of_row(database, row.key), lambda one: one.stage)
     turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for position, turn in await history.turns_of_row(database, row.key):
         turns[position].append(turn)
@@ -275,7 +273,7 @@ async def row_report(
     for stage in known.stages_met():
         prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
         if only in (None, stage.name):
-            report = _stage_report(known, stage, prompt, attempts[stage.index], origins)
+            report = _stage_report(known, stage, prompt, attempts.get(stage.index, ()), origins)
             found.append(report | ({"turns": turns[stage.index]} if stage.index in turns else {}))
         known.learn(stage, task if task and task.fingerprint in (None, prompt.prints[0]) else None)
     return {

@@ -190,27 +190,20 @@ async def aruns(after: int | None = None, limit: int = 50, *, project: Path | st
         for number in page:
             assert database is not None
             record = await runs.run_record(database, number)
-            report = await run_report(database, record)
-            found = await _lately(database, record, report)
-            cards.append(report | {"pace": await _pace(root, database, record, report, *found)})
+            paced, *_ = await _paced(root, database, record, await run_report(database, record))
+            cards.append(paced)
         return RunCards(tuple(cards), len(numbers), page[-1] if begin + limit < len(numbers) else None)
 
 
-async def _lately(
-    database: Database, record: runs.RunRecord, report: Mapping[str, Any]
-) -> tuple[Mapping[str, roll_ups.Lately], float]:
-    """What the stages of a run came to in so many seconds of late, while it is running."""
-    if report["state"] != "running" or record.invocation is None:
-        return {}, 1.0
-    now = time.time()
-    first = int(now // 60) - LATELY
-    return await roll_ups.lately(database, record.id, first), max(now - max(60 * first, record.invocation.at), 1.0)
-
-
-async def _pace(
-    root: Path, database: Database, record: runs.RunRecord, report: Mapping[str, Any],
-    stages: Mapping[str, roll_ups.Lately], seconds: float,
-) -> dict[str, Any]:  # fmt: skip
+async def _paced(
+    root: Path, database: Database, record: runs.RunRecord, report: dict[str, Any]
+) -> tuple[dict[str, Any], Mapping[str, roll_ups.Lately], float]:
+    """The report with its `pace`; and what the stages came to in so many seconds of late, while the run is running."""
+    stages, seconds, now = dict[str, roll_ups.Lately](), 1.0, time.time()
+    if report["state"] == "running" and record.invocation is not None:
+        first = int(now // 60) - LATELY
+        stages = await roll_ups.lately(database, record.id, first)
+        seconds = max(now - max(60 * first, record.invocation.at), 1.0)
     rows, exact, expected = report["rows"], record.read_at is not None, None
     if exact:
         expected = rows["total"]
@@ -223,26 +216,24 @@ async def _pace(
     eta = None
     if expected is not None and rate is not None and rate > 0:
         eta = 60 * (expected - rows["total"] + rows["open"]) / rate
-    return {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}
+    return report | {"pace": {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}}, stages, seconds
 
 
 async def arun(run: int | str = "last", *, project: Path | str | None = None) -> MonitoredRun:
     """A run by its number, or the one last worked on. Raises UsageError for a run that does not exist."""
     root = project_root(project)
     async with stored_run(root, run, seconds=READ_SECONDS) as (database, record):
-        report = await full_report(database, record)
-        stages, seconds = await _lately(database, record, report)
-        pace = await _pace(root, database, record, report, stages, seconds)
+        report, stages, seconds = await _paced(root, database, record, await full_report(database, record))
         since = {"since": time.time() - LANE_SECONDS, "step": LANE_SECONDS, "until": 0}
         lanes = await roll_ups.lanes_of(database, run=record.id, **since)
         stored = await batches.batches(database, run=record.id, closed=True)
         stored.sort(key=lambda one: (not one.open, -one.id))
         known = [one.usd for one in (await runs.estimates(database, record.id)).values()]
         return MonitoredRun(
-            report | {"pace": pace},
+            report,
             {name: 60 * one.settled / seconds for name, one in stages.items() if name},
             tuple({one.lane: one for one in lanes}.values()),
-            tuple(await _burns(database, record, stages, seconds, pace["eta_s"])),
+            tuple(await _burns(database, record, stages, seconds, report["pace"]["eta_s"])),
             tuple(await batch_lines(database, {}, stored[:MOST_BATCHES])),
             tuple(_advice(report, record)),
             tuple(await roll_ups.asked_for(database, record.id)),

@@ -67,9 +67,8 @@ def export(settings: main.Globals, /, file: Path, *, as_json: bool, **which: Any
     if as_json:
         terminal.print_json({"file": str(file), "rows": written})
     else:
-        terminal.print_text(
-            f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}. Fill in decision (approve,"
-        )
+        wrote = f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}"
+        terminal.print_text(f"{wrote}. Fill in decision (approve,")
         terminal.print_text(f"edit, reject, redo), value, comment and reviewer, then: agac review import {file}")
 
 

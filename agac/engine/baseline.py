@@ -418,13 +418,13 @@ class StoredAnswers:
         wanted: dict[bool, list[bytes]] = {True: [], False: []}
         decided: Mapping[bytes, Known] = {}
         if stage.index in self._reviews and (database := self.baseline.database) is not None:
-            decided = await known_of(database, [task.key for _, task in begun if isinstance(task, ReviewTask)])
+            decided = await known_of(database, [task.fingerprint for _, task in begun if isinstance(task, ReviewTask)])
         for row, task in begun:
             if isinstance(task, NotReady):
                 known.append(self._not_ready(stage, row, task))
                 continue
             if isinstance(task, ReviewTask):
-                known.append(self._reviewed(stage, row, task, decided.get(task.key)))
+                known.append(self._reviewed(stage, row, task, decided.get(task.fingerprint)))
                 continue
             fix = self.baseline.fixes.of(stage.name, row.id, task.fingerprint)
             fix = fix if fix is None or fix.at >= self.baseline.discards else None
@@ -462,7 +462,7 @@ class StoredAnswers:
         if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
             return refused
         self.of(stage).reuse += row.times
-        return Answer(Result(task.key, verdict.value), UNPARSED)
+        return Answer(Result(task.fingerprint, verdict.value), UNPARSED)
 
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True

@@ -31,21 +31,16 @@ from agac.store.writer import Ledger
 
 
 class ReviewTask(NamedTuple):
-    """An answer that comes to a review: what a person sees of it, JSON, and the `answer` alone. `why` it is asked
-    about, None: it passes. `sure`: from 0 to 1."""
+    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the `answer` alone. `why` it is
+    asked about, None: it passes. `sure`: from 0 to 1."""
 
-    key: bytes
+    fingerprint: bytes
     seen: str
     answer: JSONValue
     why: dict[str, JSONValue] | None
     blind: bool
     sure: float
     view: RowView
-
-    @property
-    def fingerprint(self) -> bytes:
-        """What the task is known by."""
-        return self.key
 
 
 class RowRejected(NamedTuple):
@@ -147,7 +142,7 @@ class Reviewing:
 
     def entry(self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str) -> StoredDecision:
         """What is noted in the place of a person's decision."""
-        return StoredDecision(task.key, 0, self.workflow, self.stage.name, row_id, choice, at=at, source=source)
+        return StoredDecision(task.fingerprint, 0, self.workflow, self.stage.name, row_id, choice, at=at, source=source)
 
     def rejection(self, verdict: Verdict) -> RowError | RowRejected | None:
         """What becomes of a row whose answer was rejected; None: it goes on without it."""
@@ -190,7 +185,7 @@ class Reviews:
     ) -> Answer | RowError | RowRejected | Parked:
         """What becomes of an answer."""
         own, asks = self._own[stage.index], self._own[stage.index].asks
-        known, row_id = await self.look_ups.get(task.key), row.new.row.id
+        known, row_id = await self.look_ups.get(task.fingerprint), row.new.row.id
         batch, now, since = self._ledger.batch, self._now(), self._since
         stood = own.standing(task, row_id, known, since=since, now=now)
         said = counting(known[0] if known else (), since)
@@ -204,15 +199,15 @@ class Reviews:
             batch.decisions.append(discarded._replace(key=redo_key, stage=source))
         if stood.decision is not None and not stood.decision.id:
             batch.decisions.append(stood.decision)
-        about = task.key, own.workflow, stage.name
-        batch.reviewed.append((own.workflow, stage.name, row_id, task.key))
+        about = task.fingerprint, own.workflow, stage.name
+        batch.reviewed.append((own.workflow, stage.name, row_id, task.fingerprint))
         verdict = own.verdict(task, stood)
         if verdict.how == REDO and verdict.by is not None:
             value = row.judged[source][1].value
             again = verdict.by._replace(key=redo_key, id=0, stage=source, value=value, source=REDO)
             self._redos.found[redo_key] = again
             batch.decisions.append(again)
-            batch.review_ends.append(ReviewEnd(task.key, row.new, stood.last, "applied"))
+            batch.review_ends.append(ReviewEnd(task.fingerprint, row.new, stood.last, "applied"))
             self.redo = True
             return Parked.REVIEW
         if verdict.how == "waiting":
@@ -224,7 +219,7 @@ class Reviews:
             )
             return Parked.REVIEW
         state = "stale" if verdict.how == "auto" else "applied"
-        batch.review_ends.append(ReviewEnd(task.key, row.new, stood.last, state))
+        batch.review_ends.append(ReviewEnd(task.fingerprint, row.new, stood.last, state))
         if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
             return refused
         return self._settled(row, stage, own, task, verdict)
@@ -235,7 +230,7 @@ class Reviews:
         prior = row.prior.get(stage.index)
         if verdict.by is not None and (verdict.how in ("manual", "rejected") or result is None):
             by = verdict.by
-            print_ = digest(canonical([task.key.hex(), verdict.value]))
+            print_ = digest(canonical([task.fingerprint.hex(), verdict.value]))
             known = prior is not None and prior.fingerprint == print_
             endpoint = Endpoint("people", "", by.reviewer or TIMEOUT, False)
             number = (prior.result_id or 0) if known and prior else 0

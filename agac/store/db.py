@@ -215,6 +215,14 @@ def keyed(make: Callable[[list[Any]], Any]) -> Callable[[list[Any]], dict[Any, A
     return lambda found: {key: make(others) for key, *others in found}
 
 
+def grouped(found: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Lists of what was found by a key of it, each in the order in which it came."""
+    groups: dict[Any, list[T]] = {}
+    for one in found:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
 def nested(found: Iterable[tuple[Any, Any, Any]]) -> dict[Any, dict[Any, Any]]:
     """Dicts by the first part of each row: from the second part to the third."""
     outer: dict[Any, dict[Any, Any]] = {}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agac.core.keys import canonical, review_key
 from agac.core.types import JSONValue, RowId, inside
-from agac.store.db import Database, Reads, by, reads, select, slices, sql
+from agac.store.db import Database, Reads, by, grouped, reads, select, slices, sql
 
 DISCARD = "discard"  # the choice of a line after which earlier decisions do not count
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
@@ -107,24 +107,15 @@ def standing(
         return Standing("decided", people[forced[-1]], last)
     if not people:
         return Standing("decided", valid[-1], last) if valid else Standing(last=last)
-    groups: dict[str, list[StoredDecision]] = {}
-    for one in people.values():
-        groups.setdefault(one.says(agree, answer), []).append(one)
+    groups = grouped(people.values(), lambda one: one.says(agree, answer))
     most, *others = sorted(groups.values(), key=len, reverse=True)
     if len(most) >= reviewers and (not others or len(others[0]) < len(most)):
         return Standing("decided", min(most, key=lambda one: one.id), last)
     return Standing("conflict" if others else "waiting", None, last)
 
 
-def _by_key(found: Sequence[StoredDecision]) -> dict[bytes, list[StoredDecision]]:
-    lists: dict[bytes, list[StoredDecision]] = {}
-    for one in found:
-        lists.setdefault(one.key or b"", []).append(one)
-    return lists
-
-
 decisions_of: Reads[[Sequence[bytes]], dict[bytes, list[StoredDecision]]] = reads(
-    "decisions_of", StoredDecision, _by_key
+    "decisions_of", StoredDecision, lambda found: grouped(found, lambda one: one.key)
 )
 """The decisions about each of these keys, the oldest first."""
 

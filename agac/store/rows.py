@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Outcome, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, slices
+from agac.store.db import Database, Reads, by, first, grouped, keyed, nested, reads, select, slices
 
 T = TypeVar("T")
 
@@ -161,12 +161,10 @@ last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0
 newest_result: Reads[[], int] = reads("result_id_max", int, first)
 
 
-async def rows_by_id(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, list[StoredRow]]:
-    """Every repetition of each of these ids, by id."""
-    by_id: dict[RowId, list[StoredRow]] = {}
-    for row in await select(database, "rows_by_id", StoredRow, run, ids):
-        by_id.setdefault(row.id, []).append(row)
-    return by_id
+rows_by_id: Reads[[int, Sequence[RowId]], dict[RowId, list[StoredRow]]] = reads(
+    "rows_by_id", StoredRow, lambda found: grouped(found, lambda row: row.id)
+)
+"""Every repetition of each of these ids of a run, by id."""
 
 
 async def kept_rows(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, int | None]:
