@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
@@ -286,19 +286,15 @@ class StoredModel:
     decides: bool = True
 
 
-def decides(key: str, **how: Any) -> dict[str, StoredModel]:
-    """The metadata of a field that decides answers: it is a part of the definition, and so of the identity of a run."""
-    return {"stored": StoredModel(key, **how)}
+def decides(key: str, default: Any = None, **how: Any) -> Any:
+    """A field that decides answers: it is a part of the definition, and so of the identity of a run."""
+    return field(default=default, metadata={"stored": StoredModel(key, **how)})
 
 
-SETTING = {"stored": StoredModel(always="asks", decides=False)}
-"""The metadata of a field that says how answers are got: it is kept beside the definition."""
-
-SETTING_WHERE_SET = {"stored": StoredModel(decides=False)}
-"""The same of one that came later: what is stored where it is at its default is what it was."""
-
-SETTING_OF_ALL = {"stored": StoredModel(always="all", decides=False)}
-"""The same of one that stages have which ask no model, too."""
+def setting(default: Any = None, always: Literal["all", "asks", ""] = "asks") -> Any:
+    """A field that says how answers are got: it is kept beside the definition. One that came later is `always` empty:
+    what is stored where it is at its default is what it was."""
+    return field(default=default, metadata={"stored": StoredModel(always=always, decides=False)})
 
 
 def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
@@ -333,59 +329,49 @@ class Stage(StageNode):
     `runtime` a program runs each as an agent. `children` are the agents that it may call, as stages to which no row
     walks: each is called `stage/card`, and its prompt sees the arguments of a call as a row."""
 
-    name: str = field(metadata=decides("name", always="all"))
-    needs: tuple[str, ...] = field(metadata=decides("needs", always="all", write=_write_needs, read=read_needs))
-    amends: str | None = field(default=None, metadata=decides("amends"))
-    operation: Operation | None = field(default=None, metadata=decides("operation", write=_body, read=read_operation))
-    system: str | None = field(default=None, metadata=decides("system", always="asks"))
-    prompt: Template = field(default=NO_TEXT, metadata=decides("prompt", always="asks", write=_text, read=_stored_text))
-    examples: tuple[Example, ...] = field(
-        default=(),
-        metadata=decides(
-            "messages",
-            write=lambda examples: [{"role": one.role, "content": one.content.text} for one in examples],
-            read=lambda body: tuple(Example(one["role"], _stored_text(one["content"]), "") for one in body),
-        ),
+    name: str = decides("name", MISSING, always="all")
+    needs: tuple[str, ...] = decides("needs", MISSING, always="all", write=_write_needs, read=read_needs)
+    amends: str | None = decides("amends")
+    operation: Operation | None = decides("operation", write=_body, read=read_operation)
+    system: str | None = decides("system", always="asks")
+    prompt: Template = decides("prompt", NO_TEXT, always="asks", write=_text, read=_stored_text)
+    examples: tuple[Example, ...] = decides(
+        "messages",
+        (),
+        write=lambda examples: [{"role": one.role, "content": one.content.text} for one in examples],
+        read=lambda body: tuple(Example(one["role"], _stored_text(one["content"]), "") for one in body),
     )
-    schema: Schema | None = field(
-        default=None,
-        metadata=decides(
-            "schema",
-            always="asks",
-            write=lambda schema: schema and {"name": schema.name, "body": schema.body},
-            read=lambda body: body and Schema(**body),
-        ),
+    schema: Schema | None = decides(
+        "schema",
+        always="asks",
+        write=lambda schema: schema and {"name": schema.name, "body": schema.body},
+        read=lambda body: body and Schema(**body),
     )
-    output_field: str | None = field(default=None, metadata=decides("output_field"))
-    reply: ReplyForm = field(default="text", metadata=decides("reply"))
-    visibility: Visibility | None = field(
-        default=None, metadata=decides("visible", write=_body, read=lambda body: Visibility.of(**body))
-    )
-    reuse: ReusePolicy = field(default="content", metadata=decides("reuse"))
-    guard: Guard | None = field(  # of a stored one the text alone: whoever tests it compiles it
-        default=None, metadata=decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
-    )
-    checks: tuple[Check, ...] = field(default=(), metadata=decides("checks", write=Check.bodies, read=Check.of))
-    otherwise: Otherwise = field(default="skip", metadata=decides("otherwise", beside="guard"))
-    replicas: int = field(default=1, metadata=decides("replicas"))
-    vote: Vote | None = field(default=None, metadata=decides("vote", write=_body, read=Vote.of))
-    explode: tuple[str, ...] | None = field(
-        default=None, metadata=decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
-    )
-    group: Group | None = field(default=None, metadata=decides("", write=_body, read=Group.of))
-    concurrency: int | None = field(default=None, metadata=SETTING)
-    repair: int = field(default=1, metadata=SETTING)
-    retries: RetryRules = field(default=DEFAULT_RETRIES, metadata=SETTING_WHERE_SET)
-    json_repair: bool = field(default=False, metadata=SETTING)
-    max_age: float | None = field(default=None, metadata=SETTING)
-    on_empty: OnEmpty | None = field(default=None, metadata=SETTING_OF_ALL)
-    run_mode: RunMode = field(default="sync", metadata=SETTING)
-    budget: Budget | None = field(default=None, metadata=SETTING)
-    batch: BatchRules = field(default=DEFAULT_BATCH, metadata=SETTING)
-    warm_prefix: bool = field(default=True, metadata=SETTING_WHERE_SET)
-    agent_spec: AgentSpec | None = field(default=None, metadata=decides("agent", write=_body, read=AgentSpec.of))
-    runtime: Runtime | None = field(default=None, metadata=decides("runtime", write=_body, read=Runtime.of))
-    tooling: ToolSettings = field(default=NO_TOOLS, metadata=SETTING_WHERE_SET)
+    output_field: str | None = decides("output_field")
+    reply: ReplyForm = decides("reply", "text")
+    visibility: Visibility | None = decides("visible", write=_body, read=lambda body: Visibility.of(**body))
+    reuse: ReusePolicy = decides("reuse", "content")
+    # of a stored one the text alone: whoever tests it compiles it
+    guard: Guard | None = decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
+    checks: tuple[Check, ...] = decides("checks", (), write=Check.bodies, read=Check.of)
+    otherwise: Otherwise = decides("otherwise", "skip", beside="guard")
+    replicas: int = decides("replicas", 1)
+    vote: Vote | None = decides("vote", write=_body, read=Vote.of)
+    explode: tuple[str, ...] | None = decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
+    group: Group | None = decides("", write=_body, read=Group.of)
+    concurrency: int | None = setting()
+    repair: int = setting(1)
+    retries: RetryRules = setting(DEFAULT_RETRIES, always="")
+    json_repair: bool = setting(False)
+    max_age: float | None = setting()
+    on_empty: OnEmpty | None = setting(always="all")
+    run_mode: RunMode = setting("sync")
+    budget: Budget | None = setting()
+    batch: BatchRules = setting(DEFAULT_BATCH)
+    warm_prefix: bool = setting(True, always="")
+    agent_spec: AgentSpec | None = decides("agent", write=_body, read=AgentSpec.of)
+    runtime: Runtime | None = decides("runtime", write=_body, read=Runtime.of)
+    tooling: ToolSettings = setting(NO_TOOLS, always="")
     children: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
