@@ -18,15 +18,7 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import (
-    CardFile,
-    CardKeys,
-    IterativePlannerFile,
-    OrchestratorFile,
-    RouterFile,
-    key_hints,
-    model_of,
-)
+from agac.spec.card_models import CardFile, CardKeys, IterativePlannerFile, OrchestratorFile, RouterFile, model_of
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
@@ -137,8 +129,8 @@ def read_card(
         written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
         document, problems = _expanded(written, project.env, remote=remote is not None)
         problems += _from_afar(document, trusted=trusted) if remote else ()
-        model = model_of(document.data.get("type", "agent") if isinstance(document.data, dict) else "agent")
-        keys, found = validate(model, document, hints=key_hints(model))
+        model, hints = model_of(document.data.get("type", "agent") if isinstance(document.data, dict) else "agent")
+        keys, found = validate(model, document, hints=hints)
         problems += found
     except Unusable as error:
         document, problems = Document(shown, {}, []), [error.problem]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -283,15 +283,11 @@ CARD_MODELS: dict[str, type[CardKeys]] = {
 """The front matter of cards by their type, in small letters."""
 
 
-def model_of(kind: object) -> type[CardKeys]:
-    """The model of the front matter whose `type` is that; of agents' where there is no such type."""
-    return CARD_MODELS.get(kind.lower(), CardFile) if isinstance(kind, str) else CardFile
-
-
-def key_hints(model: type[CardKeys]) -> dict[str, dict[str, str]]:
-    """Sentences for unknown keys of a card, by the path of their mapping: for those that cards of other types have."""
-    (kind,) = get_args(model.model_fields["type"].annotation)
-    found = dict(CARD_HINTS[""])
+def model_of(written: object) -> tuple[type[CardKeys], dict[str, dict[str, str]]]:
+    """The model of the front matter with this `type`, of agents' where there is no such type; and sentences for unknown
+    keys, by the path of their mapping: for those that cards of other types have."""
+    kind = written.lower() if isinstance(written, str) and written.lower() in CARD_MODELS else "agent"
+    model, found = CARD_MODELS[kind], dict(CARD_HINTS[""])
     for other, keys in CARD_MODELS.items():
         for name in keys.model_fields:
             found.setdefault(name, f"`{name}` is a key of `type: {other}`, and this card is of type {kind}")
@@ -299,4 +295,4 @@ def key_hints(model: type[CardKeys]) -> dict[str, dict[str, str]]:
         for name in (*CardFile.model_fields, *CAMEL_CASE.values(), "temperature"):
             found[name] = f"`{name}` is for a card that asks a model itself, as a card of type {kind} does not; "
             found[name] += "write it into those it names"
-    return CARD_HINTS | {"": found}
+    return model, CARD_HINTS | {"": found}
