@@ -235,7 +235,7 @@ FAILING: list[dict[str, Any]] = [
 ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
 WAYS: dict[str, list[str]] = {
     "to the end": list(WORKFLOWS),
-    "one by one": few(list(WORKFLOWS), 4),
+    "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 4), "checks"])],  # whose replicas fail in different batches
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
     "failing": few(list(WORKFLOWS), 4, first=1),
     "anthropic": ["agents", *few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2)],

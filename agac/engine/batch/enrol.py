@@ -29,6 +29,7 @@ from agac.providers.batch import ResultLine
 from agac.store.batches import BatchRecord, LiveTask, ReadyTask, conversations_left, last_reply, live_tasks
 from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
+from agac.store.rows import replica_failures
 
 BUFFER = 1 << 20
 
@@ -161,6 +162,11 @@ class Enrolment:
         failed = ready.error if ready is not None and ready.then_do is None else None
         if ready is not None and failed is not None and (ready.enrolled or not is_of_row(stage, failed)):
             return failed
+        if replica and ready is None and (active.ready or active.resumed) and not active.forced:
+            # it failed while another replica was in a batch: the row, which waited for that, asks it no more
+            known = await replica_failures(self._context.database, [fingerprint])
+            if (own := known.get(fingerprint, {}).get(active.new.key)) is not None:
+                return own[1]
         if ready is not None and ready.then_do is not None:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
