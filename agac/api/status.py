@@ -296,12 +296,9 @@ class StatusReport(Report):
 
 @blocking
 async def status(
-    workflow: WorkflowSource | None = None,
-    *,
-    run: int | str | None = None,
-    project: Path | str | None = None,
+    workflow: WorkflowSource | None = None, *, run: int | str | None = None, project: Path | str | None = None,
     newest: int = 10,
-) -> StatusReport:
+) -> StatusReport:  # fmt: skip
     """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
     UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
     root, workflow = project_root(project), workflow_name(workflow)

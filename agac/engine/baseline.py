@@ -30,7 +30,7 @@ from agac.spec.operations import Python
 from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
 from agac.store.batches import Ready, live_tasks, ready_tasks
-from agac.store.db import Database, slices
+from agac.store.db import Database, grouped, slices
 from agac.store.decisions import REDO, Fixes, discarded_at, fixes_of, redos_of
 from agac.store.records import DerivedRows, Result
 from agac.store.rows import State, StoredRow
@@ -202,11 +202,9 @@ class Baseline:
         """Looks up what became of these rows and of their tasks: one look-up for the rows of each maker."""
         if self.database is None or self.before is None:
             return
-        by_maker: dict[str | None, list[ForecastRow]] = {}
         for row in rows:
             row.learned = True
-            by_maker.setdefault(row.level.maker.name if row.level.maker else None, []).append(row)
-        for maker, own in by_maker.items():
+        for maker, own in grouped(rows, lambda row: row.level.maker.name if row.level.maker else None).items():
             position = self._position.get(maker) if maker is not None else None
             if position is not None:
                 stored = await store.made_by_id(self.database, self.before.record.id, position, [row.id for row in own])
