@@ -17,6 +17,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count as numbers
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,12 @@ async def _say(process: Process, prompt: str) -> None:
     process.stdin.close()
 
 
+def _uncounted(folder: str, names: list[str]) -> list[str]:
+    """Of what lies in a folder that is copied, what its hash does not hold: hidden files, and folders by a link."""
+    links = {name for name in names if (one := Path(folder, name)).is_symlink() and one.is_dir()}
+    return [name for name in names if name in links or name.startswith(".")]
+
+
 async def _end_rest(process: Process, folder: Path) -> None:
     """Once the program has ended, ends what it left, which may hold its pipes open."""
     await process.wait()
@@ -279,7 +286,8 @@ class Program:
             (data / "config" / "opencode").mkdir(parents=True)
             (data / "config" / "opencode" / "AGENTS.md").write_text(self._told, encoding="utf-8")
         if session is None:
-            await asyncio.to_thread(lambda: shutil.copytree(self._files, folder) if self._files else folder.mkdir())
+            copied = partial(shutil.copytree, self._files, folder, ignore=_uncounted) if self._files else folder.mkdir
+            await asyncio.to_thread(copied)
         words = [self._command, "run", "--format", "json", "--model", "agac/m", "--title", "task"]
         own = {f"XDG_{name.upper()}_HOME": str(data / name) for name in ("config", "data", "cache", "state")}
         own |= {"HOME": str(data), "PWD": str(folder), keeper.MARK: str(folder)}

@@ -84,6 +84,9 @@ def test_usage_is_that_of_all_steps_also_where_the_session_failed(
 
 def test_a_session_goes_on_in_its_folder(project: ProjectFolder, program: FakeOpenCode) -> None:
     project.write("given/a.txt", "hello")
+    project.write("given/.env", "PASSWORD=x")
+    project.write("elsewhere/b.txt", "of no hash")
+    (project.root / "given" / "link").symlink_to(project.root / "elsewhere")
     project.run(project.workflow(stages=[stage("form", {"files": "given"}, **FORM)], rows=3))
     first, again = program.starts()[0], [one for one in program.starts() if "--session" in one["words"]]
     assert first["files"] == ["a.txt"]
