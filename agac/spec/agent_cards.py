@@ -18,7 +18,15 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import CardFile, CardKeys, IterativePlannerFile, OrchestratorFile, RouterFile, model_of
+from agac.spec.card_models import (
+    MEMBERS,
+    CardFile,
+    CardKeys,
+    IterativePlannerFile,
+    OrchestratorFile,
+    RouterFile,
+    model_of,
+)
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
@@ -101,20 +109,35 @@ def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | Non
     return find_card(name, project)
 
 
+def missing_members(document: Document, card: Path, project: ProjectSpec) -> Iterator[Problem]:
+    """The members that a card names and that are not there; for one of which other problems leave nothing else."""
+    keys = document.data if isinstance(document.data, dict) else {}
+    for key, value in ((key, keys.get(key)) for key in MEMBERS):
+        listed = enumerate(value) if isinstance(value, list) else ()
+        named: list[tuple[Path_, Any]] = [((key,), value), *(((key, place), one) for place, one in listed)]
+        for path, name in named:
+            if isinstance(name, str) and name and (reason := member_file(name, card, project)[1]):
+                yield document.problem(path, reason)
+
+
 def chosen_card(place: Path, name: str | None) -> Path:
     """The card in a file or folder that is called `name`, else the only one or `default`. Raises UsageError."""
-    found: list[tuple[str, Path, bool]] = []
+    found, hidden = list[tuple[str, Path, bool]](), set[str]()
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         if path.suffix not in SUFFIXES or path.name == "SKILL.md":
             continue
         with suppress(Unusable):
             keys: Any = _taken_apart(read_text(path, path.name), path.name, yaml_only=path.suffix in _YAML)[0].data
+            called = str((keys.get("name") if isinstance(keys, dict) else None) or path.stem).replace(" ", "_")
             if isinstance(keys, dict) and keys.get("tool_only") is not True:
-                found.append((str(keys.get("name") or path.stem).replace(" ", "_"), path, keys.get("default") is True))
+                found.append((called, path, keys.get("default") is True))
+            elif isinstance(keys, dict):
+                hidden.add(called)
     able = [one for one in found if name in (None, one[0])]
     chosen = able if len(able) == 1 else [one for one in able if one[2]]
     if len(chosen) != 1:
         what = f"has {counted(len(able), 'agent card')}{f' called {name}' if name else ''}"
+        what += " but one with `tool_only: true`, which only other cards ask" if name in hidden else ""
         raise UsageError(f"{place} {what}", remedy=f"Name one with --agent: {listed(one[0] for one in found)}.")
     return chosen[0][1]
 
@@ -176,7 +199,7 @@ def load_card(
     messages, found = _card_examples(keys.messages or [], path, project, document.where(("messages",)))
     problems += [*found, *_input_faults(keys.tool_input_schema, document)]
     if any_error(problems):
-        return None, problems
+        return None, [*problems, *(() if remote else missing_members(document, path, project))]
     params, places = _params(keys, document)
     own_place = (keys, place, document, skills, remote is not None, kind)
     card = Card(name, shown, instruction, params, messages, places, *own_place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -282,11 +283,15 @@ CARD_MODELS: dict[str, type[CardKeys]] = {
 }  # fmt: skip
 """The front matter of cards by their type, in small letters."""
 
+MEMBERS = ("sequence", "fan_out", "fan_in", "generator", "evaluator", "worker", "agents")
+"""The keys of cards that name other cards."""
+
 
 def model_of(written: object) -> tuple[type[CardKeys], dict[str, dict[str, str]]]:
-    """The model of the front matter with this `type`, of agents' where there is no such type; and sentences for unknown
+    """The model of the front matter with this `type`, or the nearest one, else of agents'; and sentences for unknown
     keys, by the path of their mapping: for those that cards of other types have."""
-    kind = written.lower() if isinstance(written, str) and written.lower() in CARD_MODELS else "agent"
+    near = get_close_matches(written.lower(), CARD_MODELS, 1, 0.75) if isinstance(written, str) else []
+    kind = near[0] if near else "agent"
     model, found = CARD_MODELS[kind], dict(CARD_HINTS[""])
     for other, keys in CARD_MODELS.items():
         for name in keys.model_fields:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from agac.core.errors import Problem, any_error
 from agac.spec import card_models as cards
-from agac.spec.agent_cards import find_card, member_file, read_card
+from agac.spec.agent_cards import find_card, member_file, missing_members, read_card
 from agac.spec.graph import ESCALATED, PARTS, StagePart
 from agac.spec.models import StageFile, VoteFile
 from agac.spec.paths import is_reference
@@ -98,6 +98,12 @@ def card_parts(
     return found, problems
 
 
+def becomes_stages(path: Path, project: ProjectSpec) -> str | None:
+    """The type of the card in that file, where it is made of others; None of one that is asked itself."""
+    keys = read_card(path, project, None, trusted=False)[0]
+    return keys.type if type(keys) in _MADE else None
+
+
 def most_calls(parts: Sequence[CardPart], calls: Mapping[str, int], depth: int = 0) -> int:
     """How many calls a row needs at most, with those of each part by its name: of each router's agents one is asked."""
     routes: dict[str, dict[str, list[CardPart]]] = defaultdict(lambda: defaultdict(list))
@@ -148,6 +154,7 @@ class _Expander:
         self.problems += problems
         self.kinds.append(keys.type)
         if any_error(problems):
+            self.problems += missing_members(document, slot.card, self.project)
             return [slot]
         if keys.tool_only and not self.open:
             self.problems.append(document.problem(("tool_only",), ONLY_A_TOOL))

@@ -10,8 +10,18 @@ from typing import Any, TypeVar
 from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
-from agac.spec.agent_cards import NO_LIMIT, Card, Skill, find_card, load_card, read_skills, stage_examples, with_skills
-from agac.spec.card_types import OF_ANSWERS, ONLY_A_TOOL, REQUEST, CardPart
+from agac.spec.agent_cards import (
+    NO_LIMIT,
+    Card,
+    Skill,
+    find_card,
+    load_card,
+    member_file,
+    read_skills,
+    stage_examples,
+    with_skills,
+)
+from agac.spec.card_types import OF_ANSWERS, ONLY_A_TOOL, REQUEST, CardPart, becomes_stages
 from agac.spec.file_model import FileModel
 from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
@@ -313,7 +323,11 @@ class StageBuilder:
         for index, name in enumerate(card.keys.agents if card else ()):
             assert card is not None
             where = card.document.where(("agents", index))
-            file, reason = find_card(name, self.project)
+            beside = None if card.remote else card.path
+            file, reason = member_file(name, beside, self.project) if beside else find_card(name, self.project)
+            if file is not None and (kind := becomes_stages(file, self.project)):
+                file, reason = None, f"{name} is of type {kind} and becomes stages, so that no agent can call it; "
+                reason += "ask it in a stage before this one, or name its cards here"
             child = self._noted(load_card(file, self.project, self.variables)) if file is not None else None
             if child is not None and child.name in (*self._callers, card.name):
                 reason = f"agents call each other in a circle: {' → '.join((*self._callers, card.name, child.name))}"

@@ -207,3 +207,12 @@ def test_a_card_is_shown_as_what_it_becomes(project: ProjectFolder) -> None:
     found = agac.show_card("wide", project=project.root)
     assert (found.type, found.most_calls, found.stages[-1]["does"]) == ("parallel", 6 + 5, "join")
     assert "<b>n/steps/draft</b>" in project.agac("graph", "reviews", "--mermaid", code=0).out
+
+
+def test_a_card_of_agents_without_a_model_is_shown_without(project: ProjectFolder) -> None:
+    project.write("agentcards/two.yaml", "type: chain\nsequence: [plain, plain]\n")
+    project.write("agentcards/plain.md", "---\nname: plain\n---\nYou answer.\n")
+    project.write("agac.yml", "")
+    assert project.agac("card", "show", "two", code=0).out.splitlines() == [
+        "two/plain   (plain)", "two/plain → two   (plain)",
+    ]  # fmt: skip

@@ -235,7 +235,36 @@ def test_all_is_said_at_once_and_each_problem_once(cards: Tree) -> None:
 def test_no_agent_calls_a_card_that_becomes_stages(cards: Tree) -> None:
     cards.write("agentcards/boss.md", "---\nagents: [loop]\n---\nYou lead.\n")
     [said] = cards.stage_problems("{name: a, agent: boss}")
-    assert "a card of type evaluator_optimizer becomes stages: no agent calls it" in said
+    where = (
+        "agentcards/boss.md:2:10: agents[0]: loop is of type evaluator_optimizer and becomes stages, so that no agent "
+    )
+    assert said == f"{where}can call it; ask it in a stage before this one, or name its cards here"
+    cards.write("agentcards/boss.md", "---\nagents: [desk]\n---\nYou lead.\n")
+    [said] = cards.stage_problems("{name: a, agent: boss}")
+    assert "desk is of type router" in said
+
+
+def test_agents_that_a_card_calls_are_found_beside_it(cards: Tree) -> None:
+    cards.write("cards/plan.yaml", "type: orchestrator\nagents: [Helper, draft]\n")
+    cards.write("cards/h.md", "---\nname: Helper\n---\nYou help beside it.\n")
+    [found, _] = cards.stages("{name: n, agent: cards/plan.yaml}", "{name: after, prompt: '${n}'}")
+    assert [one.system for one in found.children] == ["You help beside it.", "You draft."]
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("type: chain\nsequence: [ghost, draft]\ncumulative: 1", ["cumulative", "sequence[0]: no agent 'ghost'"]),
+        ("type: maker\nworker: ghost\nk: 0", ["k: must be at least 1", "worker: no agent 'ghost'"]),
+        ("type: orchestrator\nagents: [draft, ghost]\nplan_type: all", ["plan_type", "agents[1]: no agent 'ghost'"]),
+        ("type: paralel\nfan_out: [draft]\nfan_inn: check", ["type: unknown type 'paralel'", "fan_inn: unknown key"]),
+    ],
+)
+def test_members_that_are_missing_are_said_beside_other_problems(cards: Tree, card: str, said: list[str]) -> None:
+    cards.write("agentcards/c.yaml", card)
+    found = cards.stage_problems("{name: a, agent: c}")
+    assert len(found) == len(said), found
+    assert all(any(word in one for one in found) for word in said), found
 
 
 def test_cards_that_become_too_many_stages_are_refused_soon(cards: Tree) -> None:
