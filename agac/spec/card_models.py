@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.core.errors import did_you_mean
 from agac.spec import validation as check
@@ -59,18 +60,17 @@ class McpConnectFile(FileModel):
     defer_loading: bool = key("Without effect.", default=False)
     protocol_mode: Literal["auto", "modern", "legacy"] = key("Without effect: each is understood.", default="auto")
 
-    @model_validator(mode="after")
-    def _is_reached(self) -> McpConnectFile:
-        if self.target is None:
-            raise check.refused("names no target; give a URL, or the command that starts the server")
-        if (self.headers or self.access_token) and not self.target.startswith(("https://", "http://")):
-            raise check.refused("headers and tokens are for a URL, and target is a command; remove them")
+    def faults(self) -> Iterator[str]:
+        target = self.target or ""
+        if not target:
+            yield "names no target; give a URL, or the command that starts the server"
+        if (self.headers or self.access_token) and not target.startswith(("https://", "http://")):
+            yield "headers and tokens are for a URL, and target is a command; remove them"
         check.header_value(f"Bearer {self.access_token or ''}")
         if self.access_token and any(name.lower() == "authorization" for name in self.headers):
-            raise check.refused("access_token is the header Authorization, which is given too; keep one of them")
+            yield "access_token is the header Authorization, which is given too; keep one of them"
         if self.auth and self.auth.get("oauth") and not (self.access_token or self.headers):
-            raise check.refused("nobody can log in while rows run; give an access_token or headers in place of oauth")
-        return self
+            yield "nobody can log in while rows run; give an access_token or headers in place of oauth"
 
 
 class FunctionToolFile(FileModel):
@@ -114,11 +114,9 @@ class CardKeys(FileModel):
     default: bool = key("The card to take where a folder holds several.", default=False)
     tool_only: bool = key("Only other agents may call it: no stage may name it.", default=False)
 
-    @model_validator(mode="after")
-    def _runs_somewhere(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.default and self.tool_only:
-            raise check.refused("default and tool_only exclude each other; remove one of them")
-        return self
+            yield "default and tool_only exclude each other; remove one of them"
 
 
 class AskingKeys(CardKeys):
@@ -204,11 +202,10 @@ class ParallelFile(CardKeys):
     fan_in: NonEmpty | None = key("parallel: the card that makes one answer of theirs; they are joined without.")
     include_request: bool = key("parallel: whether `fan_in` is given the message, too.", default=True)
 
-    @model_validator(mode="after")
-    def _has_a_request_to_include(self) -> ParallelFile:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.fan_in is None and "include_request" in self.model_fields_set:
-            raise check.refused("include_request says what fan_in is given; add fan_in, or remove include_request")
-        return self
+            yield "include_request says what fan_in is given; add fan_in, or remove include_request"
 
 
 class EvaluatorOptimizerFile(CardKeys):
@@ -268,12 +265,10 @@ class MakerFile(CardKeys):
     red_flag_max_length: int | None = key("MAKER: a reply of more characters has no vote.", ge=1)
     messages: _NoMessages | None = key("MAKER: not supported here; they belong to the worker's card.")
 
-    @model_validator(mode="after")
-    def _can_be_won(self) -> MakerFile:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.max_samples < self.k:
-            message = f"nobody leads by {self.k} votes of {self.max_samples}; raise max_samples, or lower k"
-            raise check.refused(message)
-        return self
+            yield f"nobody leads by {self.k} votes of {self.max_samples}; raise max_samples, or lower k"
 
 
 CARD_MODELS: dict[str, type[CardKeys]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -37,7 +38,13 @@ class FileModel(BaseModel):
         if not (self.may_be_empty or self.model_fields_set):
             *others, last = type(self).model_fields
             raise check.refused(f"is empty; give {', '.join(others)} or {last}")
+        for fault in self.faults():
+            raise check.refused(fault)
         return self
+
+    def faults(self) -> Iterable[str]:
+        """Sentences about keys that do not go together; the first is told."""
+        return ()
 
 
 def key(description: str, *, default: Any = None, **rules: Any) -> Any:

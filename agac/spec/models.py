@@ -6,6 +6,7 @@ by the loader."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -167,12 +168,10 @@ class OutputFile(FileModel):
     bom: bool = key("Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False)
     csv_safe: bool = key("Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False)
 
-    @model_validator(mode="after")
-    def _safe_cells_somewhere(self) -> OutputFile:
+    def faults(self) -> Iterator[str]:
         for name in ("csv_safe", "bom"):
             if getattr(self, name) and not {"csv", "tsv"} & set(self.format):
-                raise check.refused(f"{name} is for csv and tsv; add format: csv, or remove {name}")
-        return self
+                yield f"{name} is for csv and tsv; add format: csv, or remove {name}"
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -398,19 +397,17 @@ class ReviewFile(FileModel):
     timeout: Duration | None = key("How long a row waits for people, as `5d`.", gt=0)
     on_timeout: OnTimeout = key("What counts as decided after `timeout`; `wait`: nothing.", default="wait")
 
-    @model_validator(mode="after")
-    def _can_be_asked(self) -> ReviewFile:
+    def faults(self) -> Iterator[str]:
         if self.blind and "edit" not in self.choices:
-            raise check.refused("blind rows come without the answer, so that a value is given; add edit to choices")
+            yield "blind rows come without the answer, so that a value is given; add edit to choices"
         if self.redo is not None and "choices" in self.model_fields_set and "redo" not in self.choices:
-            raise check.refused("redo has no effect: it is none of the choices; add it to them, or remove redo")
+            yield "redo has no effect: it is none of the choices; add it to them, or remove redo"
         if self.choices == ["redo"]:
-            raise check.refused("an answer is given again only so often; add another choice, such as approve")
+            yield "an answer is given again only so often; add another choice, such as approve"
         if self.agree is not None and self.reviewers == 1:
-            raise check.refused("agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree")
+            yield "agree says in what two reviewers have to agree; add `reviewers: 2`, or remove agree"
         if self.on_timeout != "wait" and self.timeout is None:
-            raise check.refused("on_timeout says what counts after `timeout`; add timeout, or remove on_timeout")
-        return self
+            yield "on_timeout says what counts after `timeout`; add timeout, or remove on_timeout"
 
 
 class VoteFile(FileModel):
@@ -546,32 +543,29 @@ class StageFile(DefaultsFile):
         """Whether rows have other fields after it."""
         return not set(CHANGING).isdisjoint(self.operations)
 
-    @model_validator(mode="after")
-    def _keys_go_together(self) -> StageFile:
+    def faults(self) -> Iterator[str]:
         if "otherwise" in self.model_fields_set and self.when is None:
-            raise check.refused("otherwise says what happens when `when` is false; add when, or remove otherwise")
+            yield "otherwise says what happens when `when` is false; add when, or remove otherwise"
         if self.vote is not None and self.replicas == 1:
-            raise check.refused("vote chooses among several answers; add `replicas: 3`, or remove vote")
+            yield "vote chooses among several answers; add `replicas: 3`, or remove vote"
         if self.vote is not None and self.vote.lead > self.replicas:
-            many = f"nothing leads by {self.vote.lead} votes of {self.replicas}"
-            raise check.refused(f"{many}; raise replicas, or lower the lead")
+            yield f"nothing leads by {self.vote.lead} votes of {self.replicas}; raise replicas, or lower the lead"
         if self.expect is not None and self.replicas > 1 and self.vote is None:
-            raise check.refused("expect compares one answer, and replicas give a list of them; add vote")
+            yield "expect compares one answer, and replicas give a list of them; add vote"
         if self.expect is not None and self.expect.field is None and self.output_schema is not None:
-            raise check.refused("expect compares one field of the results; add `field` to it")
+            yield "expect compares one field of the results; add `field` to it"
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for name, what in beside.items() if self.group_by is None else ():
             if name in self.model_fields_set:
-                raise check.refused(f"{name} says {what}; add group_by, or remove {name}")
+                yield f"{name} says {what}; add group_by, or remove {name}"
         if self.group_by is not None and self.explode is not None:
-            raise check.refused("explode makes rows and group_by makes groups of rows; make a stage of each")
+            yield "explode makes rows and group_by makes groups of rows; make a stage of each"
         if self.output_field is not None and self.output_schema is not None:
-            raise check.refused("output_field is for plain replies; give either output_field or output_schema")
+            yield "output_field is for plain replies; give either output_field or output_schema"
         if "reply" in self.model_fields_set and self.output_schema is not None:
-            raise check.refused("reply is for replies without a schema; give either reply or output_schema")
+            yield "reply is for replies without a schema; give either reply or output_schema"
         if self.reply == "json" and self.output_field is not None:
-            raise check.refused("output_field holds a reply's text; give either output_field or `reply: json`")
-        return self
+            yield "output_field holds a reply's text; give either output_field or `reply: json`"
 
 
 class WorkflowFile(RunRulesFile):

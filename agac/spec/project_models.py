@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.spec import validation as check
 from agac.spec.file_model import Duration, FileModel, NonEmpty, Size, key
@@ -151,14 +152,12 @@ class McpServerFile(FileModel):
     cwd: NonEmpty | None = key("The folder of the project in which its command runs.")
     env: dict[NonEmpty, HeaderValue] = key("Variables for its command; secrets as `${VARIABLE}`.", default={})
 
-    @model_validator(mode="after")
-    def _is_reached(self) -> McpServerFile:
+    def faults(self) -> Iterator[str]:
         at_url = self.target.startswith(("https://", "http://"))
         if at_url and (self.env or self.cwd):
-            raise check.refused("env and cwd are for a command, and target is a URL; remove them")
+            yield "env and cwd are for a command, and target is a URL; remove them"
         if self.headers and not at_url and not self.target.startswith("${"):
-            raise check.refused("headers are for a URL, and target is a command; remove them")
-        return self
+            yield "headers are for a URL, and target is a command; remove them"
 
 
 RuleName = Literal[

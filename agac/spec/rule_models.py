@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from agac.spec import validation as check
 from agac.spec import workflow
@@ -72,15 +73,13 @@ class NotifyFile(FileModel):
     )
     heartbeat: WebAddress | None = key("An address that is called (GET) each minute of a run; no message is sent.")
 
-    @model_validator(mode="after")
-    def _has_one_way(self) -> NotifyFile:
+    def faults(self) -> Iterator[str]:
         if len(self.model_fields_set & {*WAYS}) != 1:
-            raise check.refused(f"needs one of {', '.join(WAYS)}, and no two of them")
+            yield f"needs one of {', '.join(WAYS)}, and no two of them"
         if {"secret", "webhook"} & self.model_fields_set == {"secret"}:
-            raise check.refused("secret is for a webhook; remove it")
+            yield "secret is for a webhook; remove it"
         if {"on", "heartbeat"} <= self.model_fields_set:
-            raise check.refused("a heartbeat tells of nothing; remove `on`")
-        return self
+            yield "a heartbeat tells of nothing; remove `on`"
 
 
 Targets = Annotated[

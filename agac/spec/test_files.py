@@ -3,12 +3,12 @@ tests as they are found there, with their schemas and conditions compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from agac.core.errors import Problem, UsageError, any_error, listed
 from agac.core.types import AssistantMessage, JSONValue, Request, RowId, Schema, ToolMessage
@@ -44,11 +44,9 @@ class ReplyFile(FileModel):
     reply: Any = key("What the model says: a text, or a mapping for a stage with a schema.")
     calls: list[AskedCallFile] = key("The tools that it asks for, in the place of a reply.", default=[])
 
-    @model_validator(mode="after")
-    def _says_one(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if ("reply" in self.model_fields_set) == bool(self.calls):
-            raise check.refused("gives nothing, or two things; write either reply or calls")
-        return self
+            yield "gives nothing, or two things; write either reply or calls"
 
     def is_for(self, stage: str, row: RowId, request: Request) -> bool:
         """Whether a call gets this reply."""
