@@ -70,7 +70,7 @@ def keyword_mappings(schema: Any) -> Iterator[dict[str, Any]]:
 
 def loads(kind: str, data: Any) -> bool:
     try:
-        model = model_of(data.get("type", "agent")) if kind == "card" else KINDS[kind][0]
+        model = model_of(data.get("type", "agent"))[0] if kind == "card" else KINDS[kind][0]
         model.model_validate(data)
     except ValueError:
         return False
