@@ -217,8 +217,7 @@ async def _say(process: Process, prompt: str) -> None:
 
 def _uncounted(folder: str, names: list[str]) -> list[str]:
     """Of what lies in a folder that is copied, what its hash does not hold: hidden files, and folders by a link."""
-    links = {name for name in names if (one := Path(folder, name)).is_symlink() and one.is_dir()}
-    return [name for name in names if name in links or name.startswith(".")]
+    return [one for one in names if one.startswith(".") or ((at := Path(folder, one)).is_symlink() and at.is_dir())]
 
 
 async def _end_rest(process: Process, folder: Path) -> None:
@@ -312,10 +311,9 @@ class Program:
 
 async def _version(command: str, env: Mapping[str, str]) -> str:
     """What a program says of its version; empty where it says nothing in time, or is none."""
+    asks = command, "--version"
     with suppress(OSError, TimeoutError):
-        shown = await asyncio.create_subprocess_exec(
-            command, "--version", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env
-        )
+        shown = await asyncio.create_subprocess_exec(*asks, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env)
         try:
             assert shown.stdout is not None
             return (await asyncio.wait_for(shown.stdout.read(1_000), 60)).decode("utf-8", "replace").strip()
