@@ -18,7 +18,8 @@ from pathlib import Path
 from agac.core.errors import REPAIRED, AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
 from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, ToolCall, ToolMessage, ToolResult, Usage
-from agac.engine.caller import Answer, Caller, CapReached, ModelConnection, NextTurn, TaskAttempts, request_for_model
+from agac.engine.caller import Answer, Caller, CapReached, NextTurn, TaskAttempts
+from agac.engine.connections import ModelConnection, request_for_model
 from agac.engine.invocation import InvocationContext
 from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded

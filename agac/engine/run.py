@@ -15,7 +15,8 @@ from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome
 from agac.engine.agent import open_agents
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
-from agac.engine.caller import Caller, fields, open_connections
+from agac.engine.caller import Caller, fields
+from agac.engine.connections import open_connections
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import estimate, request_characters
 from agac.engine.executor import Executor, RowSource, run_workers

@@ -17,7 +17,8 @@ from agac.core.keys import custom_id
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.caller import Answer, Caller, NextTurn, request_for_model
+from agac.engine.caller import Answer, Caller, NextTurn
+from agac.engine.connections import request_for_model
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import CHARACTERS_A_TOKEN, most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches

@@ -16,7 +16,7 @@ from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply, SharedPrefix
-from agac.engine.caller import Route
+from agac.engine.connections import Route
 from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
 from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
