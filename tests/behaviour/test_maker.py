@@ -163,7 +163,7 @@ def test_its_worker_is_asked_itself(project: ProjectFolder) -> None:
     project.workflow(stages=[{"name": "n", "agent": "asks", "prompt": "Of ${text}"}])
     with pytest.raises(SpecError) as raised:
         agac.plan("reviews", project=project.root)
-    assert "a card of type maker becomes stages: no agent calls it" in str(raised.value)
+    assert "sure is of type maker and becomes stages, so that no agent can call it" in str(raised.value)
 
 
 def test_row_runs_and_python_ask_it(project: ProjectFolder, server: Server) -> None:
