@@ -27,13 +27,13 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.calibrate import CalibrateReport, calibrate
-    from agac.api.card_lock import LockReport, lock_card
+    from agac.api.cards import CardReport, LockReport, lock_card, show_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.evaluation import Evaluation, evaluate
     from agac.api.extras import (
-        BackupReport, CardReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples, file_schema, gc,
-        index, init, show_card, show_data, sql, write_schemas,
+        BackupReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples, file_schema, gc,
+        index, init, show_data, sql, write_schemas,
     )
     from agac.api.forge import CommentReport, post_comment
     from agac.api.graph import GraphReport, graph, save_drawing

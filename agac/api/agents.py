@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack, overload
 
-from agac.api.card_lock import lock_given
+from agac.api.cards import lock_given
 from agac.api.ended_rows import STAGE
 from agac.api.inspect import inspect
 from agac.api.plan import Confirm

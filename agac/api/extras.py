@@ -1,4 +1,4 @@
-"""What else a project needs: init, gc, backup, sql, data previews, cards, and schemas for editors."""
+"""What else a project needs: init, gc, backup, sql, data previews, and schemas for editors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from agac.api.project import Project, environment, open_project, remote_contents
+from agac.api.project import environment, open_project, remote_contents
 from agac.api.status import (
     database_bytes,
     database_files,
@@ -33,33 +33,24 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.api.sync import blocking
-from agac.core.errors import Problem, SpecError, StoreError, UsageError, any_error, did_you_mean, sentence
-from agac.core.keys import canonical
+from agac.core.errors import StoreError, UsageError, did_you_mean, sentence
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.remote import forget_contents
 from agac.data.sources import STANDARD_INPUT, Column, Columns, forget, keep, open_input
 from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
-from agac.engine.estimate import CHARACTERS_A_TOKEN
-from agac.plan.agent_specs import with_tools
-from agac.providers.model_string import parse_model
-from agac.spec.agent_cards import find_card, load_card, read_card
 from agac.spec.card_models import CARD_MODELS
-from agac.spec.card_types import card_parts, most_calls
 from agac.spec.file_model import FileModel
-from agac.spec.graph import graph
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
-from agac.spec.models import StageFile, WorkflowFile
+from agac.spec.models import WorkflowFile
 from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
 from agac.spec.project_models import ProjectFile
-from agac.spec.rule_models import RowBudgetFile
-from agac.spec.stages import StageBuilder
 from agac.spec.test_files import FOLDER as TESTS
 from agac.spec.test_files import WorkflowTestFile
 from agac.spec.validation import CAMEL_CASE
-from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
+from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
 from agac.store.gc import GcCounts, clear, copy_database
@@ -432,102 +423,6 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
         write_whole(folder / f"{kind}.json", json.dumps(file_schema(kind), ensure_ascii=False, indent=2) + "\n")
     schemas = {(FOLDER / f"{kind}.json").as_posix(): found for kind, found in patterns.items()}
     return SchemasReport([folder / f"{kind}.json" for kind in patterns], {"yaml.schemas": schemas})
-
-
-# Showing what a model will see of an AgentCard.
-
-
-@dataclass(frozen=True, slots=True)
-class CardReport(Report):
-    """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
-    examples after it. `means` is what a short name in `model` stands for. `tools` are what the model may call, in at
-    most `max_turns` replies; all of it is about `estimated_tokens` long. A card of another `type` becomes `stages`,
-    which make `most_calls` for a row at most."""
-
-    name: str
-    file: str
-    description: str | None
-    model: str | None
-    params: dict[str, Any]
-    system: str | None
-    messages: list[dict[str, str]]
-    means: str | None
-    warnings: Annotated[list[Problem], lambda problems: list(map(str, problems))]
-    tools: list[dict[str, Any]]
-    max_turns: int | None
-    estimated_tokens: int
-    type: str = "agent"
-    stages: Sequence[dict[str, Any]] = ()
-    most_calls: int | None = None
-
-
-def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
-    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
-    opened = open_project(project, sound=True)
-    path, message = find_card(name, opened.spec)
-    if path is None:
-        raise UsageError(message)
-    if (report := _several(name, path, opened, variables or {})) is not None:
-        return report
-    card, problems = load_card(path, opened.spec, variables or {})
-    if card is None:
-        failure = SpecError(problems)
-        if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
-            failure.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
-        raise failure
-    params, means = dict(card.params), None
-    if card.keys.model is not None:
-        ref, messages = parse_model(card.keys.model, opened.providers, opened.spec.file.aliases)
-        where = card.where["model"]
-        problems += [Problem(where, text) for text in messages]
-        if ref is None:
-            raise SpecError(problems)
-        problems += [Problem(where, text, "warning") for text in ref.warnings]
-        params |= ref.params
-        means = ref.meaning if ref.written is not None else None
-    examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]
-    builder = StageBuilder(opened.spec, card.document, WorkflowFile.model_construct(), variables or {}, Overrides())
-    stage = builder.of_card(card, card.name, ())
-    problems += builder.problems
-    if any_error(problems):
-        raise SpecError(problems)
-    agent, tooling = with_tools(stage, (), opened.root)
-    specs = agent.tools if agent else ()
-    tools = [asdict(tool.definition) | {"kind": tool.kind, "source": tool.source} for tool in specs]
-    length = len("".join([card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]))
-    return CardReport(
-        card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, examples, means,
-        problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN, card.kind,
-    )  # fmt: skip
-
-
-def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) -> CardReport | None:
-    """The report of a card that becomes several stages; None of another one. Raises SpecError."""
-    keys, document, *_ = read_card(path, opened.spec, None, trusted=False)
-    written = StageFile.model_construct({"name", "agent", "prompt"}, name=path.stem, agent=name, prompt="${message}")
-    parts, problems = card_parts([written], document, opened.spec)
-    if path.stem not in parts:
-        return None
-    nodes, _ = graph([written], document, parts)
-    # what bounds a planner without a limit of its own is the business of its workflow
-    file = WorkflowFile.model_construct(stages=[written], row_budget=RowBudgetFile(turns=1))
-    builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
-    stages = [one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None]
-    if any_error(problems):
-        raise SpecError(problems)
-    shown: list[dict[str, Any]] = [
-        {
-            "name": one.name, "needs": one.needs, "does": one.operation.key if one.operation else one.model,
-            "agent": one.card.name if one.card else None, "when": one.guard.text if one.guard else None,
-            "amends": one.amends, "calls": one.replicas * one.most_turns if one.asks else 0,
-        }
-        for one in stages
-    ]  # fmt: skip
-    most = most_calls(parts[path.stem], {one["name"]: one["calls"] for one in shown})
-    return CardReport(
-        str(keys.name), opened.spec.shown(path), keys.description, None, {}, None, [], None, problems, [], None, 0,
-        keys.type, shown, most,
-    )  # fmt: skip
 
 
 # JSON Schemas of agac's own files, made from the models, for editors that complete and check while one types. They are

@@ -28,7 +28,7 @@ from agac.spec.paths import project_root
 
 if TYPE_CHECKING:
     from agac.api.agents import TrialReport
-    from agac.api.card_lock import LockReport
+    from agac.api.cards import LockReport
     from agac.api.extras import BackupReport, DataReport, GcReport, SchemasReport
     from agac.api.graph import GraphReport
 
