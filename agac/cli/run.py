@@ -399,7 +399,7 @@ ADVICE: dict[str, str] = {
     ErrorType.REPLY_TOO_LARGE: "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml.",
     ErrorType.INVALID_JSON: "Run again, or use a model with structured answers.",
     ErrorType.SCHEMA_MISMATCH: "Describe the form in the prompt, loosen output_schema, or use a larger model.",
-    ErrorType.NO_CONSENSUS: "Raise replicas: answers that are there are not asked for again.",
+    ErrorType.NO_CONSENSUS: "Raise replicas (max_samples of a MAKER card): what is answered is not asked again.",
     ErrorType.CHECK_FAILED: "Say it in the prompt, mend the check, or use a larger model.",
     ErrorType.BUDGET_EXCEEDED: "Raise row_budget, or lower max_tokens.",
 }

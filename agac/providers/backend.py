@@ -49,7 +49,7 @@ def parse_backend(text: str) -> tuple[str, str | None, int | None]:
     address = f"{scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
     told = parts.query if provider == "dynamo" else ""
     if (version := _DYNAMO.fullmatch(told)) is None and told:
-        known = "agac knows the hints of Dynamo 1.0 and later: write ?version=1.2, or nothing and no hints are sent"
+        known = "agac knows the hints of Dynamo 1.x: write ?version=1.2, or nothing and no hints are sent"
         raise Refused(f"'{parts.query}': {known}")
     if trouble := url_trouble(address + (f"?{parts.query}" if parts.query != told else "")):
         raise Refused(trouble)

@@ -84,4 +84,4 @@ def test_a_version_that_is_none_is_found_before_anything_is_asked(agents: Projec
         rows=1, stages=[{"name": "a", "prompt": "${text}", "backend": "dynamo://gpu?version=12", "model": "m"}]
     )
     said = agents.agac("validate", code=2)
-    assert "'version=12': agac knows the hints of Dynamo 1.0 and later: write ?version=1.2, or nothing" in said.out
+    assert "'version=12': agac knows the hints of Dynamo 1.x: write ?version=1.2, or nothing" in said.out
