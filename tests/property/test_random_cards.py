@@ -19,15 +19,24 @@ from agac.spec.operations import Join
 LEAVES = ("one", "two", "three")
 
 
+def rates(card: Any) -> bool:
+    """Whether its answer is one card's, and no texts side by side, which no evaluator may be."""
+    if isinstance(card, str):
+        return True
+    members = [card.get("fan_in")] if card["type"] == "parallel" else card.get("sequence") or card.get("agents") or ()
+    return all(one is not None and rates(one) for one in (*members, card.get("generator", "one")))
+
+
 def cards(below: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """A card, each of its members a leaf's name or a card again."""
     several = st.lists(below, min_size=1, max_size=3)
+    judges = below.map(lambda card: card if rates(card) else "one")
     return st.one_of(
         st.fixed_dictionaries({"type": st.just("chain"), "sequence": several, "cumulative": st.booleans()}),
         st.fixed_dictionaries({"type": st.just("parallel"), "fan_out": several}, optional={"fan_in": below}),
         st.fixed_dictionaries({"type": st.just("router"), "agents": several}),
         st.fixed_dictionaries(
-            {"type": st.just("evaluator_optimizer"), "generator": below, "evaluator": below},
+            {"type": st.just("evaluator_optimizer"), "generator": below, "evaluator": judges},
             optional={"max_refinements": st.integers(1, 2)},
         ),
     )

@@ -22,7 +22,7 @@ class Picture(NamedTuple):
 
 RUN = "Run 1 of product_reviews"
 PICTURES = {
-    "monitor": Picture("/run/1", RUN, 860),
+    "monitor": Picture("/run/1", RUN, 860, 1280),
     "monitor-narrow": Picture("/run/1", RUN, 700, 390),
     "monitor-curves": Picture("/run/1", RUN, 640, shows=".chart:has([data-more^=Lane])"),
     "monitor-runs": Picture("/", "Runs", 240),
