@@ -43,7 +43,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     (KEYS, "", "backend: 'vllm://gpu', model: q", "", "another address than that of provider 'vllm' at agac.yml:1"),
     ("", "", "backend: 'dynamo://gpu:8000', model: q", "", f"dynamo/q {VLLM} json_object"),
     ("", "", "backend: 'dynamo://gpu:8000?version=1.2.1', model: q", "", f"dynamo/q {VLLM}"),
-    ("", "", "backend: 'dynamo://gpu?version=2.0', model: q", "", "'version=2.0': agac knows the hints of Dynamo 1.0"),
+    ("", "", "backend: 'dynamo://gpu?version=2.0', model: q", "", "'version=2.0': agac knows the hints of Dynamo 1.x"),
     ("", "", "backend: 'dynamo://gpu?version=1', model: q", "", "write ?version=1.2, or nothing"),
     ("", "", "backend: 'dynamo://gpu?verson=1.2', model: q", "", "'verson=1.2': agac knows the hints"),
     ("", "", "backend: 'vllm://gpu?version=1.2', model: q", "", "goes on after the path"),
