@@ -46,7 +46,8 @@ SCOPES = {
 
 VOLATILE = re.compile(
     r"(_at|_ms|_bytes|_until|_s|_seconds|^bytes|^at|^since|^duration|^ttft|^time_to_response|^elapsed|^p50|^p95|^age|"
-    r"^size|^ended_before|^python|^agac|^mtime|^holder|^expires|^deadline|^planned|^created|^moved)$"
+    r"^size|^ended_before|^python|^agac|^mtime|^holder|^expires|^deadline|^planned|^created|^moved|"
+    r"^package|^interpreter|^on_path)$"
 )
 """Keys whose values are times, durations or sizes, or name this machine."""
 
