@@ -18,15 +18,7 @@ from agac.core.errors import Path_, Problem, UsageError, Where, any_error, did_y
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_models import (
-    MEMBERS,
-    CardFile,
-    CardKeys,
-    IterativePlannerFile,
-    OrchestratorFile,
-    RouterFile,
-    model_of,
-)
+from agac.spec.card_models import MEMBERS, CardFile, CardKeys, as_agent, model_of
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
@@ -177,7 +169,7 @@ def load_card(
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
     place, kind = project.paths.agentcards / f"{name}.md" if remote else path, keys.type
-    keys, words = _as_agent(keys)
+    keys, words = as_agent(keys)
     if not isinstance(keys, CardFile):
         message = f"a card of type {kind} becomes stages: no agent calls it, and it is not taken from elsewhere; "
         message = f"{message}name it as the `agent` of a stage"
@@ -204,36 +196,6 @@ def load_card(
     own_place = (keys, place, document, skills, remote is not None, kind)
     card = Card(name, shown, instruction, params, messages, places, *own_place)
     return card, [*problems, *_without_effect(keys, document)]
-
-
-# What the model of a planner is told before its card's instruction.
-_PLANNER = """You answer a request by letting other agents work: each of your tools asks one of them.
-An agent knows nothing but what you write to it, so give it all that it needs.
-{}
-Take what you answer from what the agents found. What none of them could find out, say that it is not known."""
-_PLANS = {
-    "full": """Before the first call write down all steps: which agent does what, and which need the results of others.
-Then ask for all steps at once that need nothing that is missing, and so on. Change a step only where a result shows
-that it was wrong.""",
-    "iterative": """Plan one step at a time: what is to be done next follows from the request and from all results.
-Ask an agent for that step, look at what it gives, and go on until nothing is missing.""",
-}
-NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds it is `row_budget`
-
-
-def _as_agent(keys: CardKeys) -> tuple[CardKeys, str]:
-    """The agent that a router is, or a planner: the cards that it may ask are its tools; and what it is told of
-    planning. Others stay as they are."""
-    same = {name: getattr(keys, name) for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}}
-    if isinstance(keys, RouterFile):
-        return CardFile().model_copy(update=same | {"agents": []}), ""
-    if not isinstance(keys, OrchestratorFile | IterativePlannerFile):
-        return keys, ""
-    turns = [keys.plan_iterations if keys.plan_iterations > 0 else NO_LIMIT]
-    turns += [keys.request_params.max_iterations] if keys.request_params.max_iterations else []
-    params = keys.request_params.model_copy(update={"max_iterations": min(turns)})
-    plan = keys.plan_type if isinstance(keys, OrchestratorFile) else "iterative"
-    return CardFile().model_copy(update=same | {"request_params": params}), _PLANNER.format(_PLANS[plan])
 
 
 def _params(keys: CardFile, document: Document) -> tuple[dict[str, Any], dict[str, Where]]:

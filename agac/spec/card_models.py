@@ -296,3 +296,33 @@ def model_of(written: object) -> tuple[type[CardKeys], dict[str, dict[str, str]]
             found[name] = f"`{name}` is for a card that asks a model itself, as a card of type {kind} does not; "
             found[name] += "write it into those it names"
     return model, CARD_HINTS | {"": found}
+
+
+# What the model of a planner is told before its card's instruction.
+_PLANNER = """You answer a request by letting other agents work: each of your tools asks one of them.
+An agent knows nothing but what you write to it, so give it all that it needs.
+{}
+Take what you answer from what the agents found. What none of them could find out, say that it is not known."""
+_PLANS = {
+    "full": """Before the first call write down all steps: which agent does what, and which need the results of others.
+Then ask for all steps at once that need nothing that is missing, and so on. Change a step only where a result shows
+that it was wrong.""",
+    "iterative": """Plan one step at a time: what is to be done next follows from the request and from all results.
+Ask an agent for that step, look at what it gives, and go on until nothing is missing.""",
+}
+NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds it is `row_budget`
+
+
+def as_agent(keys: CardKeys) -> tuple[CardKeys, str]:
+    """The agent that a router is, or a planner: the cards that it may ask are its tools; and what it is told of
+    planning. Others stay as they are."""
+    same = {name: getattr(keys, name) for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}}
+    if isinstance(keys, RouterFile):
+        return CardFile().model_copy(update=same | {"agents": []}), ""
+    if not isinstance(keys, OrchestratorFile | IterativePlannerFile):
+        return keys, ""
+    turns = [keys.plan_iterations if keys.plan_iterations > 0 else NO_LIMIT]
+    turns += [keys.request_params.max_iterations] if keys.request_params.max_iterations else []
+    params = keys.request_params.model_copy(update={"max_iterations": min(turns)})
+    plan = keys.plan_type if isinstance(keys, OrchestratorFile) else "iterative"
+    return CardFile().model_copy(update=same | {"request_params": params}), _PLANNER.format(_PLANS[plan])

@@ -11,7 +11,6 @@ from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import (
-    NO_LIMIT,
     Card,
     Skill,
     find_card,
@@ -21,6 +20,7 @@ from agac.spec.agent_cards import (
     stage_examples,
     with_skills,
 )
+from agac.spec.card_models import NO_LIMIT
 from agac.spec.card_types import OF_ANSWERS, ONLY_A_TOOL, REQUEST, CardPart, becomes_stages
 from agac.spec.file_model import FileModel
 from agac.spec.graph import PARTS, StageNode, stage_of
