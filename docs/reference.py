@@ -50,6 +50,7 @@ from agac.spec.models import (
 from agac.spec.project_models import (
     BatchApiFile,
     CiFile,
+    ExecutorFile,
     LimitsFile,
     LintFile,
     McpServerFile,
@@ -176,6 +177,7 @@ SECTIONS: dict[type[FileModel], str] = {
     RemoteContentFile: "remote",
     LintFile: "lint",
     CiFile: "ci",
+    ExecutorFile: "executor",
     ProviderSpec: "a-provider",
     BatchApiFile: "a-batch-api",
     LimitsFile: "limits",

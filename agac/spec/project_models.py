@@ -183,6 +183,17 @@ class CiFile(FileModel):
     )
 
 
+class ExecutorFile(FileModel):
+    """Where calls and functions of runs are carried out, where that is not this process."""
+
+    ray: Annotated[str, AfterValidator(check.ray_address)] = key(
+        "`auto` (the cluster of RAY_ADDRESS or of this machine, else one started for the run) or `ray://host:port`.",
+        default="auto",
+    )
+    workers: int | None = key("Processes that work for a run; one for each CPU when left out.", ge=1, le=10_000)
+    chunk: int = key("The most calls or functions that are given to one of them at a time.", default=50, ge=1, le=1000)
+
+
 class ProjectFile(RunRulesFile):
     """agac.yml; nothing in it is required."""
 
@@ -199,5 +210,6 @@ class ProjectFile(RunRulesFile):
     remote: RemoteContentFile = key(
         "Where answers are shared, and what may be fetched from elsewhere.", default=RemoteContentFile()
     )
+    executor: ExecutorFile | None = key("Where runs work: on a Ray cluster. Left out: in this process alone.")
     lint: LintFile = key("What `agac lint` looks for.", default=LintFile())
     ci: CiFile = key("What `agac ci` does.", default=CiFile())

@@ -235,6 +235,13 @@ def mcp_target(value: str) -> str:
     return value
 
 
+def ray_address(value: str) -> str:
+    """Where a Ray cluster is."""
+    if value != "auto" and not re.fullmatch(r"ray://[^\s/]+:\d+", value):
+        raise refused(f"{value!r} is no cluster; write auto, or ray://host:10001")
+    return value
+
+
 def api_key(value: str) -> str:
     """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
     if KEY_SHAPE.match(_without_variables(value)):
