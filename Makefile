@@ -75,7 +75,7 @@ TESTED := behaviour contract data golden policy providers simulator spec store t
 
 lowest: ## The tests with the lowest versions that pyproject.toml allows
 	@test -x $(LOWEST)/bin/uv || { $(PYTHON) -m venv $(LOWEST) && $(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv; }
-	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,mcp,notify,otel,postgres,remote,ui,uvloop,xlsx]'
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[anthropic,data,hf,json-repair,mcp,notify,otel,postgres,ray,remote,ui,uvloop,xlsx]'
 	@grep -E '^(hypothesis|mcp-server|pandas|polars|pyarrow|pytest)' constraints.txt > $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -r $(LOWEST)/tools.txt
 	@$(LOWEST)/bin/pytest -n $(PARALLEL) --dist worksteal $(TESTED:%=tests/%)
