@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, RowId
@@ -121,7 +121,7 @@ class StopRules:
     ) -> None:
         """`done_before`: how many answers each stage has in this run so far, by name."""
         self._stop_signal, self._max_errors, self._guards_all = stop_signal, max_errors, stop_loss
-        self._errors = 0
+        self._errors = self._elsewhere = 0
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[tuple[str, ErrorType]] = Counter()
@@ -154,8 +154,18 @@ class StopRules:
     def row_failed(self) -> None:
         """One more failed row; more than `max_errors` end the run."""
         self._errors += 1
-        if self._max_errors is not None and self._errors > self._max_errors:
-            rows = "1 row" if self._errors == 1 else f"{self._errors:,} rows"
+        self._check_errors()
+
+    def failed_elsewhere(self, rows: int) -> None:
+        """So many rows failed in the other shards of the run: they count as its own."""
+        self._elsewhere = rows
+        self._check_errors()
+
+    def _check_errors(self) -> None:
+        errors = self._errors + self._elsewhere
+        if self._max_errors is not None and errors > self._max_errors:
+            rows = "1 row" if errors == 1 else f"{errors:,} rows"
+            rows += " of all shards" if self._elsewhere else ""
             self._stop_signal.end(StopReason.LIMIT, f"{rows} failed, and max_errors is {self._max_errors:,}")
 
     def _count(self, stage: str) -> None:
@@ -197,7 +207,7 @@ class BudgetBalance:
     part of `spent` that may not be spent: calls that left no answer may have been billed. `unpriced` calls of them were
     lost before the cost of any call was known: the first known cost counts for them too. `stage`: the one that it
     bounds, None for the run's. `batches`: how many of the `reservations` are those of batches, for which nothing
-    waits."""
+    waits. `lent`: what this process may spend of a budget that it shares with others, None: all of it."""
 
     name: str
     budget: Budget
@@ -208,6 +218,12 @@ class BudgetBalance:
     reserved: Amount = NOTHING
     reservations: int = 0
     batches: int = 0
+    lent: Budget | None = None
+
+    @property
+    def used(self) -> Amount:
+        """What is spent, and set aside."""
+        return self.spent.plus(self.reserved)
 
     def holds_for(self, stage: str) -> bool:
         """Whether calls of the stage count: its parts and what escalates spend together."""
@@ -216,7 +232,7 @@ class BudgetBalance:
     def would_exceed(self, worst: Amount) -> bool:
         """Whether so much more does not fit, beside what is set aside."""
         usd, tokens, calls = self.spent.plus(self.reserved).plus(worst)
-        cap = self.budget
+        cap = self.budget if self.lent is None else self.lent
         if (cap.usd is not None and usd > cap.usd) or (cap.tokens is not None and tokens > cap.tokens):
             return True
         return cap.calls is not None and calls > cap.calls
@@ -245,9 +261,25 @@ class Reservation(NamedTuple):
     balances: tuple[BudgetBalance, ...]
 
 
+class Lender(Protocol):
+    """Where budgets are shared with other processes: what may be spent of them here can be made more."""
+
+    async def lend(self, over: Sequence[BudgetBalance], worst: Amount, *, urgent: bool) -> bool:
+        """Whether there is more room in budgets into which a worst case does not fit. `urgent`: nothing under way here
+        can make room. Raises RunStopped where that cannot be found out any more."""
+        ...
+
+    def unspent(self, name: str) -> str:
+        """What others may hold of a budget without having spent it, as the end of a sentence."""
+        ...
+
+
 class BudgetLimiter:
     """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend. At a limit
-    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it."""
+    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it. `lender`: of what the
+    shards of a run share."""
+
+    lender: Lender | None = None
 
     def __init__(self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None) -> None:
         self._stop_signal, self.balances, self._row = stop_signal, tuple(balances), row
@@ -286,14 +318,17 @@ class BudgetLimiter:
             async with self._turn:
                 while over := _over(balances, worst):
                     self._stop_signal.check()
+                    if self.lender is not None:
+                        urgent = any(one.reservations == one.batches for one in over)
+                        if await self.lender.lend(over, worst, urgent=urgent) or not _over(balances, worst):
+                            continue
                     hopeless = [one for one in over if not one.reservations]
                     if any(0 < one.reservations == one.batches for one in over):
                         self.missed, self.reached = worst, over[0]
                         raise BlockedByBatches
                     if hopeless:
                         self.reached, self.missed = hopeless[0], worst
-                        what = f"the {hopeless[0].name} is used up: the next call might exceed it"
-                        self._stop_signal.end(StopReason.LIMIT, what)
+                        self._end("call", hopeless[0].name)
                         raise RunStopped
                     self._changed.clear()
                     await self._changed.wait()
@@ -322,6 +357,13 @@ class BudgetLimiter:
             self.missed, self.reached = worst, over[0] if over else self.reached
         return not (over or self._waiting)
 
+    async def borrow(self, stage: str, worst: Amount) -> bool:
+        """The same, where a lender makes room."""
+        over = _over(self._balances_of(stage), worst)
+        if self.lender is None or self._waiting or (over and not await self.lender.lend(over, worst, urgent=False)):
+            return False
+        return self.has_room(stage, worst)
+
     def load(self, batch: int, stage: str, worst: Amount) -> None:
         """Sets an amount aside for a batch, whether it fits or not: an earlier invocation did for one that is open."""
         reservation = self._batches.get(batch)
@@ -347,8 +389,11 @@ class BudgetLimiter:
 
     def stop_at_limit(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
-        name = self.reached.name if self.reached is not None else "budget"
-        self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next batch might exceed it")
+        self._end("batch", self.reached.name if self.reached is not None else "budget")
+
+    def _end(self, what: str, name: str) -> None:
+        others = self.lender.unspent(name) if self.lender is not None else ""
+        self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}")
 
 
 def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalance]:

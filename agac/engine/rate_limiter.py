@@ -183,6 +183,10 @@ class Adaptive:
         self._sent += 1
         return self._sent
 
+    def bound(self, most: int) -> None:
+        """No more than so many calls at once from now on."""
+        self._most, self.limit = most, min(self.limit, most)
+
     def held_by_limit(self, seconds: float) -> None:
         """So long calls waited because others were under way."""
         if self._room.cut_at:
@@ -377,6 +381,7 @@ class Lane:
         self._adaptive = Adaptive(most, clock())
         self._allowance = HeaderQuota()
         self.most = most
+        self._most, self._rpm, self._tpm = most, rpm, tpm
         self._per_request = 60.0 / rpm if rpm else 0.0
         self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
@@ -418,6 +423,15 @@ class Lane:
     def leave(self) -> None:
         """The call is over, or was not made."""
         self.in_flight -= 1
+        if self._waiting:
+            self._serve()
+
+    def share(self, processes: int) -> None:
+        """So many processes share what the account takes, this one among them: it keeps to its part from now on."""
+        self.most = max(1, self._most // processes)
+        self._adaptive.bound(self.most)
+        self._per_request = 60.0 * processes / self._rpm if self._rpm else 0.0
+        self._per_token = 60.0 * processes / self._tpm if self._tpm else 0.0
         if self._waiting:
             self._serve()
 

@@ -60,6 +60,29 @@ async def test_calls_are_spaced_out_by_the_limits_a_minute(limits: Any, tokens: 
     assert await sent_at(lane(**limits), *tokens) == times
 
 
+async def test_a_lane_that_processes_share_keeps_to_its_part_and_gets_more_once_others_are_gone() -> None:
+    shared = lane(8, rpm=600, tpm=60_000)
+    shared.share(4)
+    assert await sent_at(shared, 100, 100, 800, 0) == [0, 0.4, 0.8, 4.0]
+    shared.share(1)
+    assert await sent_at(shared, 0, 0, 0) == [0.38, 0.48, 0.58]  # the turn that was taken before stays
+
+
+async def test_so_many_calls_at_once_as_a_lanes_part_is() -> None:
+    shared = lane(8)
+    shared.share(16)
+    for expected in (1, 4):
+        shared.share(8 // expected)
+        waiting = [asyncio.ensure_future(shared.enter(0)) for _ in range(6)]
+        await asyncio.sleep(5)
+        assert (shared.in_flight, shared.most) == (expected, expected)
+        shared.share(1)
+        await asyncio.sleep(5)
+        assert (shared.in_flight, [one.done() for one in waiting]) == (6, [True] * 6)
+        for _ in waiting:
+            shared.leave()
+
+
 async def test_those_who_wait_together_are_spaced_out_too() -> None:
     one, start, times = lane(rpm=600), loop_time(), []
 

@@ -267,7 +267,7 @@ class Enrolment:
                 self._close(lane, filling)
                 filling = None
             worst = form.worst_case(body)
-            if (held := self._afford(active, stage, worst)) is not None:
+            if (held := await self._afford(active, stage, worst)) is not None:
                 return held
             if filling is None:
                 filling = self._filling[lane] = await self._begin(form, lane, fingerprint)
@@ -288,7 +288,7 @@ class Enrolment:
         context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
         return Parked.ENROLLED
 
-    def _afford(self, active: ActiveRow, stage: PlannedStage, worst: Amount) -> RowError | Parked | None:
+    async def _afford(self, active: ActiveRow, stage: PlannedStage, worst: Amount) -> RowError | Parked | None:
         """Why a budget has no room for a task; None: it has."""
         budget = self._context.budget
         if budget is None:
@@ -297,7 +297,7 @@ class Enrolment:
             active.budget = budget.row_balance()
         if active.budget is not None and active.budget.would_exceed(worst):
             return RowError(ErrorType.BUDGET_EXCEEDED, "row_budget: its request could cost more than the row has left")
-        if budget.has_room(stage.name, worst):
+        if budget.has_room(stage.name, worst) or await budget.borrow(stage.name, worst):
             return None
         self.held_back += 1
         return Parked.PARKED
