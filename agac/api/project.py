@@ -18,7 +18,7 @@ from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, ValidationError
 
-from agac.api.status import database_path, position_of, workflow_name
+from agac.api.status import database_path, position_of, this_shard, workflow_name
 from agac.api.sync import INTERRUPTS
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
@@ -26,7 +26,16 @@ from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
 from agac.data.remote import FOLDER, RemoteContents
-from agac.data.sources import STANDARD_INPUT, keep, keep_rows, open_input, read_rows, sampled
+from agac.data.sources import (
+    STANDARD_INPUT,
+    InputDigest,
+    keep,
+    keep_rows,
+    open_input,
+    read_rows,
+    rows_of_shard,
+    sampled,
+)
 from agac.data.text_formats import separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope, UnknownCalls
@@ -136,7 +145,7 @@ class RunOptions(CommonOptions):
 
     def selection(self) -> Selection:
         """Which rows are meant."""
-        return Selection(self.limit, self.offset, self.sample, self.seed or 0)
+        return Selection(self.limit, self.offset, self.sample, self.seed or 0, this_shard())
 
     def overrides(self) -> Overrides:
         """What changes while the workflow is loaded. Raises UsageError for numbers that mean nothing."""
@@ -215,10 +224,10 @@ class Project:
         if STAND_INS:
             yield STAND_INS[-1]
             return
-        folder = self.state / ".agac"
-        folder.mkdir(exist_ok=True)
+        file = self.store.with_name("simulator.db")
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            async with embedded_simulator(Settings(state=folder / "simulator.db")) as base_url:
+            async with embedded_simulator(Settings(state=file)) as base_url:
                 yield base_url
         except SimulatorError as error:
             raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
@@ -365,10 +374,11 @@ class CheckedWorkflow:
     source: Source
     warnings: list[Problem]
 
-    def rows(self, selection: Selection, *, labels: bool = False) -> Iterator[Row]:
+    def rows(self, selection: Selection, *, labels: bool = False, read: InputDigest | None = None) -> Iterator[Row]:
         """The selected rows, streamed; every call reads the input anew. A sample reads all of it once more, first. With
-        `labels` they have the columns that no stage sees."""
+        `labels` they have the columns that no stage sees. Of a shard `read` learns what the rows of all shards are."""
         rows = read_rows(self.source, self.workflow.input.id_field, selection.offset)
+        shard, suffixed = selection.shard, self.workflow.input.on_duplicate_id == "suffix"
         if (hidden := self.workflow.labels) and not labels:
             rows = (
                 row._replace(data=row.data and {name: row.data[name] for name in row.data if name not in hidden})
@@ -378,10 +388,13 @@ class CheckedWorkflow:
             ordinals = (record.ordinal for record in self.source.records(selection.offset))
             drawn = set(sampled(ordinals, selection.sample, selection.seed))
             rows = itertools.islice((row for row in rows if row.ordinal in drawn), len(drawn))
-        return rows if selection.limit is None else itertools.islice(rows, selection.limit)
+        rows = rows if selection.limit is None else itertools.islice(rows, selection.limit)
+        return rows if shard is None else rows_of_shard(rows, shard, suffixed, read)
 
     def count(self, selection: Selection) -> int:
         """How many rows are selected; reads the input, as far as it must."""
+        if selection.shard is not None:
+            return sum(1 for _ in self.rows(selection))
         records = self.source.records(selection.offset)
         most = min((bound for bound in (selection.limit, selection.sample) if bound is not None), default=None)
         return sum(1 for _ in (records if most is None else itertools.islice(records, most)))

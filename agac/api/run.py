@@ -236,7 +236,7 @@ def batching_of(
 
     return Batching(
         providers=providers, recorded=partial(recorded_plan, opened, providers, functions=False),
-        folder=opened.state / ".agac" / FOLDER, confirm_stale=agree, wait=options.wait, only_batch=only,
+        folder=opened.store.with_name(FOLDER), confirm_stale=agree, wait=options.wait, only_batch=only,
         resume_run=retrieves, only_takes=only_takes,
     )  # fmt: skip
 

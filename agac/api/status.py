@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agac.api.sync import blocking
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, sentence
 from agac.core.keys import JOB, job_alias
-from agac.core.types import Outcome, Report, RowId, dollars_in_all, iso, json_form, waits_left
+from agac.core.types import Outcome, Report, RowId, Shard, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, project_root
 from agac.store import batches, history, runs
@@ -29,9 +30,23 @@ if TYPE_CHECKING:
 # Runs and rows by the names that users give them.
 
 
+SHARD = "AGAC_SHARD"
+"""The variable of the environment that names a shard; `--shard` of the command line sets it."""
+
+
+def this_shard() -> Shard | None:
+    """The shard at which this process works. Raises UsageError for a variable that names none."""
+    text = os.environ.get(SHARD, "")
+    shard = Shard.read(text)
+    if text and shard is None:
+        raise UsageError(f"{SHARD}={text} names no shard", remedy="Write 3/16 for the third of sixteen, from 1/16 on.")
+    return shard
+
+
 def database_path(root: Path) -> Path:
-    """Where a project keeps its state."""
-    return root / STORE
+    """Where a project keeps its state: each shard of a run has a store of its own."""
+    shard = this_shard()
+    return root / STORE if shard is None else root / STORE.parent / "shards" / shard.name / STORE.name
 
 
 def database_files(path: Path) -> list[Path]:
@@ -244,6 +259,7 @@ def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
 def go_on(record: runs.RunRecord) -> str:
     """The command that resumes a run: with the same flags, since they are part of what the run is."""
     words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
+    words += ["--shard", str(Shard(*shard))] if (shard := record.selection.get("shard")) else []
     if "trial" in given:
         words, given = ["agac", given["trial"].get("command", "try"), *words[2:]], given["trial"] | {"command": None}
     if "job" in given:

@@ -268,6 +268,7 @@ class LazyGroup(CommandGroup):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, message="agac %(version)s")
 @click.option("--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml.")
+@click.option("--shard", metavar="I/N", help="Work on, or look at, one of N parts of a run, such as 3/16.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="warning",
     show_default=True, help="Lowest level that is logged, to standard error or --log-file.",
@@ -283,9 +284,11 @@ class LazyGroup(CommandGroup):
 @click.pass_context
 def cli(
     ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, log_level: str, verbose: int,
-    log_file: Path | None, log_format: str,
+    log_file: Path | None, log_format: str, shard: str | None,
 ) -> None:  # fmt: skip
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
+    if shard is not None:
+        os.environ["AGAC_SHARD"] = shard
     handler: logging.Handler = terminal.StandardError()
     if log_file:
         try:

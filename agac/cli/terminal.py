@@ -24,7 +24,7 @@ import click
 from agac.core.errors import Problem
 from agac.core.keys import is_job, job_alias
 from agac.core.text import UNSAFE, cells, cropped, is_unicode, padded, plain
-from agac.core.types import counted, dollars
+from agac.core.types import Shard, counted, dollars
 
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
@@ -113,6 +113,7 @@ def selection_words(selection: dict[str, Any]) -> str:
     if sample is not None:
         drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
         many = drawn if limit is None else f"{many} of {drawn}"
+    many = f"shard {Shard(*shard)} of {many}" if (shard := selection.get("shard")) else many
     return f"{many} from row {offset + 1:,}" if offset else many
 
 

@@ -54,6 +54,11 @@ def member_hash(row_id: RowId) -> int:
     return int.from_bytes(digest(canonical(row_id))[:8], "big")
 
 
+def shard_of(row_id: RowId, of: int) -> int:
+    """In which of so many shards, from 1, a row or a group is: by its id alone, so that other rows move nobody."""
+    return member_hash(row_id) % of + 1
+
+
 def message_id(token: str, about: str, target: str) -> str:
     """Names a message about something in a store, which has this `token`, to a target: in each attempt the same."""
     return f"msg_{digest(canonical([token, about, target])).hex()}"

@@ -39,6 +39,28 @@ def inside(value: JSONValue, way: Iterable[str]) -> JSONValue:
     return reduce(lambda one, part: one.get(part) if isinstance(one, Mapping) else None, way, value)
 
 
+class Shard(NamedTuple):
+    """One of `of` parts of a run's rows, by the hash of their ids; `number` counts from 1. As text: `3/16`."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @property
+    def name(self) -> str:
+        """As it stands in names of folders and objects."""
+        return f"{self.number}-of-{self.of}"
+
+    @staticmethod
+    def read(text: str, sign: str = "/") -> Shard | None:
+        """The shard that a text names, its numbers parted by this sign; None: it names none."""
+        number, _, of = text.partition(sign)
+        digits = all(part.isascii() and part.isdigit() and len(part) < 6 for part in (number, of))
+        return Shard(int(number), int(of)) if digits and 1 <= int(number) <= int(of) else None
+
+
 @dataclass(frozen=True, slots=True)
 class DayTime:
     """A time of day where the program runs."""

@@ -55,12 +55,21 @@ class ObjectStore:
                 return None
             return None if found.meta["size"] > most else bytes(await found.bytes_async())
 
-    async def sizes(self, folder: str) -> dict[str, int]:
-        """All objects below a folder (`v1/ci`) by their names, each with its bytes."""
+    async def sizes(self, folder: str, after: str | None = None) -> dict[str, int]:
+        """All objects below a folder (`v1/ci`) by their names, each with its bytes; those `after` a name."""
         import obstore
 
         with self._explained(f"{folder} cannot be listed"):
-            return {one["path"]: one["size"] async for some in obstore.list(self._store, folder) for one in some}
+            found = obstore.list(self._store, folder, offset=after)
+            return {one["path"]: one["size"] async for some in found for one in some}
+
+    async def folders(self, folder: str) -> list[str]:
+        """The names of the folders in a folder."""
+        import obstore
+
+        with self._explained(f"{folder} cannot be listed"):
+            found = await obstore.list_with_delimiter_async(self._store, folder)
+            return [one.rpartition("/")[2] for one in found["common_prefixes"]]
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
-from agac.core.keys import DIGEST_BYTES
-from agac.core.types import JSONValue, Row
+from agac.core.keys import DIGEST_BYTES, canonical, shard_of, snapshot
+from agac.core.types import JSONValue, Row, Shard
 from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
 from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
@@ -361,6 +361,33 @@ def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
         elif (place := int(draw() * (count + 1))) < size:
             taken[place] = ordinal
     return sorted(taken)
+
+
+class InputDigest:
+    """What a reading of all selected rows came to: how many they are, and a hash of their ids and contents in order,
+    which is empty before their end."""
+
+    def __init__(self) -> None:
+        self.rows, self.text = 0, ""
+
+
+_SUFFIX = re.compile(r"(#\d+)+\Z")
+
+
+def rows_of_shard(rows: Iterable[Row], shard: Shard, suffixed: bool, read: InputDigest | None) -> Iterator[Row]:
+    """The rows of one shard. `suffixed`: ids that come again are numbered, as `a#2`, and stay with those that they
+    repeat."""
+    seen = blake2b(digest_size=DIGEST_BYTES)
+    for count, row in enumerate(rows, 1):
+        if read is not None:
+            content = str(row.error) if row.error else snapshot(row.data)
+            seen.update(f"{canonical(row.id)}{content}\n".encode("utf-8", "surrogatepass"))
+            read.rows = count
+        row_id = _SUFFIX.sub("", row.id) if suffixed and isinstance(row.id, str) else row.id
+        if shard_of(row_id, shard.of) == shard.number:
+            yield row
+    if read is not None:
+        read.text = seen.hexdigest()
 
 
 QUOTING = frozenset({".csv", ".tsv"})

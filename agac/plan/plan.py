@@ -14,7 +14,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, params_body, snapshot
-from agac.core.types import JSONValue, Schema
+from agac.core.types import JSONValue, Schema, Shard
 from agac.plan.agent_specs import same_files, with_tools
 from agac.plan.stage import (
     CHOOSING_ROWS,
@@ -47,25 +47,32 @@ DEFAULT_CONCURRENCY = 32
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which rows of the input take part; None: all. `offset` counts records from 0. First `offset` rows are skipped,
-    then `sample` of the others are drawn with `seed`, then the first `limit` taken."""
+    then `sample` of the others are drawn with `seed`, then the first `limit` taken; of those one `shard`."""
 
     limit: int | None = None
     offset: int = 0
     sample: int | None = None
     seed: int = 0
+    shard: Shard | None = None
+
+    def __post_init__(self) -> None:
+        if self.shard is not None:  # JSON has a list
+            object.__setattr__(self, "shard", Shard(*self.shard))
 
     @property
     def partial(self) -> bool:
         """Whether rows may be left out: such a run writes to a preview folder."""
-        return self.limit is not None or self.offset > 0 or self.sample is not None
+        return self.limit is not None or self.offset > 0 or self.sample is not None or self.shard is not None
 
     def taken(self, rows: int) -> int:
-        """How many of so many rows take part, `offset` not counted."""
-        return min(bound for bound in (rows, self.sample, self.limit) if bound is not None)
+        """How many of so many rows take part, `offset` not counted; of a shard about so many."""
+        most = min(bound for bound in (rows, self.sample, self.limit) if bound is not None)
+        return most if self.shard is None else most // self.shard.of
 
     def text(self) -> str:
         """Canonical JSON: part of a run's identity."""
-        drawn = {} if self.sample is None else {"sample": self.sample, "seed": self.seed}
+        drawn: dict[str, object] = {} if self.sample is None else {"sample": self.sample, "seed": self.seed}
+        drawn |= {} if self.shard is None else {"shard": self.shard}
         return canonical({"limit": self.limit, "offset": self.offset, **drawn} if self.partial else {})
 
 
@@ -191,7 +198,7 @@ _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", 
 
 _KEPT_WHERE_SET = (
     "delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail", "files",
-    "otel", "otel_sample", "otel_prompts", "notify", "how", "program",
+    "otel", "otel_sample", "otel_prompts", "notify", "how", "program", "shard",
 )  # fmt: skip
 """Keys that came later: what is stored where they are not set is what it was."""
 

@@ -333,6 +333,7 @@ def test_a_plan_with_every_key_is_the_same_again(
     folder: ProjectFolder, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.root)
+    monkeypatch.setenv("AGAC_SHARD", "3/16")
     more = {"model": "local/small"} if name == "job" else {}
     plan, providers = planned(folder, name, limit=5, sample=9, seed=3, offset=1, concurrency=3, **more)
     for write in (snapshot, canonical):
@@ -460,6 +461,7 @@ def test_the_workflows_of_this_test_use_every_field_there_is(
     """Who adds a field to a part of a Plan has to use it in `EVERYTHING` above; then the tests above fail until the
     definition or the settings holds it."""
     monkeypatch.chdir(folder.root)
+    monkeypatch.setenv("AGAC_SHARD", "3/16")
     options = {"limit": 5, "sample": 9, "seed": 3, "offset": 1, "concurrency": 3}
     model = {"job": {"model": "local/small"}}
     plans = [planned(folder, name, **options, **model.get(name, {}))[0] for name in (*WORKFLOWS, "job")]

@@ -43,7 +43,7 @@ def test_every_command_and_every_flag_has_help_and_is_documented() -> None:
                 assert all(flag in text for flag in parameter.opts), f"{path} {parameter.name}"
     assert isinstance(cli, LazyGroup)
     values, switches = (
-        ["--project-dir", "--log-level", "--log-file", "--log-format"],
+        ["--project-dir", "--shard", "--log-level", "--log-file", "--log-format"],
         ["-v", "--quiet", "-q", "--no-color"],
     )
     assert cli.global_flags() == dict.fromkeys(values, True) | dict.fromkeys(switches, False)

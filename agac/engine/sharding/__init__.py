@@ -1,0 +1,1 @@
+"""Shards: one run as several processes, which share a folder of a remote."""

@@ -1,0 +1,290 @@
+"""What the shards of a run tell each other: a folder of a remote whose objects are created once and never replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict
+
+from agac.core.errors import AgacError, LeaseHeld, LeaseLost
+from agac.core.keys import canonical, digest
+from agac.core.types import Shard
+from agac.data.object_store import ObjectStore
+from agac.engine.batch.submit import CLOCKS_APART
+from agac.store.db import to_the_end
+from agac.store.lease import is_dead_here, shown, this_process
+
+# v1/shards/WORKFLOW/KEY/…
+#   lease/3-of-16/0000000001      who works on a shard: a log, whose numbers are the fence
+#   minutes/29412345/3-of-16-…    signs of life, by the minute; readers look at the last of them alone
+#   ended/3-of-16/0000000001      how each invocation ended: a log
+#   answers/3-of-16/WRITER/PACK   packs of answers that a shard pushed
+#   rows/NAME.pack                final rows, named by the last manifest of their shard
+
+FOLDER = "v1/shards"
+STALE_SECONDS = 180.0  # without a sign of life for so long a shard's process counts as gone, wherever it is
+SURE_SECONDS = 90.0  # after such a silence a process proves that it was not taken over before it goes on
+MAX_OBJECT = 8_000_000  # bytes: what is longer is not read
+
+_log = logging.getLogger("agac.shard")
+
+
+class SharedObject(BaseModel):
+    """What is in an object: somebody else's data. `writer` says whose, `at` when it was written (since 1970)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    format: Literal[1] = 1
+    writer: str
+    at: float
+    holder: str
+    mark: str
+
+
+class LeaseEntry(SharedObject):
+    """Who took a shard, or gave it back (`free`). `mark` tells processes apart."""
+
+    free: bool = False
+
+
+class ShardStatus(SharedObject):
+    """How a shard is: its rows by state, what its calls came to in this run, calls in flight by lane, the errors that
+    count for `max_errors`; what it `waits` for, and why it stopped. `silent`: it should be at work and shows no sign of
+    life."""
+
+    number: int
+    of: int
+    state: Literal["running", "ended", "stopped", "silent"] = "running"
+    run: int = 0
+    rows: Mapping[str, int] = {}
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    usd: float | None = None
+    errors: int = 0
+    lanes: Mapping[str, int] = {}
+    waits: str = ""
+    why: str = ""
+
+
+class ShardManifest(SharedObject):
+    """How an invocation of a shard ended. `complete`: so is the shard; then `packs` have its final rows, in order.
+    `definition` is the hash of the run's, `input` that of all rows that were read, so many as `input_rows`: empty where
+    the input was not read to its end. `summary` is the run's, of this shard."""
+
+    status: ShardStatus
+    exit_code: int
+    complete: bool
+    definition: str
+    input: str
+    input_rows: int
+    summary: dict[str, Any]
+    packs: tuple[str, ...] = ()
+
+
+Shared = TypeVar("Shared", bound=SharedObject)
+
+
+def folder_key(definition: bytes, selection: str, of: int) -> str:
+    """Names the folder of a run in so many shards: by its definition and its selection, which is that of all shards."""
+    return digest(canonical(["shards", definition.hex(), selection, of])).hex()
+
+
+class ShardFolder:
+    """The folder of a run. What others than `trust` wrote is not believed."""
+
+    def __init__(self, remote: ObjectStore, workflow: str, key: str, trust: Iterable[str]) -> None:
+        self.remote, self.workflow, self.key, self.trust = remote, workflow, key, {*trust} - {""}
+        self.path = f"{runs_folder(workflow)}/{key}"
+        self._last = dict[str, tuple[int, bytes | None]]()  # of logs that were read
+        self._read = dict[str, ShardStatus]()
+
+    async def create(self, name: str, content: bytes) -> bool:
+        """Puts an object; False where it is there already."""
+        return await self.remote.create(f"{self.path}/{name}", content)
+
+    async def read(self, name: str, most: int = MAX_OBJECT) -> bytes | None:
+        """The content of an object; None where it is not there, or longer."""
+        return await self.remote.read(f"{self.path}/{name}", most)
+
+    async def names(self, folder: str, after: str | None = None) -> dict[str, int]:
+        """All objects below a folder, each with its bytes; those `after` one of them."""
+        start = len(self.path) + 1
+        found = await self.remote.sizes(f"{self.path}/{folder}", after and f"{self.path}/{after}")
+        return {name[start:]: size for name, size in found.items()}
+
+    async def append(self, log: str, make: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Makes one more entry of a log, of the last one (None: there is none), again where another was faster; gives
+        the entry. What `make` gives None for is as it should be: the last entry."""
+        while True:
+            number, last = await self.last(log)
+            content = make(last)
+            if content is None:
+                return last
+            if await self.create(f"{log}/{number + 1:010d}", content):
+                self._last[log] = number + 1, content
+                return content
+
+    async def last(self, log: str) -> tuple[int, bytes | None]:
+        """The number of a log's last entry, 0 where there is none, and its content."""
+        number, content = self._last.get(log, (0, None))
+        names = await self.names(log, f"{log}/{number:010d}" if number else None)
+        found = [int(name[-10:]) for name in names if re.fullmatch(rf"{re.escape(log)}/\d{{10}}", name)]
+        if found and (newest := max(found)) > number:
+            number, content = newest, await self.read(f"{log}/{newest:010d}")
+            self._last[log] = number, content
+        return number, content
+
+    def believed(self, kind: type[Shared], name: str, content: bytes | None) -> Shared | None:
+        """What an object holds; None, and said, where it cannot be believed."""
+        why = "it cannot be read"
+        try:
+            found = kind.model_validate_json(content or b"")
+            if found.writer in self.trust and found.at < time.time() + CLOCKS_APART:
+                return found
+            why = f"its writer {found.writer[:64]!r} is not trusted, or its time is to come"
+        except ValueError:
+            pass
+        _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, why)
+        return None
+
+    async def beat(self, status: ShardStatus, count: int) -> None:
+        """A sign of life, the `count`th of its process."""
+        name = f"{Shard(status.number, status.of).name}-{status.mark}-{count:08d}"
+        await self.create(f"minutes/{int(status.at / 60)}/{name}", status.model_dump_json().encode())
+
+    async def alive(self) -> dict[int, ShardStatus]:
+        """The newest sign of life of each shard, of the last minutes."""
+        minute, newest = int(time.time() / 60), dict[tuple[str, str], tuple[int, str]]()
+        of_minutes = (self.names(f"minutes/{one}") for one in range(minute - int(STALE_SECONDS / 60), minute + 2))
+        for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
+            if found := re.fullmatch(r"minutes/(\d+)/(\d+-of-\d+)-([0-9a-f]+)-\d{8}", name):
+                newest[found[2], found[3]] = max(newest.get((found[2], found[3]), (0, "")), (int(found[1]), name))
+        names = [name for _, name in newest.values()]
+        fresh = [name for name in names if name not in self._read]
+        for name, content in zip(fresh, await asyncio.gather(*map(self.read, fresh)), strict=True):
+            if (status := self.believed(ShardStatus, name, content)) is not None:
+                self._read[name] = status
+        self._read = {name: self._read[name] for name in names if name in self._read}
+        return {one.number: one for one in sorted(self._read.values(), key=lambda one: one.at)}
+
+    async def manifests(self) -> dict[int, ShardManifest]:
+        """How the last invocation of each shard ended."""
+        logs = {name.rpartition("/")[0] for name in await self.names("ended")}
+        found = await asyncio.gather(*map(self.last, logs))
+        told = [self.believed(ShardManifest, log, content) for log, (_, content) in zip(logs, found, strict=True)]
+        return {one.status.number: one for one in told if one is not None}
+
+    async def statuses(self) -> dict[int, ShardStatus]:
+        """How each shard is that was ever begun."""
+        logs = {name.rpartition("/")[0] for name in await self.names("lease")}
+        alive, ended, found = await self.alive(), await self.manifests(), dict[int, ShardStatus]()
+        for log in logs:
+            shard = Shard.read(log.rpartition("/")[2], "-of-")
+            entry = self.believed(LeaseEntry, log, (await self.last(log))[1])
+            if shard is None or entry is None:
+                continue
+            beat, end = alive.get(shard.number), ended.get(shard.number)
+            status = ShardStatus(**entry.model_dump(exclude={"free"}), **shard._asdict())
+            status = max(
+                (one for one in (end and end.status, beat, status) if one), key=lambda one: (one.run > 0, one.at)
+            )
+            if status.mark != entry.mark or status.state == "running":  # who has, or had, it did not say how it ended
+                state = "running" if self.is_alive(entry, beat) else "stopped" if entry.free else "silent"
+                status = status.model_copy(update={"state": state, "holder": entry.holder})
+            found[shard.number] = status
+        return dict(sorted(found.items()))
+
+    def is_alive(self, entry: LeaseEntry, beat: ShardStatus | None) -> bool:
+        """Whether a process still holds what it took, by the last sign of life of its shard."""
+        at = max(entry.at, beat.at) if beat is not None and beat.mark == entry.mark else entry.at
+        return not (entry.free or is_dead_here(entry.holder)) and time.time() - at <= STALE_SECONDS
+
+
+def runs_folder(workflow: str) -> str:
+    """Where the folders of a workflow's runs are."""
+    return f"{FOLDER}/{quote(workflow, safe='').replace('%', '=')}"
+
+
+class ShardLease:
+    """A shard as the one process sees it that works on it, among all machines. `clock`: seconds since 1970."""
+
+    def __init__(self, folder: ShardFolder, shard: Shard, writer: str, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self.shard, self.writer, self.clock = folder, shard, writer, clock
+        self.mark, self._log, self._number = token_hex(8), f"lease/{shard.name}", 0
+        self._error: LeaseLost | None = None
+        self._sure_at, self._beats, self._turn = 0.0, itertools.count(1), asyncio.Lock()
+
+    def about(self) -> dict[str, Any]:
+        """What each object says of its writer."""
+        return {"writer": self.writer, "at": self.clock(), "holder": this_process(), "mark": self.mark}
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """The shard is this process's for the block. Raises LeaseHeld where it is another's."""
+        beat = (await self.folder.alive()).get(self.shard.number)
+        await self.folder.append(self._log, lambda last: self._taken(last, beat))
+        self._number, _ = await self.folder.last(self._log)
+        self._sure_at = self.clock()
+        try:
+            yield
+        finally:
+            await to_the_end(self._give_back())
+
+    def _taken(self, last: bytes | None, beat: ShardStatus | None) -> bytes:
+        entry = None if last is None else self.folder.believed(LeaseEntry, self._log, last)
+        if last is not None and entry is None:
+            what = f"{self.folder.remote.url}/{self.folder.path}/{self._log} ends with what cannot be believed"
+            raise AgacError(what, remedy="name its writers at `remote: {trust: […]}` of agac.yml, or move it away")
+        if entry is not None and self.folder.is_alive(entry, beat):
+            what = f"shard {self.shard} of workflow {self.folder.workflow!r} is being run by {entry.writer}"
+            after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
+            remedy = f"wait for it to end; if it is gone it is taken over {after}"
+            raise LeaseHeld(f"{what} ({shown(entry.holder)})", remedy=remedy)
+        return LeaseEntry(**self.about()).model_dump_json().encode()
+
+    async def prove(self) -> None:
+        """Proves, after a silence, that the shard is still ours. Raises LeaseLost."""
+        if self._error is not None or self.clock() - self._sure_at > SURE_SECONDS:
+            await self._prove()
+
+    async def _prove(self, *, free: bool = False) -> None:
+        """By one more entry of the log, which a process that took it over would have made."""
+        async with self._turn:
+            if self._error is not None:
+                raise self._error
+            entry, name = LeaseEntry(**self.about(), free=free), f"{self._log}/{self._number + 1:010d}"
+            is_new = await self.folder.create(name, entry.model_dump_json().encode())
+            if not is_new and self.mark.encode() not in (await self.folder.read(name) or b""):
+                self._lose()  # with our mark in it we were cut off before we heard of it
+            self._number, self._sure_at = self._number + 1, entry.at
+
+    def _lose(self) -> None:
+        what = f"another process took over shard {self.shard} of workflow {self.folder.workflow!r}"
+        remedy = "the other one goes on with it; run the same command again later"
+        self._error = LeaseLost(f"{what} while this one was silent", remedy=remedy)
+        raise self._error
+
+    async def beat(self, status: ShardStatus) -> None:
+        """Shows a sign of life. Raises LeaseLost where the shard was taken over."""
+        await self.prove()
+        await self.folder.beat(status, next(self._beats))
+        if await self.folder.read(f"{self._log}/{self._number + 1:010d}") is not None:
+            self._lose()
+        self._sure_at = status.at
+
+    async def _give_back(self) -> None:
+        try:
+            if self._error is None:
+                await self._prove(free=True)
+        except AgacError as error:
+            _log.warning("shard %s was not given back: %s", self.shard, error.message)
