@@ -66,7 +66,7 @@ from agac.store.db import migrations, split_script
 from agac.store.query import views
 
 WIDTH = 100
-FILES = {"yml": "yaml", "md": "markdown", "json": "json", "csv": "csv"}
+FILES = {"yml": "yaml", "md": "markdown", "json": "json", "csv": "csv", "sh": "sh", "sbatch": "sh"}
 
 
 def shown_file(path: str, name: str) -> str:

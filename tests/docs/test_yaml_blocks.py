@@ -32,6 +32,8 @@ def example(tmp_path: Path) -> Path:
     return tmp_path
 
 
+OTHERS = (".github", ".gitlab", "kubernetes-")
+"""Files that are not agac's."""
 SIMULATED = {"faults.yml": parse_rules, "script.yml": parse_script}
 """Files of the simulator's."""
 
@@ -49,8 +51,8 @@ def problems(workflow: str | None, folder: Path) -> list[str]:
 
 def check(block: Block, path: str, folder: Path) -> None:
     target = write(folder, path, block.text)
-    if path.startswith((".github/", ".gitlab")):
-        return  # test_batch_page.py, tests/forges
+    if path.startswith(OTHERS):
+        return  # test_batch_page.py, tests/forges, test_sharding_files.py
     if path.startswith("tests/workflows/"):
         assert find_cases(open_project(folder).spec, (), target.stem)[1] == [], block.where
     elif path in SIMULATED:
@@ -86,7 +88,7 @@ def judged(block: Block) -> tuple[str, object] | None:
     data: Any = parse_yaml(block.text, "block").data  # as editors read it: `on` is a text
     if path == Path():
         return "workflow", {"stages": [{"name": "classify", **data}]}
-    if path.stem == "broken" or path.name in SIMULATED or path.parts[0].startswith((".github", ".gitlab")):
+    if path.stem == "broken" or path.name in SIMULATED or path.parts[0].startswith(OTHERS):
         return None
     kinds = {"agac.yml": "project", "agentcards": "card", "tests": "test"}
     return kinds.get(path.parts[0], "workflow"), data
