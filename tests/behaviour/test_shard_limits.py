@@ -1,0 +1,106 @@
+"""What shards hear from each other at their signs of life: how many share an account, failures that count for all."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agac.core.errors import AgacError, ErrorType, RowError
+from agac.core.types import Shard
+from agac.data.object_store import ObjectStore
+from agac.engine.limits import Amount, BudgetBalance, RunStopped, StopReason, StopRules, StopSignal
+from agac.engine.rate_limiter import Lane
+from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
+from agac.engine.sharding.leases import SETTLED, SharedBudgets, SharedLimits
+from agac.spec.workflow import Budget
+
+REFUSED = RowError(ErrorType.REFUSED, "no")
+
+
+class One:
+    """A shard of four as it is at work, with a clock of its own."""
+
+    def __init__(self, root: Path, number: int, max_errors: int | None = None, trust: str = "me") -> None:
+        self.folder = ShardFolder(ObjectStore(str(root), root), "reviews", "key", {trust})
+        self.later = 0.0
+        self.lease = ShardLease(self.folder, Shard(number, 4), "me", lambda: time.time() + self.later)
+        self.stop_signal = StopSignal()
+        self.stops = StopRules(self.stop_signal, {}, stop_loss=True, max_errors=max_errors)
+        self.limits = SharedLimits(self.lease, self.stop_signal, self.stops)
+        self.lane = Lane(8, rpm=600, tpm=None, clock=time.monotonic, stop_signal=self.stop_signal)
+
+    async def beat(self, **more: Any) -> None:
+        await self.folder.beat(ShardStatus(**self.lease.about(), **self.lease.shard._asdict(), **more), 1)
+
+    async def hear(self) -> None:
+        await self.limits.heard(await self.folder.alive())
+
+    def fail(self, rows: int) -> None:
+        for number in range(rows):
+            self.stops.failed("judge", REFUSED, number, bytes([number]))
+
+
+async def test_lanes_are_shared_with_all_at_first_and_then_with_those_who_live(tmp_path: Path) -> None:
+    first, second, third = (One(tmp_path, number) for number in (1, 2, 3))
+    await first.limits.begin([first.lane])
+    assert (first.lane.most, first.limits.processes) == (2, 4)
+    await second.beat()
+    await third.beat(state="ended")
+    await first.hear()
+    assert first.limits.processes == 4, "not all may have begun yet"
+    first.later = SETTLED
+    await first.hear()
+    assert (first.lane.most, first.limits.processes) == (4, 2)
+
+
+async def test_max_errors_counts_the_rows_of_all_shards_that_failed_since(tmp_path: Path) -> None:
+    before, first, second = One(tmp_path, 4), One(tmp_path, 1, max_errors=5), One(tmp_path, 2)
+    before.later = -60
+    await before.beat(errors=100)
+    await first.limits.begin([])
+    first.fail(3)
+    await second.beat(errors=2)
+    await first.hear()
+    assert first.stop_signal.stop is None
+    second.later = 1
+    await second.folder.beat(
+        ShardStatus(**second.lease.about(), **second.lease.shard._asdict(), errors=3), 2
+    )  # fmt: skip
+    await first.hear()
+    assert first.stop_signal.stop is StopReason.LIMIT
+    assert first.stop_signal.reason == "6 rows of all shards failed, and max_errors is 5"
+
+
+async def test_a_shard_that_fails_alike_from_the_start_stops_the_others_once(tmp_path: Path) -> None:
+    first, second, third = (One(tmp_path, number) for number in (1, 2, 3))
+    for one in (first, second):
+        await one.limits.begin([])
+    first.fail(17)
+    await first.hear()
+    await second.hear()
+    assert second.stop_signal.stop is StopReason.LOSS
+    assert second.stop_signal.reason.startswith("shard 1/4 stopped: 17 of the first 17 outcomes of stage 'judge'")
+    await second.hear()
+    await second.limits.tell()
+    assert len(await first.folder.names("stopped")) == 1, "what is heard is not told again"
+    await third.limits.begin([])  # it begins after that, and finds out by itself
+    await third.hear()
+    assert third.stop_signal.stop is None
+
+
+async def test_what_a_stranger_grants_is_refused_and_a_remote_that_is_gone_stops_the_run(tmp_path: Path) -> None:
+    balances = [BudgetBalance("budget of the run", Budget(usd=1.0))]
+    one, stranger = One(tmp_path, 1), One(tmp_path, 2, trust="other")
+    budgets = SharedBudgets(one.lease, "one", balances, one.stop_signal)
+    await budgets.begin()
+    assert await budgets.lend(balances, Amount(0.1, 0, 1), urgent=True)
+    with pytest.raises(AgacError, match="ends with what cannot be believed"):
+        await SharedBudgets(stranger.lease, "two", balances, StopSignal()).begin()
+    (entry,) = tmp_path.glob("v1/shards/reviews/key/budget/*")
+    entry.write_text("{}")
+    third = One(tmp_path, 3)
+    with pytest.raises(RunStopped):
+        await SharedBudgets(third.lease, "x", balances, third.stop_signal).lend(balances, Amount(1, 0, 1), urgent=True)
+    assert third.stop_signal.stop is StopReason.INPUT
+    assert "without it nobody knows what is left" in str(third.stop_signal.error and third.stop_signal.error.remedy)
