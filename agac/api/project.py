@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dotenv import dotenv_values
 from dotenv.parser import parse_stream
@@ -94,6 +94,7 @@ class CommonOptions:
     calls: UnknownCalls = "ask"
     stream: bool = False
     export_traces: str | None = None
+    executor: Literal["ray", "local"] | None = None
 
     def __post_init__(self) -> None:
         budget = self.budget
@@ -119,7 +120,8 @@ class RunOptions(CommonOptions):
     again whose results earlier runs kept; `calls` of tools of which nobody knows are repeated, or skipped; `stream`
     makes one call at a time, and shows its reply on standard error while it is written; `discard_decisions`: under
     `fresh` what people decided does not count any more; `export_traces` is a folder, relative to the
-    current one, for a file with the calls, turns and tools of each row; `change` is of one stage."""
+    current one, for a file with the calls, turns and tools of each row; `executor` is who carries out calls and
+    functions, whatever agac.yml says; `change` is of one stage."""
 
     input: Path | str | GivenRows | None = None
     concurrency: int | None = None

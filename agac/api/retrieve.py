@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
 from agac.api.notify import reported
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, reachable, recorded_plan, walk_through, work_of
+from agac.api.run import batching_of, executor_of, reachable, recorded_plan, walk_through, work_of
 from agac.api.share import adopt_all, controlled, push_at_end
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
@@ -73,6 +73,7 @@ async def retrieve(
     *,
     run: int | str | None = None,
     submit: bool = True,
+    executor: Literal["ray", "local"] | None = None,
     project: Path | str | None = None,
     progress: Watch | bool = False,
     handle_signals: bool = False,
@@ -81,8 +82,8 @@ async def retrieve(
     number, or `last`; None: the one that submitted last), and goes on with that run: sync stages are asked, batches of
     those that follow are submitted, and the outputs are written once every row has an outcome. Called again it changes
     and pays nothing. Without `submit`, and for a run that another one superseded and that is not named by `run`,
-    answers are stored and nothing is sent. Exit code 75 when nothing was ready. Raises UsageError for an id that no
-    batch has, and when there is no batch."""
+    answers are stored and nothing is sent. `executor` is as in RunOptions. Exit code 75 when nothing was ready. Raises
+    UsageError for an id that no batch has, and when there is no batch."""
     async with AsyncExitStack() as stack:
         opened, database = await stack.enter_async_context(_opened(project))
         only = None
@@ -105,6 +106,7 @@ async def retrieve(
         batching = replace(batching, control=control)
         work = work_of(opened, plan, batching, lambda: iter(()), str)
         work = replace(work, scope=Scope(frozenset())) if only_takes else work
+        work = replace(work, executor=await executor_of(opened, database, plan, executor))
         invocation = Invocation(given=given_flags(before))
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do

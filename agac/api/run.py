@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.inspect import refuse_foreign, write_traces
 from agac.api.notify import notifying, reported
@@ -36,17 +37,22 @@ from agac.engine.run import Invocation, run_once
 from agac.engine.telemetry import otel_settings
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
-from agac.plan.stage import PlannedStage
+from agac.plan.stage import LocalStage, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles
 from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow
+from agac.spec.operations import Python
 from agac.spec.paths import project_root
-from agac.spec.workflow import Overrides, WrittenStage
+from agac.spec.project_models import ExecutorFile
+from agac.spec.workflow import Overrides, WrittenStage, family
 from agac.store import runs
-from agac.store.batches import unfinished_batches
+from agac.store.batches import project_token, unfinished_batches
 from agac.store.db import Database
 from agac.store.rows import chosen_counts
 from agac.store.writer import open_database
+
+if TYPE_CHECKING:
+    from agac.engine.workers.pool import RunExecutor
 
 FOLDER = "batches"  # where batches' files lie, beside the database
 
@@ -98,6 +104,8 @@ async def invoke(
         control = await stack.enter_async_context(controlled(opened, database, work.plan.workflow, asks))
         work = replace(work, batching=replace(work.batching, control=control), scope=scope, retry=retry)
         work = replace(work, watcher=built.watcher if built else None, answers=answers)
+        if answers is None and not options.stream:
+            work = replace(work, executor=await executor_of(opened, database, work.plan, options.executor))
         if elsewhere or answers is not None or "trial" in invocation.given:  # somebody tries something
             work = replace(work, plan=replace(work.plan, rules=replace(work.plan.rules, notify=())))
         plan, left = work.plan, None
@@ -239,6 +247,33 @@ def batching_of(
         folder=opened.store.with_name(FOLDER), confirm_stale=agree, wait=options.wait, only_batch=only,
         resume_run=retrieves, only_takes=only_takes,
     )  # fmt: skip
+
+
+async def executor_of(
+    opened: Project, database: Database, plan: Plan, chosen: Literal["ray", "local"] | None
+) -> RunExecutor | None:
+    """Who carries out calls and functions, where that is not this process alone: as `chosen`, else as agac.yml says."""
+    settings = None if chosen == "local" else opened.spec.file.executor or (ExecutorFile() if chosen else None)
+    if settings is None and not await runs.given_calls(database, plan.workflow):
+        return None
+    from agac.engine.workers.pool import RunExecutor, WorkerSetup
+
+    agents = [one.agent_spec for stage in plan.asking for one in family(stage) if one.agent_spec is not None]
+    local = [stage.operation for stage in plan.stages if isinstance(stage, LocalStage)]
+    providers = [one.provider for stage in plan.asking for model in family(stage) for one in model.models]
+    remote = opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url
+    setup = WorkerSetup(
+        root=str(opened.root), providers=opened.spec.file.providers, asked=sorted({one.name for one in providers}),
+        addresses={one.name: one.base_url for one in providers if one.embedded}, remote=remote,
+        functions=[
+            *(one.function for one in local if isinstance(one, Python)),
+            *(tool for agent in agents for tool in agent.tools if tool.kind == "function"),
+        ],
+        token=await project_token(database) or "",
+    )  # fmt: skip
+    if settings is None:
+        return RunExecutor(ExecutorFile(), setup, None)
+    return RunExecutor(settings, setup, import_module("agac.engine.workers.ray").open_workers)
 
 
 async def recorded_plan(

@@ -11,7 +11,7 @@ import click
 
 from agac import api
 from agac.cli import terminal
-from agac.cli.main import CommandGroup, Globals, json_option, long_running
+from agac.cli.main import CommandGroup, Globals, executor_option, json_option, long_running
 from agac.cli.run import print_run, retrieved_line, undecided_lines
 from agac.core.errors import ExitCode
 from agac.core.text import duration, plain
@@ -76,15 +76,18 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
 @batch_argument
 @click.option("--run", metavar="RUN", help="This run (its number, or `last`), also where a newer one replaced it.")
 @click.option("--no-submit", is_flag=True, help="Only store finished answers: submit no batches and make no calls.")
+@executor_option
 @json_option
 @click.pass_obj
-def retrieve(settings: Globals, batch_id: str | None, run: str | None, no_submit: bool, as_json: bool) -> int:
+def retrieve(
+    settings: Globals, batch_id: str | None, run: str | None, no_submit: bool, executor: Any, as_json: bool
+) -> int:
     """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
     if batch_id is not None and run is not None:
         raise click.UsageError("--run takes all batches of a run: leave out ID", click.get_current_context())
     report = long_running(api.retrieve)(
-        batch_id, run=run, submit=not no_submit, project=settings.project_dir, progress=not settings.quiet,
-        handle_signals=True,
+        batch_id, run=run, submit=not no_submit, executor=executor, project=settings.project_dir,
+        progress=not settings.quiet, handle_signals=True,
     )  # fmt: skip
     ended, quiet = report.run, settings.quiet or as_json
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready

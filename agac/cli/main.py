@@ -167,6 +167,9 @@ traces_option = click.option(
     "--export-traces", type=click.Path(file_okay=False), metavar="DIR",
     help="Write a file for each row with its calls, turns and tools.",
 )  # fmt: skip
+executor_option = click.option(
+    "--executor", type=click.Choice(["ray", "local"]), help="Work on a Ray cluster, or here; else as agac.yml says."
+)
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
     click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),

@@ -69,6 +69,7 @@ def read_budget(text: str | None) -> Budget | None:
 @click.option("--wait", is_flag=True, help="Wait for batches and run all stages to the end.")
 @click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written.")
 @main.traces_option
+@main.executor_option
 @click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
 @click.pass_obj
@@ -133,6 +134,7 @@ calls_options = main.in_order(  # what becomes of calls of tools of which nobody
 @calls_options
 @main.concurrency_option
 @click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Use this mode, whatever the run started with.")
+@main.executor_option
 @main.budget_option
 @main.max_errors_option
 @click.option("--dry-run", is_flag=True, help="Show what would be run again, and make no calls.")

@@ -62,6 +62,7 @@ class ErrorType(StrEnum):
     TOOL_SERVER_ERROR = "ToolServerError"
     TOOL_OUTCOME_UNKNOWN = "ToolOutcomeUnknown"
     REJECTED = "Rejected"
+    WORKER_LOST = "WorkerLost"
 
 
 ANSWER_FAILURES = frozenset({

@@ -33,7 +33,7 @@ from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
 from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
 from agac.store.writer import ToolCache
-from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, cut, open_tools
+from agac.tools.pool import CallScope, Elsewhere, ToolContext, ToolOutcome, ToolPool, cut, open_tools
 
 RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
 
@@ -255,9 +255,12 @@ def _failures(turn: Turn) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def open_agents(context: InvocationContext, caller: Caller, since: float) -> AsyncIterator[None]:
+async def open_agents(
+    context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
+) -> AsyncIterator[None]:
     """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when one cannot be had.
-    `since`: earlier conversations count that began then or later, in seconds since 1970."""
+    `since`: earlier conversations count that began then or later, in seconds since 1970. `elsewhere` calls
+    functions."""
     work, stages = context.work, [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
         yield
@@ -269,7 +272,7 @@ async def open_agents(context: InvocationContext, caller: Caller, since: float) 
         functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
         go_on=context.stop_signal.check, stops=RunStopped,
         later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
-        recorded=agents.recorded,
+        recorded=agents.recorded, elsewhere=elsewhere,
         record=(work.answers and work.answers.calls) or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )  # fmt: skip
     async with open_tools(stages, tools) as agents.pool:

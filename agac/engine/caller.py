@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agac.core.errors import REPAIRED, ErrorType, RowError, storable
 from agac.core.text import beginning
@@ -28,6 +28,9 @@ from agac.engine.validate import ValidReply, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.prices import cost
 from agac.store.records import Call, Result
+
+if TYPE_CHECKING:
+    from agac.engine.workers.chunks import WorkerCalls
 
 _log = logging.getLogger("agac.call")
 
@@ -53,7 +56,7 @@ class TaskAttempts:
     asked now, and `purpose` why; `reservation` is what is set aside for the call under way. `judge` says what a reply
     is worth; None, that the conversation goes on. `last` is the last call that ended, `turns` is the number of the last
     turn of a task that is a conversation, and `changed` a call of these that must not be repeated. A child agent's
-    calls are recorded at its parent's stage, `of`."""
+    calls are recorded at its parent's stage, `of`. `given`: the line of the call where a worker has it."""
 
     active: ActiveRow
     fingerprint: bytes
@@ -73,6 +76,7 @@ class TaskAttempts:
     changed: str = ""
     of: PlannedStage | None = None
     in_batch: bool = False
+    given: tuple[int, int] | None = None
 
     @property
     def stage(self) -> PlannedStage:
@@ -105,12 +109,17 @@ class Caller:
 
     agents: Conversing
 
-    def __init__(self, context: InvocationContext, connections: Mapping[int, tuple[ModelConnection, ...]]) -> None:
-        self._run, self._connections = context.places.run, connections
+    def __init__(
+        self,
+        context: InvocationContext,
+        connections: Mapping[int, tuple[ModelConnection, ...]],
+        workers: WorkerCalls | None = None,
+    ) -> None:
+        self._run, self._connections, self._workers = context.places.run, connections, workers
         self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
-        self._answers, self._traces = context.work.answers, context.traces
+        self._answers, self._traces, self._ledger = context.work.answers, context.traces, context.ledger
 
     async def ask(
         self,
@@ -188,7 +197,7 @@ class Caller:
 
     async def reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, ValidReply | RowError | None]:
         """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises CapReached."""
-        connection, faults = attempts.connection, Counter[FaultKind]()
+        connection, faults = attempts.connection, Counter[tuple[FaultKind, bool]]()
         body, fresh = connection.body(attempts.request), False  # a lost connection may have lain in the pool too long
         while True:
             if attempts.number >= attempts.most:
@@ -206,10 +215,11 @@ class Caller:
                 return reply, checked
             error = RowError(reply.type, reply.message)
             self._keep(attempts, sent, error, again=again)
-            attempts.ambiguous += reply.ambiguous
-            faults[reply.kind] += 1
+            lost = reply.type is ErrorType.WORKER_LOST  # the provider is not to blame
+            attempts.ambiguous += reply.ambiguous and not lost
+            faults[reply.kind, lost] += 1
             has_next = attempts.position + 1 < len(connection.stage.models)
-            counts = faults[reply.kind], attempts.ambiguous
+            counts = faults[reply.kind, lost], attempts.ambiguous
             rules, waited = connection.stage.retries, attempts.active.waited
             match decide(reply, *counts, self._jitter(), rules, has_alternative=has_next, waited=waited):
                 case FailTask():
@@ -239,6 +249,8 @@ class Caller:
         active, connection, budgets = attempts.active, attempts.connection, self._budgets
         if self._answers is not None:
             connection = replace(connection, through=partial(self._answers.send, attempts, connection.sender.send))
+        elif self._workers is not None and connection.stage.runtime is None:
+            connection = replace(connection, through=self._workers.through(attempts, connection))
         if not self._proof.made:
             await self._proof.make()
         if budgets is None:
@@ -282,28 +294,11 @@ class Caller:
         self, attempts: TaskAttempts, sent: CallResult, checked: ValidReply | RowError | None, *, again: bool
     ) -> None:
         """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
-        connection, answer = attempts.connection, sent.answer
-        reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
-        used = answer.usage
-        call = Call(
-            number=attempts.number,
-            endpoint=connection.endpoint(reply),
-            purpose=attempts.purpose,
-            started_at=sent.at,
-            duration=sent.duration,
-            status=sent.status,
-            error=checked if isinstance(checked, RowError) else None,
-            ambiguous=fault is not None and fault.ambiguous,
-            usage=used or Usage(),
-            cost=cost(used, connection.price(reply.service_tier if reply else None)) if used is not None else None,
-            body=sent.body,
-            again=again,
-            mended=isinstance(checked, ValidReply) and checked.mended,
-            refused=fault is not None and fault.kind is FaultKind.PAUSE,
-            ttft=reply.ttft if reply else None,
-            time_to_response=reply.time_to_response if reply else None,
-            service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
-        )
+        reply = sent.answer if isinstance(sent.answer, Reply) else None
+        call = call_of(attempts.connection, sent, checked, attempts.number, attempts.purpose, again=again)
+        if attempts.given is not None:
+            self._ledger.batch.answered.append(attempts.given)
+            attempts.given = None
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)
             if unconfirmed is not limits.NOTHING:
@@ -318,6 +313,34 @@ class Caller:
             self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
             log_call(self._run, attempts, call, reply)
+
+
+def call_of(
+    connection: ModelConnection, sent: CallResult, checked: ValidReply | RowError | None, number: int, purpose: str, *,
+    again: bool = False,
+) -> Call:  # fmt: skip
+    """The record of a call, with what was found of its reply, at the price of the tier that served it."""
+    answer, used = sent.answer, sent.answer.usage
+    reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
+    return Call(
+        number=number,
+        endpoint=connection.endpoint(reply),
+        purpose=purpose,
+        started_at=sent.at,
+        duration=sent.duration,
+        status=sent.status,
+        error=checked if isinstance(checked, RowError) else None,
+        ambiguous=fault is not None and fault.ambiguous,
+        usage=used or Usage(),
+        cost=cost(used, connection.price(reply.service_tier if reply else None)) if used is not None else None,
+        body=sent.body,
+        again=again,
+        mended=isinstance(checked, ValidReply) and checked.mended,
+        refused=fault is not None and fault.kind is FaultKind.PAUSE,
+        ttft=reply.ttft if reply else None,
+        time_to_response=reply.time_to_response if reply else None,
+        service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
+    )
 
 
 MOST_CHARACTERS = 20_000

@@ -133,13 +133,14 @@ class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
 
     `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet. `through` stands in
-    the place of the sender."""
+    the place of the sender, which asks by `transport`: `body`, `sse`, `ws` or `auto`."""
 
     sender: Sending | HintingSender
     lane: Lane
     stage_limit: CallLimit
     uncommitted: CallLimit
     wall: Callable[[], float]
+    transport: str
     through: Callable[..., Awaitable[HttpReply | Fault]] | None = field(default=None, kw_only=True)
 
     @cached_property
@@ -254,7 +255,7 @@ async def open_connections(
                     most=WorstCase(model, in_dollars=in_dollars, session=session) if budgets else None,
                     lane=lanes[model.lane, address],
                     sender=hinting(senders[carrier], model.provider, stage, run), prefix=prefix_of(stage, model, work),
-                    uncommitted=uncommitted, wall=work.clocks.wall,
+                    uncommitted=uncommitted, wall=work.clocks.wall, transport=way,
                 )  # fmt: skip
                 found.append(connection)
             connections[stage.index] = tuple(found)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agac.engine.otlp import Traces
     from agac.engine.review import Reviews
     from agac.engine.telemetry import OtelSettings
+    from agac.engine.workers.pool import RunExecutor
     from agac.spec.workflow import Timeout
 
 
@@ -207,7 +208,7 @@ class Work:
     more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
     program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
     `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is sent of traces and metrics;
-    `discards`: what people decided before counts no more."""
+    `discards`: what people decided before counts no more; `executor`: who carries out calls and functions elsewhere."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -231,6 +232,7 @@ class Work:
     answers: Answers | None = None
     otel: OtelSettings | None = None
     discards: bool = False
+    executor: RunExecutor | None = None
 
 
 @dataclass(slots=True)

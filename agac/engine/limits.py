@@ -342,6 +342,14 @@ class BudgetLimiter:
             balance.settle(reservation.worst, real, unconfirmed)
         self._changed.set()
 
+    def correct(self, reservation: Reservation, real: Amount) -> None:
+        """It is known now what a call cost of which nothing was known, so that it counted at its worst."""
+        worst = reservation.worst._replace(calls=real.calls)
+        for balance in reservation.balances:
+            balance.spent = balance.spent.plus(real).plus(worst, -1)
+            balance.unconfirmed = balance.unconfirmed.plus(worst._replace(calls=0), -1)
+        self._changed.set()
+
     def reserve_for_batch(self, batch: int, stage: str, worst: Amount) -> bool:
         """Sets the worst case of a task in a batch aside until that is ingested, if it fits. Nobody waits for it: what
         does not fit is enrolled once other batches have shown what they really cost."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
-from agac.core.errors import ANSWER_FAILURES
+from agac.core.errors import ANSWER_FAILURES, ErrorType
 from agac.core.types import Fault, FaultKind
 from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
 from agac.store.rows import PriorTask
@@ -91,7 +91,8 @@ def decide(
         case FaultKind.TASK:
             return FailTask()
         case FaultKind.PAUSE | FaultKind.RETRY:
-            most = MAX_RATE_LIMIT_RETRIES if fault.kind is FaultKind.PAUSE else rules.attempts - 1
+            many = fault.kind is FaultKind.PAUSE or fault.type is ErrorType.WORKER_LOST  # which its pool bounds
+            most = MAX_RATE_LIMIT_RETRIES if many else rules.attempts - 1
             most = most if fault.retries is None else min(most, fault.retries)
             if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()

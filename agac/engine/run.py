@@ -50,6 +50,7 @@ from agac.store.writer import DerivedRowWriter, Ledger
 
 if TYPE_CHECKING:
     from agac.engine.otlp import Traces
+    from agac.engine.workers.chunks import WorkerCalls
 
 # No row ever vanishes: rows in are the sum of outcomes, at every level, at the end of every run.
 
@@ -428,17 +429,27 @@ async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces |
     return None
 
 
+async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
+    """Who carries out calls and functions in the place of this process, or did so for an earlier one."""
+    if context.work.executor is None:
+        return None
+    from agac.engine.workers.chunks import WorkerCalls
+
+    return await WorkerCalls.opened(context, context.work.executor)
+
+
 async def _walk(context: InvocationContext, invocation: Invocation, uncommitted: CallLimit) -> None:
     """Everything between the beginning and the end: rows walk until all are settled, or the run stops."""
     work, totals, stop_signal = context.work, context.totals, context.stop_signal
     database, run, _ = context.places
     record = await runs.run_record(database, run)
     newest, since = await newest_result(database), record.fresh_since or 0.0
-    engines = await engine_tokens(work)
+    engines, workers = await engine_tokens(work), await _workers_of(context)
+    tools = workers.tool if workers else None
     async with (
         open_connections(work, run, uncommitted, stop_signal, context.settler.note_wait) as connections,
-        open_functions(work) as call_function,
-        open_agents(context, caller := Caller(context, connections), since),
+        open_functions(work, workers.function if workers else None) as call_function,
+        open_agents(context, caller := Caller(context, connections, workers), since, tools),
         batches_of(context, caller) as batches,
         asyncio.TaskGroup() as group,
     ):
@@ -449,6 +460,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
                 _log.info("stage %s: its requests begin otherwise than before, so that caches begin anew", name)
         source: AnswerSource = caller
         background = [group.create_task(context.ledger.run())]
+        if workers is not None and workers.pool is not None:
+            background.append(group.create_task(workers.pool.run()))
         if batches is not None:
             invocation.batches = batches.done
             source = batches.enrolment
@@ -469,6 +482,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             invocation.held_back = batches.enrolment.held_back
         if stop_signal.stop is not None:
             context.settler.restore_outcomes()
+        elif workers is not None:
+            workers.keep_unasked(connections)
         await context.ledger.drained()
         for task in background:
             task.cancel()

@@ -74,8 +74,9 @@ FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue], RowId], Awaita
 
 
 @asynccontextmanager
-async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
-    """Calls a plan's functions, which are imported here alone in the engine. Raises UsageError when one cannot be."""
+async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | None) -> AsyncIterator[FunctionCall]:
+    """Calls a plan's functions, which are imported here alone in the engine; or has them called `elsewhere`. Raises
+    UsageError when one cannot be."""
     calls: dict[int, Call] = {}
     clean = work.redactor.clean
     local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
@@ -103,14 +104,17 @@ async def open_functions(work: Work) -> AsyncIterator[FunctionCall]:
 
     async with AsyncExitStack() as stack:
         file = work.batching.folder.with_name(f"{work.plan.workflow}.run")  # no longer than the workflow's file's
-        if all(does.processes is not None for _, does in called):
+        if elsewhere is not None:
+            for stage, does in called:
+                calls[stage.index] = partial(elsewhere, does.function, (does.processes, does.timeout))
+        if elsewhere is not None or all(does.processes is not None for _, does in called):
             file.unlink(missing_ok=True)
         else:
             under_way = await stack.enter_async_context(open_calls(file, work.plan.workflow))
             if under_way.left:
                 text = "the last invocation of %s ended in the middle of functions that it called: %s. %s"
                 _log.warning(text, work.plan.workflow, "; ".join(under_way.left[:9]), ALONE)
-        for stage, does in called:
+        for stage, does in called if elsewhere is None else ():
             opened = open_function(does.function, work.root, does.processes, does.timeout)
             with noted(stage, "the import of its file"):
                 calls[stage.index] = await stack.enter_async_context(opened)

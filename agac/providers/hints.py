@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -38,13 +38,16 @@ class HintingSender:
         self._refused = False
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None
-    ) -> HttpReply | Fault:
-        """As `Sender.send`. A request whose hints are refused is sent again without, and so are all others."""
+        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None,
+        through: Callable[..., Awaitable[HttpReply | Fault]] | None = None,
+    ) -> HttpReply | Fault:  # fmt: skip
+        """As `Sender.send`. A request whose hints are refused is sent again without, and so are all others. `through`
+        stands in the place of the sender."""
+        send = through or self._sender.send
         if not self._refused:
             started, (kind, hints, headers) = time.monotonic(), self._about(loads(wire))
             told = asking(wire, b'"nvext":' + encode({"agent_hints": hints}) + b",")
-            came = await self._sender.send(told, timeout, within=within, fresh=fresh, begins=begins, headers=headers)
+            came = await send(told, timeout, within=within, fresh=fresh, begins=begins, headers=headers)
             names = [name.encode() for name in ("nvext", "agent_hints", *hints)]  # by which a refusal is known
             if isinstance(came, Fault) or came.status not in (400, 422) or not any(one in came.body for one in names):
                 self._learn(kind, came)
@@ -54,7 +57,7 @@ class HintingSender:
                 logging.getLogger("agac.hints").warning(words, self._sender.settings.provider.name)
             self._refused, took = True, time.monotonic() - started
             within = None if within is None else max(MOMENT, within - took)
-        return await self._sender.send(wire, timeout, within=within, fresh=fresh, begins=begins)
+        return await send(wire, timeout, within=within, fresh=fresh, begins=begins)
 
     def _about(self, data: Mapping[str, Any]) -> tuple[Kind, dict[str, JSONValue], dict[str, str]]:
         """The kind of turn that a request is, its hints, and of an agent's the headers with the ids of its conversation

@@ -65,7 +65,7 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
     """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or not sound."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
-    lines = _unzipped(content).splitlines()
+    lines = unzipped(content).splitlines()
     if len(lines) > FULL_ANSWERS:
         raise Damaged(f"it has more than {FULL_ANSWERS:,} answers")
     for line in lines:
@@ -84,7 +84,8 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
         yield one
 
 
-def _unzipped(content: bytes) -> bytes:
+def unzipped(content: bytes) -> bytes:
+    """What was compressed, of at most MAX_BYTES. Raises Damaged."""
     from zstandard import ZstdDecompressor, ZstdError
 
     try:
@@ -110,7 +111,7 @@ class KnownAnswers:
 
     def add(self, writer: str, pack: str, index: bytes | None) -> None:
         """Takes in the index of a pack. Raises Damaged."""
-        entries = _unzipped(index or b"")
+        entries = unzipped(index or b"")
         if not entries or len(entries) % _ENTRY.size:
             raise Damaged("it is cut, or too long")
         self._put((one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries))

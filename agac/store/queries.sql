@@ -425,6 +425,21 @@ INSERT INTO attempt (row_key, stage, replica, event_id, number, fingerprint, end
     ttft, time_to_response, service_tier, cache_write_tokens, server_tools)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: chunk_call_put
+-- A call that a worker is about to get; again, where another one gets it.
+INSERT OR REPLACE INTO chunk_call (event_id, run_id, number, chunk, worker, stage, row_key, replica, fingerprint, mark, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: chunk_call_end
+-- What came of such a call is stored.
+DELETE FROM chunk_call WHERE event_id = ? AND number = ?;
+
+-- name: chunk_calls
+-- Calls of a workflow that workers had when its last process died; those of rows that are gone have no row.
+SELECT c.event_id AS event, c.number, c.chunk, c.run_id AS run, c.stage, c.row_key AS row, c.replica, c.fingerprint,
+    c.mark, c.at
+FROM chunk_call AS c JOIN run ON run.id = c.run_id WHERE run.workflow = ?;
+
 -- name: turn_put
 -- A reply within a conversation.
 INSERT INTO agent_turn (workflow, fingerprint, number, conversation, model, agent, row_key, stage, event_id, attempt,

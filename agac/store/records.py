@@ -391,6 +391,9 @@ class WriteBatch:
     tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
     timings: Counter[TimingKey] = field(default_factory=Counter)
     lanes: list[LaneSample] = field(default_factory=list)
+    given: list[tuple[int, str, str, int, NewRow, int, bytes, bytes, float]] = field(default_factory=list)
+    """Calls that workers get: number, chunk, worker, stage, row, replica, fingerprint, mark of the request, time."""
+    answered: list[tuple[int, int]] = field(default_factory=list)  # invocation and number of calls whose end is stored
     waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
     calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
     on_durable: list[Callable[[], None]] = field(default_factory=list)

@@ -118,11 +118,29 @@ class WrittenFiles(NamedTuple):
 
 
 # By a run's number, if no other argument is named.
+
+
+class GivenCall(NamedTuple):
+    """A call that a worker had when the process died that waited for it."""
+
+    event: int
+    number: int
+    chunk: str
+    run: int
+    stage: int
+    row: int
+    replica: int
+    fingerprint: bytes
+    mark: bytes
+    at: float
+
+
 read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
 run_record: Reads[[int], RunRecord] = reads("run_read", RunRecord, itemgetter(0))  # of one that is there
 definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
+given_calls: Reads[[str], list[GivenCall]] = reads("chunk_calls", GivenCall)  # workflow
 counters: Reads[[int], list[Count]] = reads("counters", Count)
 estimates: Reads[[int], dict[str, KeptEstimate]] = reads("estimates", KeptEstimate, by("stage"))
 run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str, Any])

@@ -87,13 +87,16 @@ Arguments = dict[str, JSONValue]
 Run = Callable[[Arguments, CallScope], Awaitable[str | ToolOutcome]]
 """Runs a tool once: its result, or all that came of it. Raises ToolFailed, ToolLost; AgacError ends the run."""
 
+Elsewhere = Callable[[ToolSpec, Arguments, str, bool], Awaitable[str]]
+"""Calls a function, with the key that tells this call; whether it may be called again where nobody knows what came."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """What tools need of whoever runs them. `functions`: a program's, by the `source` of their tools; `env`: what
     `${VAR}` of servers means; `record`: the file that calls are added to; `recorded`: the calls that a
     run made where this one stands, and those made before it in its conversation; `sleep` and `go_on` raise `stops` once
-    no call is to begin."""
+    no call is to begin; `elsewhere` calls the functions of files."""
 
     root: Path
     redactor: Redactor
@@ -105,6 +108,7 @@ class ToolContext:
     web: RemoteContents | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     run_child: Callable[[ToolSpec, Arguments, CallScope], Awaitable[ToolOutcome]] | None = None
+    elsewhere: Elsewhere | None = None
     later: ToolCache | None = None
     record: Path | None = None
     recorded: Callable[[int, CallScope], Awaitable[tuple[Sequence[RecordedCall], Sequence[ToolCall]]]] | None = None
@@ -244,8 +248,16 @@ class ToolPool:
         else:
             function, changes = builtin(spec, context.root, context.web)
         most = None if function.is_async else THREADS
-        self._runners[known] = _Runner(self._called(function, spec.name), key, most, function.takes_key, changes)
+        run = self._called(function, spec.name)
+        if spec.kind == "function" and context.elsewhere is not None and spec.source not in context.functions:
+            run = partial(self._elsewhere, spec, takes_key=function.takes_key)
+        self._runners[known] = _Runner(run, key, most, function.takes_key, changes)
         return self._runners[known]
+
+    async def _elsewhere(self, spec: ToolSpec, arguments: Arguments, scope: CallScope, *, takes_key: bool) -> str:
+        key = idempotency_key(*scope[1:], spec.name, arguments) if takes_key else ""
+        assert self._context.elsewhere is not None
+        return await self._context.elsewhere(spec, arguments, key, self.is_repeatable(scope.stage, spec))
 
     def _called(self, function: ToolFunction, name: str) -> Run:
         threads = Threads(lambda work: work[0].run(function.here, work[1]), THREADS)

@@ -69,7 +69,7 @@ ADDED = {
 
 GROWN = re.compile(
     r"\.inputs?\.format: |\.(defaults|stages\[\])\.retries\b"
-    r"|\.stages\[\]\.(review|expect|checks|escalate|vote|tools|max_turns|tools_mode|tool_stubs|reads|skills|runtime)\b|\.(tools|mcp|lint|ci)\b|\.row_budget\.(turns|tool_calls)\b"
+    r"|\.stages\[\]\.(review|expect|checks|escalate|vote|tools|max_turns|tools_mode|tool_stubs|reads|skills|runtime)\b|\.(tools|mcp|lint|ci|executor)\b|\.row_budget\.(turns|tool_calls)\b"
     r"|\.notify\b|\.(agents|api_key|child_timeout_sec|commands|cwd|function_tools|harness_tools|history_\w+|lifecycle_hooks)\b"
     r"|\.(max_display_instances|max_parallel|mcp_connect|prompts|resources|save_trajectory|servers|shell|skills)\b"
     r"|\.(subagent_model|subagents|tool_hooks|tool_input_schema|trim_tool_history|variables)\b"

@@ -6,12 +6,21 @@ project to be called. The store, lanes, budgets and retries stay here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from itertools import count
+from math import ceil, inf
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from agac.core.types import JSONValue
+from agac.core.errors import AgacError, ErrorType, RowError
+from agac.core.types import Fault, FaultKind, JSONValue
+from agac.engine.limits import RunStopped
+from agac.providers.http import HttpReply
 from agac.spec.project_models import ExecutorFile, ProviderSpec
 from agac.spec.python_code import FunctionRef
 from agac.spec.tools import ToolSpec
@@ -127,5 +136,269 @@ OpenWorkers = Callable[[ExecutorFile, WorkerSetup, Mapping[str, str]], AbstractA
 """Starts workers, and ends them: `engine.workers.ray` has one. The mapping is this process's environment with .env,
 which workers that it starts on this machine inherit. Raises UsageError."""
 
+
+@dataclass(frozen=True, slots=True)
+class RunExecutor:
+    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier one is looked for.
+    `remote` is where replies are kept, relative to `root`."""
+
+    settings: ExecutorFile
+    setup: WorkerSetup
+    start: OpenWorkers | None
+
+
 BEAT = 5.0
 """Seconds between two signs of life of a worker at most."""
+
+
+# Who gets what. Items that are ready within a moment go together, to the worker that has least to do. What a lost
+# worker had is suspect: calls go back to the policy of retries, as calls that may be billed; functions are given out
+# again. A chunk of suspects is half as large as that in which they were, and from the second time on it has a worker
+# for itself; an item that stood alone there, and has cost three workers, fails.
+
+GATHER = 0.005  # seconds in which items are waited for that go into the same chunk
+ALLOTMENT = 15.0  # seconds within which a worker has to begin a chunk's calls: one that slept longer sends none of them
+GRACE = 15.0  # seconds after the bounds of a call until nobody waits for it any more
+SILENT = 60.0  # seconds without a sign of life after which a worker's items are taken to be lost
+BENCH, MOST_BENCH = 2.0, 60.0  # seconds without work for a worker that was lost, which double each time
+FATAL = 3  # so many workers may be lost with an item
+MOST_LATE = 10_000  # calls that were given up and whose replies are still taken
+
+T = TypeVar("T")
+_log = logging.getLogger("agac.workers")
+
+
+@dataclass(slots=True, eq=False)
+class _OpenItem:
+    """An item that somebody waits for. `line` is written before a call is sent, `late` told what came too late. It may
+    be given to others `again`; `lost` workers had it, which leaves it chunks of `most`; now it is in one of `size`."""
+
+    item: Item
+    reply: asyncio.Future[Any]
+    line: Any = None
+    late: Callable[[HttpReply], None] | None = None
+    again: bool = True
+    lost: int = 0
+    most: int = 1 << 30
+    size: int = 0
+    due: float = inf
+
+
+@dataclass(slots=True, eq=False)
+class _Post:
+    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours; `alone`: what it has is
+    to have it for itself."""
+
+    worker: Worker
+    has: dict[int, _OpenItem] = field(default_factory=dict)
+    ready: bool = False
+    alone: bool = False
+    heard: float = 0.0
+    ahead: float = 0.0
+
+
+class WorkerPool:
+    """Gives items to workers, which are started with the first one. `most` calls are made at a time; `write` makes the
+    lines of a chunk's calls durable: their worker, its name, and what `call` was given. `wait` is told that there are
+    no workers for so many seconds, `stop` why there will be none."""
+
+    def __init__(
+        self,
+        start: Callable[[], AbstractAsyncContextManager[Sequence[Worker]]],
+        *,
+        chunk: int,
+        most: int,
+        write: Callable[[str, str, Sequence[Any]], Awaitable[None]],
+        wait: Callable[[float], None],
+        stop: Callable[[AgacError], None],
+        name: Callable[[int], str] = str,
+        silent: float = SILENT,
+    ) -> None:
+        self.numbers = count(1)
+        self._start, self._chunk, self._most, self._silent = start, chunk, most, silent
+        self._write, self._wait, self._stop, self._name, self._chunks = write, wait, stop, name, count(1)
+        self._queue, self._suspects = deque[_OpenItem](), deque[_OpenItem]()
+        self._late: OrderedDict[int, _OpenItem] = OrderedDict()
+        self._before: dict[
+            bytes, tuple[int, int]
+        ] = {}  # `lost` and `most` of calls that are with the policy of retries
+        self._posts: list[_Post] = []
+        self._changed = asyncio.Event()
+        self._over = False
+
+    async def call(self, item: CallItem, mark: bytes, line: Any, late: Callable[[HttpReply], None]) -> Any:
+        """An HttpReply or a Fault; `mark` stands for the request, also when it is sent again. Raises RunStopped."""
+        lost, most = self._before.pop(mark, (0, 1 << 30))
+        asked = _OpenItem(item, asyncio.get_running_loop().create_future(), line, late, lost=lost, most=most)
+        came = await self._asked(asked)
+        if asked.lost > lost and isinstance(came, Fault) and came.kind is FaultKind.RETRY:
+            self._before[mark] = asked.lost, asked.most
+        return came
+
+    async def function(self, item: FunctionItem, *, again: bool = True) -> Any:
+        """What a function gave, as Ended has it. Raises RunStopped, and WorkerLost where it may not be called `again`
+        and nobody knows whether it was."""
+        return await self._asked(_OpenItem(item, asyncio.get_running_loop().create_future(), again=again))
+
+    async def _asked(self, asked: _OpenItem) -> Any:
+        if self._over:
+            raise RunStopped
+        self._put(asked)
+        return await asked.reply
+
+    def _put(self, asked: _OpenItem) -> None:
+        (self._suspects if asked.lost > 1 else self._queue).append(asked)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Gives out items until it is cancelled."""
+        await self._changed.wait()
+        async with self._start() as workers, asyncio.TaskGroup() as group:
+            self._posts = [_Post(worker) for worker in workers]
+            self._slots = max(self._chunk, ceil(self._most / len(workers)))
+            for post in self._posts:
+                group.create_task(self._serve(post))
+            group.create_task(self._watch())
+            while True:
+                await self._changed.wait()
+                await asyncio.sleep(GATHER)
+                self._changed.clear()
+                while (found := self._next()) is not None:
+                    group.create_task(self._give(*found))
+
+    def _next(self) -> tuple[_Post, list[_OpenItem]] | None:
+        """A chunk, and who gets it: it is theirs from now on."""
+        posts = sorted((one for one in self._posts if one.ready and not one.alone), key=lambda one: len(one.has))
+        found: list[_OpenItem] = []
+        if posts and self._suspects:
+            post = posts.pop(0)  # which gets nothing else until it has done what it has
+            if not post.has:
+                found = _taken(self._suspects, self._suspects[0].most)
+                post.alone = bool(found)
+        if not found and posts and self._queue and len((post := posts[0]).has) < self._slots:
+            fair = ceil(len(self._queue) / len(posts))
+            found = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
+        if not found:
+            return None
+        for one in found:
+            one.size = len(found)
+            if isinstance(one.item, CallItem):
+                bounds = [some for some in (one.item.within, one.item.timeout.total) if some is not None]
+                one.due = time.monotonic() + ALLOTMENT + min(bounds, default=inf) + GRACE
+        post.has |= {one.item.number: one for one in found}
+        return post, found
+
+    async def _give(self, post: _Post, found: list[_OpenItem]) -> None:
+        chunk = self._name(next(self._chunks))
+        if lines := [(one.item.number, one.line) for one in found if one.line is not None]:
+            await self._write(chunk, post.worker.name, lines)
+        items = tuple(one.item for one in found if post.has.get(one.item.number) is one)  # it may be lost by now
+        try:
+            await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
+        except WorkerLost as lost:
+            self._lose(post, str(lost))
+
+    async def _serve(self, post: _Post) -> None:
+        """Hears what a worker says, for as long as there is one."""
+        bench = BENCH
+        while not self._over:
+            try:
+                post.ahead = (await post.worker.hello()).now - time.time()
+                while True:
+                    post.ready, post.heard = True, time.monotonic()
+                    self._changed.set()
+                    came = await post.worker.collect()
+                    for ended in came:
+                        self._ended(post, ended)
+                    bench = BENCH if came else bench
+            except WorkerLost as lost:
+                _log.warning("worker %s is lost: %s", post.worker.name, lost)
+                self._lose(post, str(lost))
+                await asyncio.sleep(bench)
+                bench = min(2 * bench, MOST_BENCH)
+            except AgacError as error:
+                self._end(error)
+
+    def _ended(self, post: _Post, ended: Ended) -> None:
+        one = post.has.pop(ended.number, None)
+        post.alone = post.alone and bool(post.has)
+        if one is not None and ended.unsent:
+            self._put(one)
+        elif one is not None:
+            _tell(one, ended.value)
+        elif (given_up := self._late.pop(ended.number, None)) is not None and isinstance(ended.value, HttpReply):
+            assert given_up.late is not None
+            given_up.late(ended.value)
+
+    def _lose(self, post: _Post, why: str, numbers: Iterable[int] | None = None) -> None:
+        """What a worker has, or these items of it, will not come from it, or too late."""
+        if numbers is None:
+            post.ready = False
+        alone, text = post.alone, f"worker {post.worker.name}: {why}"
+        for one in [post.has.pop(number) for number in list(post.has if numbers is None else numbers)]:
+            one.lost, one.most = one.lost + 1, max(1, one.size // 2)
+            is_cause, many = (
+                alone and one.size == 1 and one.lost >= FATAL,
+                f"{one.lost} workers were lost with it; {text}",
+            )
+            if isinstance(one.item, CallItem):
+                self._late[one.item.number] = one
+                kind = FaultKind.TASK if is_cause else FaultKind.RETRY
+                _tell(one, Fault(kind, ErrorType.WORKER_LOST, many if is_cause else text, ambiguous=True))
+            elif is_cause:
+                _tell(one, RowError(ErrorType.WORKER_LOST, many))
+            elif one.again:
+                self._put(one)
+            elif not one.reply.done():
+                one.reply.set_exception(WorkerLost(text))
+        post.alone = post.alone and bool(post.has)
+        while len(self._late) > MOST_LATE:
+            self._late.popitem(last=False)
+
+    async def _watch(self) -> None:
+        """Looks for workers that are silent, and says where there are none."""
+        now = last_said = time.monotonic()
+        while not self._over:
+            await asyncio.sleep(1.0)
+            before, now = now, time.monotonic()
+            if now - before > BEAT:  # this process slept, and not they
+                for post in self._posts:
+                    post.heard = now
+            for post in self._posts:
+                if post.ready and now - post.heard > self._silent:
+                    self._lose(post, f"it gave no sign of life for {self._silent:g} s")
+                elif late := [number for number, one in post.has.items() if one.due < now]:
+                    self._lose(post, "it brought no answer within the bounds of the call", late)
+            waiting = len(self._queue) + len(self._suspects)
+            if any(post.ready for post in self._posts) or not waiting:
+                last_said = max(last_said, now - 50)  # so that it is said soon, but not at the first moment
+            elif now - last_said >= 60:
+                last_said = now
+                _log.warning("%d calls wait for workers: none of %d can be reached", waiting, len(self._posts))
+                self._wait(60.0)
+
+    def _end(self, error: AgacError) -> None:
+        """There will be no workers any more: nothing waits for them."""
+        self._over = True
+        self._stop(error)
+        for post in self._posts:
+            self._lose(post, error.message)
+        for one in (*self._queue, *self._suspects):
+            if not one.reply.done():
+                one.reply.set_exception(RunStopped())
+        self._queue.clear()
+        self._suspects.clear()
+
+
+def _taken(queue: deque[_OpenItem], most: int) -> list[_OpenItem]:
+    """Items from the beginning of a queue that may be in one chunk, those left out for which nobody waits any more."""
+    found: list[_OpenItem] = []
+    while queue and len(found) < min(most, queue[0].most):
+        if not (one := queue.popleft()).reply.done():
+            found.append(one)
+    return found
+
+
+def _tell(asked: _OpenItem, value: Any) -> None:
+    if not asked.reply.done():
+        asked.reply.set_result(value)

@@ -1,0 +1,188 @@
+"""Calls of workers: a line of the store before each is given out, which goes with what came of it; and what is found of
+them after a crash, in the remote."""
+
+from __future__ import annotations
+
+import json
+import logging
+from base64 import b64decode, b64encode
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agac.core.errors import RowError
+from agac.core.keys import bytes_digest, digest
+from agac.core.types import Fault, JSONValue, Row
+from agac.data.object_store import ObjectStore
+from agac.engine import limits
+from agac.engine.caller import TaskAttempts, call_of
+from agac.engine.connections import CallResult, ModelConnection
+from agac.engine.invocation import InvocationContext
+from agac.engine.limits import Reservation
+from agac.engine.settle import record_call
+from agac.engine.workers.pool import CallItem, FunctionItem, RunExecutor, WorkerPool
+from agac.plan.stage import PlannedStage
+from agac.providers.dialect import Begins
+from agac.providers.hints import HintingSender
+from agac.providers.http import HttpReply
+from agac.spec.python_code import FunctionRef
+from agac.spec.tools import ToolSpec
+from agac.spec.workflow import Timeout
+from agac.store.packs import MAX_BYTES, Damaged, unzipped
+from agac.store.records import NewRow
+from agac.store.rows import State
+from agac.store.runs import GivenCall, given_calls
+from agac.tools.functions import Record
+from agac.tools.tool_functions import ToolFailed
+
+FOLDER = "v1/chunks"
+"""Of replies in the remote, as FOLDER/TOKEN/CHUNK/N.replies: written once, before they are given back."""
+
+Line = tuple[int, NewRow, int, bytes, bytes]  # of the store: stage, row, replica, fingerprint, mark of the request
+_log = logging.getLogger("agac.workers")
+
+
+def packed_replies(replies: Iterable[tuple[int, HttpReply]]) -> bytes:
+    """An object of the remote with replies to the calls of these numbers."""
+    from zstandard import compress
+
+    lines = ([n, r.status, dict(r.headers), b64encode(r.body).decode(), *r[3:]] for n, r in replies)
+    return compress(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def unpacked_replies(content: bytes) -> dict[int, HttpReply]:
+    """The same read back. Raises ValueError and the like for what is none."""
+    found = {}
+    for line in unzipped(content).splitlines():
+        number, status, headers, body, *times = json.loads(line)
+        found[int(number)] = HttpReply(int(status), dict(headers), b64decode(body), *times)
+    return found
+
+
+class WorkerCalls:
+    """Sends calls by workers, in the place of senders, and calls functions there. Without a pool it gives what is found
+    of calls that a process left which died, and everything else is done here."""
+
+    def __init__(self, context: InvocationContext, executor: RunExecutor) -> None:
+        self._context, self._setup = context, executor.setup
+        self._event, self._wall = context.places.event, context.work.clocks.wall
+        self._found: defaultdict[bytes, list[tuple[GivenCall, HttpReply]]] = defaultdict(list)
+        token, start, self.pool = executor.setup.token, executor.start, None
+        if start is not None:
+            self.pool = WorkerPool(
+                partial(start, executor.settings, executor.setup, context.work.env),
+                chunk=executor.settings.chunk, most=context.plan.concurrency, write=self._write,
+                wait=partial(context.settler.note_wait, "workers"), stop=context.stop_signal.lose_input,
+                name=lambda number: digest(f"{token} {self._event} {number}").hex(),
+            )  # fmt: skip
+
+        self.function = self._function if self.pool is not None else None
+        self.tool = self._tool if self.pool is not None else None
+
+    @staticmethod
+    async def opened(context: InvocationContext, executor: RunExecutor) -> WorkerCalls:
+        """After a look at what an earlier process left."""
+        own = WorkerCalls(context, executor)
+        lines = await given_calls(context.places.database, context.plan.workflow)
+        replies = await own._replies({line.chunk for line in lines}) if executor.setup.remote else {}
+        for line in lines:
+            reply = replies.get((line.chunk, line.number))
+            if reply is None or line.run != context.places.run or context.work.fresh:
+                context.ledger.batch.answered.append((line.event, line.number))
+            else:
+                own._found[line.mark].append((line, reply))
+        if lines:
+            _log.info("workers had %d calls, and replied to %d of them", len(lines), len(replies))
+        return own
+
+    async def _replies(self, chunks: Iterable[str]) -> dict[tuple[str, int], HttpReply]:
+        """What workers put into the remote, by chunk and number."""
+        remote = ObjectStore(self._setup.remote or "", Path(self._setup.root))
+        found = dict[tuple[str, int], HttpReply]()
+        for chunk in chunks:
+            for name in await remote.sizes(f"{FOLDER}/{self._setup.token}/{chunk}"):
+                try:
+                    replies = unpacked_replies(await remote.read(name, MAX_BYTES) or b"")
+                except (Damaged, ValueError, TypeError) as error:
+                    _log.warning("%s is left out: %s", name, error)
+                else:
+                    found |= {(chunk, number): reply for number, reply in replies.items()}
+        return found
+
+    async def _write(self, chunk: str, worker: str, calls: Sequence[tuple[int, Line]]) -> None:
+        ledger, now = self._context.ledger, self._wall()
+        ledger.batch.given += [(number, chunk, worker, *line, now) for number, line in calls]
+        await ledger.durable()
+
+    def through(self, attempts: TaskAttempts, connection: ModelConnection) -> Callable[..., Any]:
+        """What sends one call of a connection, in the place of its sender."""
+        send = partial(self._send, attempts, connection)
+        return partial(connection.sender.send, through=send) if isinstance(connection.sender, HintingSender) else send
+
+    async def _send(
+        self, attempts: TaskAttempts, connection: ModelConnection, body: bytes, timeout: Timeout, *,
+        within: float | None, fresh: bool, begins: Begins, **hints: Any,
+    ) -> HttpReply | Fault:  # fmt: skip
+        """As `Sending.send`; nobody is told when the answer begins."""
+        provider = connection.model.provider
+        mark = bytes_digest([f"{provider.name} {provider.base_url} ".encode(), body])
+        if left := self._found.get(mark):
+            given, reply = left.pop()
+            attempts.given = given.event, given.number
+            return reply
+        if self.pool is None:
+            return await connection.sender.send(body, timeout, within=within, fresh=fresh, begins=begins, **hints)
+        number = next(self.pool.numbers)
+        item = CallItem(number, provider.name, connection.transport, body, timeout, within, fresh, **hints)
+        line = attempts.stage.index, attempts.active.new, attempts.replica, attempts.fingerprint, mark
+        attempts.given = self._event, number
+        late = partial(self._keep_late, copy(attempts), connection, self._wall())
+        found: HttpReply | Fault = await self.pool.call(item, mark, line, late)
+        return found
+
+    async def _function(self, ref: FunctionRef, how: tuple[int | None, float | None], row: Record) -> Any:
+        """What a `python:` stage's function gives, in so many processes and seconds: as `tools.functions.Returned`."""
+        assert self.pool is not None
+        return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))
+
+    async def _tool(self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, again: bool) -> str:
+        """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be called `again`."""
+        assert self.pool is not None
+        item = FunctionItem(next(self.pool.numbers), spec, arguments, key=key)
+        value: str | RowError | ToolFailed = await self.pool.function(item, again=again)
+        if isinstance(value, ToolFailed):
+            raise value
+        if isinstance(value, RowError):
+            raise ToolFailed(value.message)
+        return value
+
+    def keep_unasked(self, connections: Mapping[int, Sequence[ModelConnection]]) -> None:
+        """What was found and nobody asked for: it was paid for."""
+        for line, reply in (one for some in self._found.values() for one in some):
+            new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
+            of_task = line.fingerprint, line.replica, line.number
+            self._keep(connections[line.stage][0], new, connections[line.stage][0].stage, of_task, line.at, reply)
+            self._context.ledger.batch.answered.append((line.event, line.number))
+
+    def _keep_late(self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply) -> None:
+        """A reply came after its call was given up, and counted at its worst."""
+        of_task = attempts.fingerprint, attempts.replica, attempts.number
+        self._keep(connection, attempts.active.new, attempts.stage, of_task, at, reply, attempts.reservation)
+
+    def _keep(
+        self, connection: ModelConnection, new: NewRow, stage: PlannedStage, of_task: tuple[bytes, int, int],
+        at: float, reply: HttpReply, reservation: Reservation | None = None,
+    ) -> None:  # fmt: skip
+        """Books a reply that answers nobody."""
+        context, (fingerprint, replica, number) = self._context, of_task
+        body = connection.redactor.clean_bytes(reply.body)
+        sent = CallResult(connection.parse(reply.status, reply.headers, body), reply.status, body, at, reply.duration)
+        call = call_of(connection, sent, None, number, "paid_again")
+        if reservation is not None and context.budgets is not None:
+            context.budgets.correct(reservation, limits.counted(call, reservation.worst)[0])
+            call = call._replace(held_usd=-reservation.worst.usd, held_tokens=-reservation.worst.tokens)
+        spent = record_call(context.ledger.batch, new, stage, fingerprint, call, replica, keep_all=True)
+        context.totals.count_call(call, spent, stage)

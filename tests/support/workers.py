@@ -1,0 +1,206 @@
+"""Workers as processes behind two pipes, without Ray: to be killed, stopped and counted."""
+
+import asyncio
+import os
+import pickle
+import signal
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agac.core.redact import Redactor
+from agac.engine.workers.pool import BEAT, CallItem, Chunk, Ended, FunctionItem, WorkerFacts, WorkerLost, WorkerSetup
+from agac.providers.http import Sender
+from agac.providers.table import build_providers
+from agac.spec.project_models import ExecutorFile
+from agac.spec.python_code import FunctionRef
+from agac.tools.processes import open_function
+from support.server import Server
+
+_LENGTH = struct.Struct("<Q")
+
+
+async def _frame(reader: asyncio.StreamReader) -> Any:
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(size))
+
+
+def _framed(value: Any) -> bytes:
+    body = pickle.dumps(value)
+    return _LENGTH.pack(len(body)) + body
+
+
+class PipedWorker:
+    """A worker in a process of its own. Where it ended, `hello` starts the next one. `taken` are chunks that it got."""
+
+    def __init__(self, name: str, setup: WorkerSetup) -> None:
+        self.name, self._setup = name, setup
+        self.process: asyncio.subprocess.Process | None = None
+        self.taken: list[Chunk] = []
+        self.starts = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._number = 0
+
+    async def start(self) -> None:
+        words = [sys.executable, "-c", "from support.workers import work; work()"]
+        pipe = asyncio.subprocess.PIPE
+        path = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)])
+        env = {**os.environ, "PYTHONPATH": path}
+        self.process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=env, limit=1 << 26)
+        assert self.process.stdin is not None
+        self.process.stdin.write(_framed(self._setup))
+        self.starts += 1
+        self._reading = asyncio.create_task(self._read(self.process))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                number, value = await _frame(process.stdout)
+                if (waiter := self._waiting.pop(number, None)) is not None and not waiter.done():
+                    waiter.set_result(value)
+        code = await process.wait()
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(WorkerLost(f"its process ended with {code}"))
+        self._waiting.clear()
+
+    async def _ask(self, what: str, value: Any = None) -> Any:
+        if self.process is None or self.process.returncode is not None:
+            raise WorkerLost("its process ended")
+        self._number += 1
+        waiter = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        assert self.process.stdin is not None
+        self.process.stdin.write(_framed((self._number, what, value)))
+        return await waiter
+
+    async def hello(self) -> WorkerFacts:
+        if self.process is None or self.process.returncode is not None:
+            await self.start()
+        pid, now = await self._ask("hello")
+        return WorkerFacts("here", pid, "", "", (), now)
+
+    async def take(self, chunk: Chunk) -> None:
+        self.taken.append(chunk)
+        await self._ask("take", chunk)
+
+    async def collect(self) -> list[Ended]:
+        found: list[Ended] = await self._ask("collect")
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+
+    async def end(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.signal(signal.SIGKILL)
+            await self.process.wait()
+        if self._reading is not None:
+            await self._reading
+
+
+class Crew:
+    """Starts so many workers for a run, as `engine.workers.ray.open_workers` does."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count = count
+        self.workers: list[PipedWorker] = []
+        self.moments: list[tuple[Server, int, signal.Signals]] = []
+
+    def strike(self, server: Server, requests: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends the first worker a signal as soon as so many requests arrived at the server."""
+        self.moments.append((server, requests, number))
+
+    async def _strike(self) -> None:
+        for server, requests, number in self.moments:
+            while (await asyncio.to_thread(server.account))["requests"] < requests:
+                await asyncio.sleep(0)
+            self.workers[0].signal(number)
+
+    @asynccontextmanager
+    async def __call__(
+        self, settings: ExecutorFile, setup: WorkerSetup, env: Mapping[str, str]
+    ) -> AsyncIterator[Sequence[PipedWorker]]:
+        self.workers = [PipedWorker(f"w{number}", setup) for number in range(1, self.count + 1)]
+        striking = asyncio.create_task(self._strike())
+        try:
+            yield self.workers
+        finally:
+            striking.cancel()
+            for worker in self.workers:
+                await worker.end()
+
+    @property
+    def items(self) -> list[Any]:
+        return [item for worker in self.workers for chunk in worker.taken for item in chunk.items]
+
+
+def work() -> None:
+    """What runs in the process."""
+    asyncio.run(_work())
+
+
+async def _work() -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 26)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
+    out, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
+    setup: WorkerSetup = await _frame(reader)
+    providers, _ = build_providers(setup.providers, os.environ, lambda path: Any)  # type: ignore[arg-type,return-value]
+    senders: dict[tuple[str, str], Sender] = {}
+    ended: list[Ended] = []
+    news = asyncio.Event()
+
+    def give(number: int, value: Any = None) -> None:
+        out.write(_framed((number, value)))
+        out.flush()
+
+    async def carry_out(item: Any, expires_at: float) -> None:
+        if isinstance(item, CallItem):
+            if time.time() > expires_at:
+                ended.append(Ended(item.number, unsent=True))
+            else:
+                key = item.provider, item.transport
+                if key not in senders:
+                    senders[key] = Sender(
+                        providers[item.provider], Redactor(()), env=os.environ, stream=item.transport != "body"
+                    )
+                came = await senders[key].send(item.body, item.timeout, within=item.within, fresh=item.fresh)
+                if not hasattr(came, "kind"):
+                    came = came._replace(headers=dict(came.headers))  # type: ignore[union-attr]
+                ended.append(Ended(item.number, came))
+        else:
+            assert isinstance(item, FunctionItem)
+            assert isinstance(item.function, FunctionRef)
+            async with open_function(item.function, Path(setup.root)) as call:
+                ended.append(Ended(item.number, await call(item.given)))
+        news.set()
+
+    async def collect(number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT):
+                await news.wait()
+        await asyncio.sleep(0.02)
+        news.clear()
+        found, ended[:] = list(ended), []
+        give(number, found)
+
+    tasks = set()
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            number, what, value = await _frame(reader)
+            if what == "hello":
+                give(number, (os.getpid(), time.time()))
+            elif what == "take":
+                for item in value.items:
+                    tasks.add(asyncio.ensure_future(carry_out(item, value.expires_at)))
+                give(number)
+            else:
+                tasks.add(asyncio.ensure_future(collect(number)))
