@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
+    from agac.api.shards import ShardsReport, shard_status
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.style import FormatReport, LintReport, fmt, lint
     from agac.api.sync import asynchronous
@@ -93,6 +94,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
     anotify_test, apost_comment = asynchronous(notify_test), asynchronous(post_comment)
     apull, apush, aremote_doctor = asynchronous(pull), asynchronous(push), asynchronous(remote_doctor)
+    ashard_status = asynchronous(shard_status)
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
 __all__ = [
@@ -103,21 +105,22 @@ __all__ = [
     "NotifyReport", "OpenCodeRuntime", "PlanComparison", "PlanReport", "Problem", "ProcessOptions", "PullReport",
     "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry", "RetryChoice",
     "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError", "RunComparison", "RunOptions", "RunReport",
-    "RunsReport", "SchemasReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError",
-    "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WhyReport",
-    "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait", "acalibrate",
-    "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc", "agraph",
-    "aindex", "ainspect", "alock_card", "amap_reduce", "anotify_test", "aplan", "aplan_against", "apost_comment",
-    "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice",
-    "areview_export", "areview_import", "areview_item", "areview_queue", "areview_report", "arun", "arun_tests",
-    "aruns", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list",
-    "batch_status", "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor",
-    "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "index", "init",
-    "inspect", "lint", "lock_card", "map_reduce", "notify_test", "plan", "plan_against", "post_comment", "process",
-    "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice",
-    "review_export", "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run",
-    "run_several", "run_tests", "runs", "save_drawing", "save_job", "show", "show_card", "show_data", "sql", "status",
-    "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
+    "RunsReport", "SchemasReport", "ShardsReport", "Sink", "SpecError", "StageTrial", "StatusReport", "StoreCorrupt",
+    "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport",
+    "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list", "abatch_status", "abatch_wait",
+    "acalibrate", "acompare", "acompare_runs", "adecide", "adiff", "adoctor", "aevaluate", "aexport", "afix", "agc",
+    "agraph", "aindex", "ainspect", "alock_card", "amap_reduce", "anotify_test", "aplan", "aplan_against",
+    "apost_comment", "aprocess", "aprocess_plan", "apull", "apush", "aremote_doctor", "aresume", "aretrieve", "aretry",
+    "aretry_choice", "areview_export", "areview_import", "areview_item", "areview_queue", "areview_report", "arun",
+    "arun_tests", "aruns", "ashard_status", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup",
+    "batch_cancel", "batch_list", "batch_status", "batch_wait", "calibrate", "compare", "compare_runs", "decide",
+    "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc",
+    "graph", "index", "init", "inspect", "lint", "lock_card", "map_reduce", "notify_test", "plan", "plan_against",
+    "post_comment", "process", "process_plan", "pull", "push", "read_job", "remote_doctor", "resume", "retrieve",
+    "retry", "retry_choice", "review_export", "review_import", "review_item", "review_queue", "review_report",
+    "reviewer", "row_ids", "run", "run_several", "run_tests", "runs", "save_drawing", "save_job", "shard_status",
+    "show", "show_card", "show_data", "sql", "status", "stream", "tool", "trial", "try_card", "validate", "views",
+    "why", "write_schemas",
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ READERS = {
 _log = logging.getLogger("agac.run")
 
 
-def _remote(opened: Project) -> ObjectStore:
+def remote_of(opened: Project) -> ObjectStore:
     """The project's remote. Raises UsageError where it has none."""
     url = opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url
     if not url:
@@ -84,7 +84,7 @@ class SharedAnswers:
         self._known, self._problems, self._database = known, problems, into
         self._committed, self._checkers = _committed(opened), dict[tuple[str, str], Checker]()
         self.workflow, self.usd, self.writers, self.unfit = "", 0.0, Counter[str](), set[bytes]()
-        self.remote = _remote(opened)
+        self.remote = remote_of(opened)
 
     async def look(self, writers: Sequence[str]) -> None:
         """Reads the indexes of these writers' packs."""
@@ -307,7 +307,7 @@ async def controlled(
 
 
 def _control(opened: Project, workflow: str, writer: str) -> Control:
-    return Control(_remote(opened), workflow, writer, opened.spec.file.remote.trust)
+    return Control(remote_of(opened), workflow, writer, opened.spec.file.remote.trust)
 
 
 async def adopt_all(opened: Project) -> None:
@@ -340,7 +340,7 @@ class RemoteReport(Report):
 async def remote_doctor(*, project: Path | str | None = None) -> RemoteReport:
     """Looks at the remote, and tries what this process may do there, which leaves two small objects."""
     opened = open_project(project, sound=True)
-    remote, problems, writer, create_only, forges = _remote(opened), list[Problem](), "", None, False
+    remote, problems, writer, create_only, forges = remote_of(opened), list[Problem](), "", None, False
     names = await remote.sizes(FOLDER)
     found = Counter(name.split("/")[1] for name in names if name.endswith(".index"))
     try:

@@ -13,13 +13,14 @@ from agac.cli import terminal
 from agac.cli.completion import named_here
 from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, review_lines, serving_lines
-from agac.core.errors import ExitCode
+from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport
+    from agac.api.shards import ShardsReport
     from agac.api.status import StatusReport
 
 
@@ -28,9 +29,16 @@ if TYPE_CHECKING:
 )
 @click.argument("run", required=False)
 @workflow_option
+@click.option("--shards", is_flag=True, help="Show all shards of the newest run in shards, as the remote has them.")
 @json_option
 @click.pass_obj
-def status(settings: Globals, run: str | None, workflow: str | None, as_json: bool) -> None:
+def status(settings: Globals, run: str | None, workflow: str | None, shards: bool, as_json: bool) -> None:
+    if shards:
+        if run is not None:
+            raise UsageError("--shards is about the newest run in shards", remedy=f"Leave out {run}, or --shards.")
+        sharded = api.shard_status(workflow, project=settings.project_dir)
+        terminal.print_report(sharded, shards_lines, as_json=as_json)
+        return
     report = api.status(workflow, run=run, project=settings.project_dir)
     terminal.print_report(
         report, lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found), as_json=as_json
@@ -45,6 +53,29 @@ def status(settings: Globals, run: str | None, workflow: str | None, as_json: bo
 def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: bool) -> None:
     report = api.runs(workflow, newest=newest, project=settings.project_dir)
     terminal.print_report(report, lambda found: runs_lines(found, workflow), as_json=as_json)
+
+
+def shards_lines(report: ShardsReport) -> Iterator[str]:
+    """Runs in shards, each as a table, with what to do about shards that neither work nor have finished."""
+    if not report.runs:
+        yield f"No run has shards in {report.remote} yet. Start with: agac run -a WORKFLOW --shard 1/4"
+    for run in report.runs:
+        states = ", ".join(f"{count} {state}" for state, count in run["states"].items())
+        yield f"{run['workflow']} in {counted(len(run['shards']), 'shard')}: {states}"
+        lines = [
+            [
+                one["shard"], one["state"], *(one["rows"].get(name, 0) for name in ("total", "done", "failed", "open")),
+                one["calls"], "unknown" if one["usd"] is None else dollars(one["usd"], simulated=one["simulated"]),
+                one["seen_at"] or "-", plain(one["by"]) or "-",
+            ]
+            for one in [*run["shards"], run | {"shard": "all", "state": "", "seen_at": "", "by": ""}]
+        ]  # fmt: skip
+        yield terminal.table(["shard", "state", "rows", "done", "failed", "open", "calls", "cost", "seen", "by"], lines)
+        for one in run["shards"]:
+            if one["next"]:
+                why = f" ({plain(terminal.first_line(one['why']))})" if one["why"] else ""
+                yield f"Shard {one['shard']} is {one['state']}{why}. Go on with: {one['next']}"
+        yield f"All have finished. Write their results with: {run['next']}\n" if run["next"] else ""
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, RowId
@@ -23,6 +23,9 @@ from agac.spec.graph import stage_of
 from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
+
+if TYPE_CHECKING:
+    from agac.engine.sharding.leases import SharedLimits
 
 
 class StopReason(StrEnum):
@@ -261,25 +264,12 @@ class Reservation(NamedTuple):
     balances: tuple[BudgetBalance, ...]
 
 
-class Lender(Protocol):
-    """Where budgets are shared with other processes: what may be spent of them here can be made more."""
-
-    async def lend(self, over: Sequence[BudgetBalance], worst: Amount, *, urgent: bool) -> bool:
-        """Whether there is more room in budgets into which a worst case does not fit. `urgent`: nothing under way here
-        can make room. Raises RunStopped where that cannot be found out any more."""
-        ...
-
-    def unspent(self, name: str) -> str:
-        """What others may hold of a budget without having spent it, as the end of a sentence."""
-        ...
-
-
 class BudgetLimiter:
     """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend. At a limit
     `reached` is the budget that ended the run, `missed` the worst case that did not fit into it. `lender`: of what the
     shards of a run share."""
 
-    lender: Lender | None = None
+    lender: SharedLimits | None = None
 
     def __init__(self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None) -> None:
         self._stop_signal, self.balances, self._row = stop_signal, tuple(balances), row
@@ -328,7 +318,7 @@ class BudgetLimiter:
                         raise BlockedByBatches
                     if hopeless:
                         self.reached, self.missed = hopeless[0], worst
-                        self._end("call", hopeless[0].name)
+                        self._end("call")
                         raise RunStopped
                     self._changed.clear()
                     await self._changed.wait()
@@ -397,10 +387,11 @@ class BudgetLimiter:
 
     def stop_at_limit(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
-        self._end("batch", self.reached.name if self.reached is not None else "budget")
+        self._end("batch")
 
-    def _end(self, what: str, name: str) -> None:
-        others = self.lender.unspent(name) if self.lender is not None else ""
+    def _end(self, what: str) -> None:
+        name = self.reached.name if self.reached is not None else "budget"
+        others = self.lender.unspent(self.reached) if self.lender is not None else ""
         self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}")
 
 

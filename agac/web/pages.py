@@ -85,7 +85,16 @@ def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     return {**steps, "lines": found.lines, "more": more}
 
 
+async def shards(request: Request) -> Response:
+    """All shards of the newest runs that have any, as the remote has them."""
+    try:
+        found = await api.ashard_status(project=request.app.state.project)
+    except UsageError as error:  # the project has no remote
+        return render(request, "shards.html", title="Shards", found=None, lack=error)
+    return render(request, "shards.html", title="Shards", found=found, lack=None)
+
+
 ROUTES = [
     Route("/", runs), Route("/live", live), Route("/run/{run:int}", run), Route("/run/{run:int}/live", live),
-    Route("/run/{run:int}/curves.json", curves),
+    Route("/run/{run:int}/curves.json", curves), Route("/shards", shards),
 ]  # fmt: skip

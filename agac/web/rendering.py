@@ -18,7 +18,7 @@ from agac.core.text import beginning, duration
 from agac.core.types import counted, dollars, iso
 
 NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"), ("/review", "Reviews")]
-"""The pages that every page leads to: path and title."""
+"""The pages that every page leads to: path and title. A monitor that is served has one of the remote too."""
 
 
 @cache
@@ -77,6 +77,7 @@ def served(request: Request) -> dict[str, Any]:
     state = request.app.state
     return {
         "project": state.project.name, "path": request.url.path, "write": state.write, "form_token": state.form_token,
+        "navigation": [*NAVIGATION, ("/shards", "Shards")],
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from agac.data.object_store import ObjectStore
 from agac.engine.limits import Amount, BudgetBalance, RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
-from agac.engine.sharding.leases import SETTLED, SharedBudgets, SharedLimits
+from agac.engine.sharding.leases import SETTLED, SharedLimits
 from agac.spec.workflow import Budget
 
 REFUSED = RowError(ErrorType.REFUSED, "no")
@@ -27,8 +27,9 @@ class One:
         self.lease = ShardLease(self.folder, Shard(number, 4), "me", lambda: time.time() + self.later)
         self.stop_signal = StopSignal()
         self.stops = StopRules(self.stop_signal, {}, stop_loss=True, max_errors=max_errors)
-        self.limits = SharedLimits(self.lease, self.stop_signal, self.stops)
         self.lane = Lane(8, rpm=600, tpm=None, clock=time.monotonic, stop_signal=self.stop_signal)
+        self.balances = [BudgetBalance("budget of the run", Budget(usd=1.0))]
+        self.limits = SharedLimits(self.lease, "s", self.balances, [self.lane], self.stop_signal, self.stops)
 
     async def beat(self, **more: Any) -> None:
         await self.folder.beat(ShardStatus(**self.lease.about(), **self.lease.shard._asdict(), **more), 1)
@@ -43,7 +44,7 @@ class One:
 
 async def test_lanes_are_shared_with_all_at_first_and_then_with_those_who_live(tmp_path: Path) -> None:
     first, second, third = (One(tmp_path, number) for number in (1, 2, 3))
-    await first.limits.begin([first.lane])
+    await first.limits.begin()
     assert (first.lane.most, first.limits.processes) == (2, 4)
     await second.beat()
     await third.beat(state="ended")
@@ -58,7 +59,7 @@ async def test_max_errors_counts_the_rows_of_all_shards_that_failed_since(tmp_pa
     before, first, second = One(tmp_path, 4), One(tmp_path, 1, max_errors=5), One(tmp_path, 2)
     before.later = -60
     await before.beat(errors=100)
-    await first.limits.begin([])
+    await first.limits.begin()
     first.fail(3)
     await second.beat(errors=2)
     await first.hear()
@@ -75,32 +76,29 @@ async def test_max_errors_counts_the_rows_of_all_shards_that_failed_since(tmp_pa
 async def test_a_shard_that_fails_alike_from_the_start_stops_the_others_once(tmp_path: Path) -> None:
     first, second, third = (One(tmp_path, number) for number in (1, 2, 3))
     for one in (first, second):
-        await one.limits.begin([])
+        await one.limits.begin()
     first.fail(17)
     await first.hear()
     await second.hear()
     assert second.stop_signal.stop is StopReason.LOSS
     assert second.stop_signal.reason.startswith("shard 1/4 stopped: 17 of the first 17 outcomes of stage 'judge'")
     await second.hear()
-    await second.limits.tell()
+    await second.limits.end()
     assert len(await first.folder.names("stopped")) == 1, "what is heard is not told again"
-    await third.limits.begin([])  # it begins after that, and finds out by itself
+    await third.limits.begin()  # it begins after that, and finds out by itself
     await third.hear()
     assert third.stop_signal.stop is None
 
 
-async def test_what_a_stranger_grants_is_refused_and_a_remote_that_is_gone_stops_the_run(tmp_path: Path) -> None:
-    balances = [BudgetBalance("budget of the run", Budget(usd=1.0))]
-    one, stranger = One(tmp_path, 1), One(tmp_path, 2, trust="other")
-    budgets = SharedBudgets(one.lease, "one", balances, one.stop_signal)
-    await budgets.begin()
-    assert await budgets.lend(balances, Amount(0.1, 0, 1), urgent=True)
+async def test_what_a_stranger_grants_is_refused_and_what_cannot_be_read_stops_the_run(tmp_path: Path) -> None:
+    one, stranger, third = One(tmp_path, 1), One(tmp_path, 2, trust="other"), One(tmp_path, 3)
+    await one.limits.begin()
+    assert await one.limits.lend(one.balances, Amount(0.1, 0, 1), urgent=True)
     with pytest.raises(AgacError, match="ends with what cannot be believed"):
-        await SharedBudgets(stranger.lease, "two", balances, StopSignal()).begin()
+        await stranger.limits.begin()
     (entry,) = tmp_path.glob("v1/shards/reviews/key/budget/*")
     entry.write_text("{}")
-    third = One(tmp_path, 3)
     with pytest.raises(RunStopped):
-        await SharedBudgets(third.lease, "x", balances, third.stop_signal).lend(balances, Amount(1, 0, 1), urgent=True)
+        await third.limits.lend(third.balances, Amount(1, 0, 1), urgent=True)
     assert third.stop_signal.stop is StopReason.INPUT
-    assert "without it nobody knows what is left" in str(third.stop_signal.error and third.stop_signal.error.remedy)
+    assert "ends with what cannot be believed" in str(third.stop_signal.error)

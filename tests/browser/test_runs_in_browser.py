@@ -13,6 +13,7 @@ from support.monitor import Watched
 from support.processes import ended
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
+from support.sharded import four_shards
 
 Watch = Callable[..., Watched]
 GOOD = json.dumps({"sentiment": "positive", "reason": "r"})
@@ -195,3 +196,12 @@ def test_a_command_is_copied_and_said(page: Page, project: ProjectFolder, watch:
     page.get_by_role("button", name="Copy: agac run").press("Enter")
     expect(page.locator("#said")).to_have_text("Copied: agac run -a WORKFLOW")
     assert page.evaluate("navigator.clipboard.readText()") == "agac run -a WORKFLOW"
+
+
+def test_the_page_of_shards_is_accessible_and_fits(page: Page, project: ProjectFolder, watch: Watch) -> None:
+    four_shards(project)
+    enter(page, watch(project), "/shards")
+    expect(page.get_by_role("heading", name="reviews in 4 shards")).to_be_visible()
+    expect(page.get_by_role("row")).to_have_count(6)
+    assert_accessible(page)
+    assert_fits(page)

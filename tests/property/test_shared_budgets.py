@@ -13,9 +13,18 @@ from support.soak import campaign
 
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
-from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter, Reservation, RunStopped, StopReason, StopSignal
+from agac.engine.limits import (
+    Amount,
+    BudgetBalance,
+    BudgetLimiter,
+    Reservation,
+    RunStopped,
+    StopReason,
+    StopRules,
+    StopSignal,
+)  # fmt: skip
 from agac.engine.sharding.folder import ShardFolder, ShardLease
-from agac.engine.sharding.leases import SharedBudgets
+from agac.engine.sharding.leases import SharedLimits
 from agac.spec.workflow import Budget
 
 
@@ -32,7 +41,8 @@ class Holder:
         self.limiter = BudgetLimiter(self.stop_signal, self.balances, None)
         folder = ShardFolder(ObjectStore(str(self.root), self.root), "reviews", "key", {"me"})
         lease = ShardLease(folder, Shard(self.number, self.of), "me")
-        self.lender = SharedBudgets(lease, str(self.disk), self.balances, self.stop_signal)
+        stops = StopRules(self.stop_signal, {}, stop_loss=True, max_errors=None)
+        self.lender = SharedLimits(lease, str(self.disk), self.balances, (), self.stop_signal, stops)
         await self.lender.begin()
         self.limiter.lender = self.lender
 

@@ -70,6 +70,7 @@ class ShardStatus(SharedObject):
     input_tokens: int = 0
     output_tokens: int = 0
     usd: float | None = None
+    simulated: bool = False
     errors: int = 0
     lanes: Mapping[str, int] = {}
     waits: str = ""
@@ -157,6 +158,14 @@ class ShardFolder:
         _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, why)
         return None
 
+    def sure(self, kind: type[Shared], log: str, last: bytes | None) -> Shared | None:
+        """The last entry of a log; None: it has none. Raises AgacError where it cannot be believed."""
+        entry = None if last is None else self.believed(kind, log, last)
+        if last is not None and entry is None:
+            what = f"{self.remote.url}/{self.path}/{log} ends with what cannot be believed"
+            raise AgacError(what, remedy="name its writers at `remote: {trust: […]}` of agac.yml, or move it away")
+        return entry
+
     async def beat(self, status: ShardStatus, count: int) -> None:
         """A sign of life, the `count`th of its process."""
         name = f"{Shard(status.number, status.of).name}-{status.mark}-{count:08d}"
@@ -241,10 +250,7 @@ class ShardLease:
             await to_the_end(self._give_back())
 
     def _taken(self, last: bytes | None, beat: ShardStatus | None) -> bytes:
-        entry = None if last is None else self.folder.believed(LeaseEntry, self._log, last)
-        if last is not None and entry is None:
-            what = f"{self.folder.remote.url}/{self.folder.path}/{self._log} ends with what cannot be believed"
-            raise AgacError(what, remedy="name its writers at `remote: {trust: […]}` of agac.yml, or move it away")
+        entry = self.folder.sure(LeaseEntry, self._log, last)
         if entry is not None and self.folder.is_alive(entry, beat):
             what = f"shard {self.shard} of workflow {self.folder.workflow!r} is being run by {entry.writer}"
             after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from functools import reduce
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from agac.core.errors import AgacError
 from agac.core.types import dollars
@@ -21,49 +23,53 @@ from agac.spec.workflow import Budget
 # spends nothing that the log does not grant it, so all together keep to the cap, whoever is killed. What one holds that
 # never comes back stays counted: nobody knows what it spent.
 
-LOG = "budget"
+LOG, STOPPED = "budget", "stopped"
 ASKED_AGAIN = 5.0  # seconds before a refused amount is asked for again, while calls under way may make room
+SETTLED = 15.0  # seconds after which all that were started together are heard: until then lanes are cut for all
 
-Shown = tuple[Annotated[float, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+Shown = tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt]  # dollars, tokens, calls
 
-
-class Share(BaseModel):
-    """What a holder may spend of a budget in dollars, tokens and calls, and what it had spent when it said so."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    granted: Shown
-    spent: Shown
+_log = logging.getLogger("agac.shard")
 
 
 class Grants(SharedObject):
-    """An entry: who holds what, by the names of budgets and of holders."""
+    """An entry: by the names of budgets and of holders what is granted, and what of it was spent at that time."""
 
-    budgets: Mapping[str, Mapping[str, Share]] = {}
+    budgets: Mapping[str, Mapping[str, tuple[Shown, Shown]]] = {}
 
 
-class SharedBudgets:
-    """The `lender` of a shard: it grants itself parts of the budgets in `balances`, and gives back at its end what it
-    did not spend. `store` tells its store from others that the shard had."""
+class SharedLimits:
+    """What a shard shares with the others. It lends itself parts of the budgets in `balances`, and gives back at its
+    end what it did not spend; `store` tells its store from others that the shard had. Its `lanes` are cut to its share
+    of what accounts take, which is one of `processes`: all shards at first, those that live once they are heard."""
 
     def __init__(
-        self, lease: ShardLease, store: str, balances: Iterable[BudgetBalance], stop_signal: StopSignal
-    ) -> None:
+        self, lease: ShardLease, store: str, balances: Iterable[BudgetBalance], lanes: Iterable[Lane],
+        stop_signal: StopSignal, stops: StopRules,
+    ) -> None:  # fmt: skip
         self._lease, self._folder, self._owner = lease, lease.folder, f"{lease.shard.name}-{store}"
-        self._balances, self._stop_signal, self._turn = tuple(balances), stop_signal, asyncio.Lock()
-        self._granted: Mapping[str, Mapping[str, Share]] = {}
-        self._asked_at = 0.0
+        self._balances, self._lanes, self._stop_signal, self._stops = tuple(balances), [*lanes], stop_signal, stops
+        self._turn, self._asked_at, self._granted = asyncio.Lock(), 0.0, Grants.model_construct().budgets
+        self._began, self._known, self._told, self.processes = lease.clock(), set[str](), False, lease.shard.of
 
     async def begin(self) -> None:
-        """What was spent before is granted, and what an invocation held that was killed still is."""
+        """What was spent before is granted, and what an invocation held that was killed still is. Who stopped before
+        says nothing about this time."""
+        self._share(self.processes)
+        self._known = {*await self._folder.names(STOPPED)}
         await self._write(lambda: {one.name: _most(one.used, self._own(one.name)) for one in self._balances})
 
     async def end(self) -> None:
-        """Gives back what was not spent; what is set aside for open batches stays."""
-        await self._write(lambda: {one.name: one.used for one in self._balances})
+        """Gives back what was not spent; what is set aside for open batches stays. Tells the others why it stops."""
+        try:
+            await self._tell()
+            await self._write(lambda: {one.name: one.used for one in self._balances})
+        except AgacError as error:
+            _log.warning("shard %s did not give back what it had left: %s", self._lease.shard, error.message)
 
     async def lend(self, over: Sequence[BudgetBalance], worst: Amount, *, urgent: bool) -> bool:
-        """As Lender has it. Where the remote cannot be reached the run stops with that, and RunStopped is raised."""
+        """Whether there is more room in budgets into which a worst case does not fit. `urgent`: nothing under way here
+        can make room. Where the remote cannot be reached the run stops with that, and RunStopped is raised."""
         async with self._turn:
             refused = None in [self._wanted(one, worst) for one in over]  # by what the log said last
             if refused and not urgent and time.monotonic() < self._asked_at + ASKED_AGAIN:
@@ -83,22 +89,19 @@ class SharedBudgets:
     def _wanted(self, balance: BudgetBalance, worst: Amount) -> Amount | None:
         """What it takes to have room for a worst case, and some more: the less is free, the less. None: that is not
         free."""
-        found, needs = list[Any](), balance.used.plus(worst)
-        granted = _sum(one.granted for one in self._granted.get(balance.name, {}).values())
-        for own, need, cap, all_have in zip(
-            self._own(balance.name), needs, _caps(balance.budget), granted, strict=True
-        ):
+        found, needs, caps = list[Any](), balance.used.plus(worst), astuple(balance.budget)
+        all_have = _sum(granted for granted, _ in self._granted.get(balance.name, {}).values())
+        for own, need, cap, granted in zip(self._own(balance.name), needs, caps, all_have, strict=True):
             if cap is None or need <= own:
                 found.append(own)
-            elif need - own > (free := cap - all_have):
+            elif need - own > (free := cap - granted):
                 return None
             else:
                 found.append(max(need, own + type(need)(free / (2 * self._lease.shard.of))))
         return Amount(*found)
 
     def _own(self, name: str) -> Amount:
-        share = self._granted.get(name, {}).get(self._owner)
-        return NOTHING if share is None else Amount(*share.granted)
+        return Amount(*self._granted.get(name, {}).get(self._owner, (NOTHING,))[0])
 
     async def _write(self, make: Callable[[], Mapping[str, Amount] | None]) -> bool:
         """Makes the grants of this shard what `make` says by the last entry; False: it says None."""
@@ -106,42 +109,60 @@ class SharedBudgets:
 
         def entry(last: bytes | None) -> bytes | None:
             nonlocal made
-            self._granted = {} if last is None else self._read(last)
+            known = self._folder.sure(Grants, LOG, last)
+            self._granted = known.budgets if known is not None else {}
             new = make()
             made, changed = new is not None, {n: one for n, one in (new or {}).items() if one != self._own(n)}
             budgets = {name: dict(held) for name, held in self._granted.items()}
             for balance in self._balances:
                 if (amount := changed.get(balance.name)) is not None:
-                    budgets.setdefault(balance.name, {})[self._owner] = Share(granted=amount, spent=balance.spent)
+                    budgets.setdefault(balance.name, {})[self._owner] = amount, balance.spent
             self._granted = budgets
             return Grants(**self._lease.about(), budgets=budgets).model_dump_json().encode() if changed else None
 
-        await self._folder.append(LOG, entry)
+        if self._balances:
+            await self._folder.append(LOG, entry)
         for one in self._balances:
-            lent: Any = zip(_caps(one.budget), self._own(one.name), strict=True)
+            lent: Any = zip(astuple(one.budget), self._own(one.name), strict=True)
             one.lent = Budget(*(None if cap is None else own for cap, own in lent))
         return made
 
-    def _read(self, content: bytes) -> Mapping[str, Mapping[str, Share]]:
-        grants = self._folder.believed(Grants, LOG, content)
-        if grants is None:
-            what = f"{self._folder.remote.url}/{self._folder.path}/{LOG} ends with what cannot be believed"
-            remedy = "name its writers at `remote: {trust: […]}` of agac.yml; without it nobody knows what is left"
-            raise AgacError(what, remedy=remedy)
-        return grants.budgets
-
-    def unspent(self, name: str) -> str:
-        """As Lender has it."""
-        others = [one for owner, one in self._granted.get(name, {}).items() if owner != self._owner]
-        left = _sum(one.granted for one in others).plus(_sum(one.spent for one in others), -1)
-        caps = next((_caps(one.budget) for one in self._balances if one.name == name), (None, None, None))
+    def unspent(self, balance: BudgetBalance | None) -> str:
+        """What others may hold of a budget without having spent it, as the end of a sentence."""
+        held = self._granted.get(balance.name, {}) if balance is not None else {}
+        others = [share for owner, share in held.items() if owner != self._owner]
+        left = _sum(granted for granted, _ in others).plus(_sum(spent for _, spent in others), -1)
         words = dollars(left.usd), f"{left.tokens:,} tokens", f"{left.calls:,} calls"
+        caps = astuple(balance.budget) if balance is not None else (None,) * 3
         known = [text for text, some, cap in zip(words, left, caps, strict=True) if cap is not None and some > 0]
         return f"; other shards hold up to {' and '.join(known)} of it that they did not spend" if known else ""
 
+    def _share(self, processes: int) -> None:
+        self.processes = processes
+        for lane in self._lanes:
+            lane.share(processes)
 
-def _caps(budget: Budget) -> tuple[float | None, int | None, int | None]:
-    return budget.usd, budget.tokens, budget.calls
+    async def heard(self, alive: Mapping[int, ShardStatus]) -> None:
+        """How the other shards are. Stops where one of them stopped for all, or too many rows failed in all."""
+        others = [one for one in alive.values() if one.number != self._lease.shard.number]
+        if self._lease.clock() >= self._began + SETTLED:
+            self._share(1 + sum(one.state == "running" for one in others))
+        self._stops.failed_elsewhere(sum(one.errors for one in others if one.at >= self._began))
+        await self._tell()
+        for name in sorted({*await self._folder.names(STOPPED)} - self._known):
+            self._known.add(name)
+            told = self._folder.believed(ShardStatus, name, await self._folder.read(name))
+            if told is not None and self._stop_signal.stop is None:
+                self._told = True
+                self._stop_signal.end(StopReason.LOSS, f"shard {told.number}/{told.of} stopped: {told.why}")
+
+    async def _tell(self) -> None:
+        """Tells the others once that this shard stopped since nearly everything fails alike."""
+        if self._stop_signal.stop is StopReason.LOSS and not self._told:
+            self._told, lease = True, self._lease
+            about = {**lease.about(), **lease.shard._asdict()}
+            told = ShardStatus(**about, state="stopped", why=self._stop_signal.reason)
+            await self._folder.create(f"{STOPPED}/{lease.shard.name}-{lease.mark}", told.model_dump_json().encode())
 
 
 def _sum(amounts: Iterable[Shown]) -> Amount:
@@ -150,59 +171,3 @@ def _sum(amounts: Iterable[Shown]) -> Amount:
 
 def _most(one: Amount, other: Amount) -> Amount:
     return Amount(max(one.usd, other.usd), max(one.tokens, other.tokens), max(one.calls, other.calls))
-
-
-# What accounts take, and what stops all shards: heard at each sign of life.
-
-STOPPED = "stopped"
-SETTLED = 15.0  # seconds after which all that were started together are heard: until then lanes are cut for all
-
-
-class Stopped(SharedObject):
-    """A shard stopped since nearly everything fails alike from the start, and why."""
-
-    number: int
-    of: int
-    why: str
-
-
-class SharedLimits:
-    """What a shard hears from the others at each of its signs of life, and tells them. `processes`: with how many it
-    shares what accounts take, itself among them; at first all shards count."""
-
-    def __init__(self, lease: ShardLease, stop_signal: StopSignal, stops: StopRules) -> None:
-        self._lease, self._stop_signal, self._stops = lease, stop_signal, stops
-        self._began, self._known, self._told = lease.clock(), set[str](), False
-        self.processes, self._lanes = lease.shard.of, list[Lane]()
-
-    async def begin(self, lanes: Iterable[Lane]) -> None:
-        """Lanes keep to their part from now on. Who stopped before says nothing about this time."""
-        self._lanes, self._known = list(lanes), set(await self._lease.folder.names(STOPPED))
-        self._share(self.processes)
-
-    def _share(self, processes: int) -> None:
-        self.processes = processes
-        for lane in self._lanes:
-            lane.share(processes)
-
-    async def heard(self, alive: Mapping[int, ShardStatus]) -> None:
-        """How the other shards are. Stops where one of them did for all, or too many rows failed in all."""
-        folder, own = self._lease.folder, self._lease.shard.number
-        others = [one for one in alive.values() if one.number != own]
-        if self._lease.clock() >= self._began + SETTLED:
-            self._share(1 + sum(one.state == "running" for one in others))
-        self._stops.failed_elsewhere(sum(one.errors for one in others if one.at >= self._began))
-        await self.tell()
-        for name in sorted({*await folder.names(STOPPED)} - self._known):
-            self._known.add(name)
-            told = folder.believed(Stopped, name, await folder.read(name))
-            if told is not None and told.number != own and self._stop_signal.stop is None:
-                self._told = True
-                self._stop_signal.end(StopReason.LOSS, f"shard {told.number}/{told.of} stopped: {told.why}")
-
-    async def tell(self) -> None:
-        """Tells the others once that this shard stopped since nearly everything fails alike."""
-        if self._stop_signal.stop is StopReason.LOSS and not self._told:
-            self._told, lease = True, self._lease
-            stopped = Stopped(**lease.about(), **lease.shard._asdict(), why=self._stop_signal.reason)
-            await lease.folder.create(f"{STOPPED}/{lease.shard.name}-{lease.mark}", stopped.model_dump_json().encode())
