@@ -28,7 +28,7 @@ from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
 from agac.providers.hints import HintingSender, hinting
-from agac.providers.http import HttpReply, Sender, Sending, SocketSender
+from agac.providers.http import HttpReply, Sending, open_sender
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
@@ -268,8 +268,5 @@ async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)
         return await open_program(how, stage.tooling.max_turns, *about, work.root, work.env, work.redactor)
-    sender = Sender(model.provider, work.redactor, env=work.env, stream=transport != "body")
-    sender.heard = work.replies.piece if work.replies else None
-    if transport in ("ws", "auto") and DIALECTS[model.provider.dialect].socket_asks is not None:
-        return SocketSender(sender, fallback=transport == "auto")
-    return sender
+    heard = work.replies.piece if work.replies else None
+    return open_sender(model.provider, transport, work.redactor, work.env, heard)

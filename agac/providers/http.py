@@ -413,4 +413,16 @@ async def _refuse(
     raise _Redirected(redirect.response)
 
 
+def open_sender(
+    provider: Provider, transport: str, redactor: Redactor, env: Mapping[str, str], heard: Heard = None
+) -> Sender | SocketSender:
+    """What sends by a transport: `body`, `sse`, `ws`, or `auto`, which goes on by events where there are no WebSockets.
+    `heard` gets the pieces of streams. Raises UsageError as `Sender` does."""
+    sender = Sender(provider, redactor, env=env, stream=transport != "body")
+    sender.heard = heard
+    if transport in ("ws", "auto") and DIALECTS[provider.dialect].socket_asks is not None:
+        return SocketSender(sender, fallback=transport == "auto")
+    return sender
+
+
 Sending = Union[Sender, SocketSender, "Program"]  # what carries a request to a provider, and its answer back

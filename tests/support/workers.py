@@ -6,19 +6,14 @@ import pickle
 import signal
 import struct
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agac.core.redact import Redactor
-from agac.engine.workers.pool import BEAT, CallItem, Chunk, Ended, FunctionItem, WorkerFacts, WorkerLost, WorkerSetup
-from agac.providers.http import Sender
-from agac.providers.table import build_providers
+from agac.engine.workers.pool import Chunk, Ended, WorkerFacts, WorkerLost, WorkerSetup
+from agac.engine.workers.work import ChunkWorker
 from agac.spec.project_models import ExecutorFile
-from agac.spec.python_code import FunctionRef
-from agac.tools.processes import open_function
 from support.server import Server
 
 _LENGTH = struct.Struct("<Q")
@@ -70,20 +65,20 @@ class PipedWorker:
                 waiter.set_exception(WorkerLost(f"its process ended with {code}"))
         self._waiting.clear()
 
-    async def _ask(self, what: str, value: Any = None) -> Any:
+    async def _ask(self, what: str, *given: Any) -> Any:
         if self.process is None or self.process.returncode is not None:
             raise WorkerLost("its process ended")
         self._number += 1
         waiter = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         assert self.process.stdin is not None
-        self.process.stdin.write(_framed((self._number, what, value)))
+        self.process.stdin.write(_framed((self._number, what, given)))
         return await waiter
 
     async def hello(self) -> WorkerFacts:
         if self.process is None or self.process.returncode is not None:
             await self.start()
-        pid, now = await self._ask("hello")
-        return WorkerFacts("here", pid, "", "", (), now)
+        facts: WorkerFacts = await self._ask("hello")
+        return facts
 
     async def take(self, chunk: Chunk) -> None:
         self.taken.append(chunk)
@@ -115,14 +110,14 @@ class Crew:
         self.moments: list[tuple[Server, int, signal.Signals]] = []
 
     def strike(self, server: Server, requests: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends the first worker a signal as soon as so many requests arrived at the server."""
+        """Sends the worker that got most a signal as soon as so many requests arrived at the server."""
         self.moments.append((server, requests, number))
 
     async def _strike(self) -> None:
         for server, requests, number in self.moments:
             while (await asyncio.to_thread(server.account))["requests"] < requests:
                 await asyncio.sleep(0)
-            self.workers[0].signal(number)
+            max(self.workers, key=lambda one: sum(len(chunk.items) for chunk in one.taken)).signal(number)
 
     @asynccontextmanager
     async def __call__(
@@ -152,55 +147,17 @@ async def _work() -> None:
     reader = asyncio.StreamReader(limit=1 << 26)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
     out, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
-    setup: WorkerSetup = await _frame(reader)
-    providers, _ = build_providers(setup.providers, os.environ, lambda path: Any)  # type: ignore[arg-type,return-value]
-    senders: dict[tuple[str, str], Sender] = {}
-    ended: list[Ended] = []
-    news = asyncio.Event()
+    worker = ChunkWorker(await _frame(reader))
 
-    def give(number: int, value: Any = None) -> None:
-        out.write(_framed((number, value)))
+    async def give(number: int, what: str, given: tuple[Any, ...]) -> None:
+        came = await getattr(worker, what)(*given)
+        out.write(_framed((number, came)))
         out.flush()
-
-    async def carry_out(item: Any, expires_at: float) -> None:
-        if isinstance(item, CallItem):
-            if time.time() > expires_at:
-                ended.append(Ended(item.number, unsent=True))
-            else:
-                key = item.provider, item.transport
-                if key not in senders:
-                    senders[key] = Sender(
-                        providers[item.provider], Redactor(()), env=os.environ, stream=item.transport != "body"
-                    )
-                came = await senders[key].send(item.body, item.timeout, within=item.within, fresh=item.fresh)
-                if not hasattr(came, "kind"):
-                    came = came._replace(headers=dict(came.headers))  # type: ignore[union-attr]
-                ended.append(Ended(item.number, came))
-        else:
-            assert isinstance(item, FunctionItem)
-            assert isinstance(item.function, FunctionRef)
-            async with open_function(item.function, Path(setup.root)) as call:
-                ended.append(Ended(item.number, await call(item.given)))
-        news.set()
-
-    async def collect(number: int) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT):
-                await news.wait()
-        await asyncio.sleep(0.02)
-        news.clear()
-        found, ended[:] = list(ended), []
-        give(number, found)
 
     tasks = set()
     with suppress(asyncio.IncompleteReadError):
         while True:
-            number, what, value = await _frame(reader)
-            if what == "hello":
-                give(number, (os.getpid(), time.time()))
-            elif what == "take":
-                for item in value.items:
-                    tasks.add(asyncio.ensure_future(carry_out(item, value.expires_at)))
-                give(number)
-            else:
-                tasks.add(asyncio.ensure_future(collect(number)))
+            tasks.add(asyncio.ensure_future(give(*await _frame(reader))))
+    for task in tasks:
+        task.cancel()
+    await worker.close()

@@ -3,9 +3,7 @@ them after a crash, in the remote."""
 
 from __future__ import annotations
 
-import json
 import logging
-from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
@@ -24,6 +22,7 @@ from agac.engine.invocation import InvocationContext
 from agac.engine.limits import Reservation
 from agac.engine.settle import record_call
 from agac.engine.workers.pool import CallItem, FunctionItem, RunExecutor, WorkerPool
+from agac.engine.workers.work import FOLDER, unpacked_replies
 from agac.plan.stage import PlannedStage
 from agac.providers.dialect import Begins
 from agac.providers.hints import HintingSender
@@ -31,35 +30,15 @@ from agac.providers.http import HttpReply
 from agac.spec.python_code import FunctionRef
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Timeout
-from agac.store.packs import MAX_BYTES, Damaged, unzipped
+from agac.store.packs import MAX_BYTES, Damaged
 from agac.store.records import NewRow
 from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
 from agac.tools.functions import Record
 from agac.tools.tool_functions import ToolFailed
 
-FOLDER = "v1/chunks"
-"""Of replies in the remote, as FOLDER/TOKEN/CHUNK/N.replies: written once, before they are given back."""
-
 Line = tuple[int, NewRow, int, bytes, bytes]  # of the store: stage, row, replica, fingerprint, mark of the request
 _log = logging.getLogger("agac.workers")
-
-
-def packed_replies(replies: Iterable[tuple[int, HttpReply]]) -> bytes:
-    """An object of the remote with replies to the calls of these numbers."""
-    from zstandard import compress
-
-    lines = ([n, r.status, dict(r.headers), b64encode(r.body).decode(), *r[3:]] for n, r in replies)
-    return compress(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-
-
-def unpacked_replies(content: bytes) -> dict[int, HttpReply]:
-    """The same read back. Raises ValueError and the like for what is none."""
-    found = {}
-    for line in unzipped(content).splitlines():
-        number, status, headers, body, *times = json.loads(line)
-        found[int(number)] = HttpReply(int(status), dict(headers), b64decode(body), *times)
-    return found
 
 
 class WorkerCalls:
