@@ -70,8 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and all that is imported stay to the end: the collector need not look at them each time."""
+    """Thousands of tests and all that is imported stay to the end: the collector need not look at them each time, nor
+    at what has become more since then as often as Python thinks."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 

@@ -94,8 +94,8 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card that `card` calls `name`: beside it, by its file's name or its own, or as `find_card`."""
-    beside = [path for path in sorted(card.parent.iterdir()) if path.suffix in SUFFIXES and path.name != "SKILL.md"]
-    for path in [path for path in beside if path.stem == name] or beside:
+    beside = [path for path in card.parent.iterdir() if path.suffix in SUFFIXES and path.name != "SKILL.md"]
+    for path in sorted([path for path in beside if path.stem == name] or beside):
         if path.stem == name or read_card(path, project, None, trusted=False)[0].name == name:
             return path, ""
     return find_card(name, project)

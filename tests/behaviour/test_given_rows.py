@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import date
@@ -14,9 +13,8 @@ from typing import Any
 
 import duckdb
 import pytest
-from support.commands import clean_environment
 from support.processes import kill_at
-from support.project import ProjectFolder, to_its_end
+from support.project import ProjectFolder, python
 from support.server import Server
 
 import agac
@@ -94,10 +92,10 @@ print(report.invocation["calls"], report.summary["rows"]["done"])
 
 def test_a_program_that_was_killed_goes_on_with_the_same_rows(project: ProjectFolder, server: Server) -> None:
     project.workflow(path="-", defaults={"concurrency": 1})
-    killed = to_its_end([sys.executable, "-c", PROGRAM], project.root, kill_at("committed:12"))
+    killed = python(project.root, "-c", PROGRAM, env=kill_at("committed:12"))
     done = project.query("SELECT count(*) FROM task WHERE outcome = 'done'")[0][0]
     assert (killed.code, 0 < done < 40) == (-9, True)
-    ran = to_its_end([sys.executable, "-c", PROGRAM], project.root, clean_environment())
+    ran = python(project.root, "-c", PROGRAM)
     assert (ran.code, ran.out) == (0, f"{40 - done} 40\n"), ran.err
     assert server.account()["requests"] <= 41
     assert (

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from support.postgres import PASSWORD, PostgresServer
-from support.project import ProjectFolder
+from support.project import ProjectFolder, python
 from support.server import Faulty, Server
 
 import agac
@@ -182,8 +181,8 @@ def test_a_kill_leaves_the_table_as_it_was_and_the_next_run_mends_it(
 ) -> None:
     run(project, postgres)
     project.rows([{"id": "a", "text": "ONE"}, {"id": "c", "text": "three", "n": 1}], "data/rows.jsonl")
-    ended = subprocess.run([sys.executable, "-c", KILL, place, str(project.root)], capture_output=True, timeout=60)
-    assert ended.returncode == -9, ended.stderr
+    ended = python(project.root, "-c", KILL, place, str(project.root))
+    assert ended.code == -9, ended.err
     assert postgres.sql("SELECT id, result FROM results ORDER BY id") == [("a", "one"), ("b", "two")]
     assert "n" not in types(postgres)
     project.run()

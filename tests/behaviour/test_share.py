@@ -1,10 +1,7 @@
 """Answers that a team shares: pushed into a folder or a bucket, and pulled by others who trust their writer."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -17,7 +14,7 @@ import pytest
 import yaml
 import zstandard
 from support.buckets import bucket
-from support.project import ProjectFolder
+from support.project import ProjectFolder, python
 from support.server import Server
 
 from agac.store import packs
@@ -397,8 +394,8 @@ def test_a_push_that_was_killed_is_completed(
         "agac.api.push()\n"
     )
     monkeypatch.setattr(packs, "FULL_ANSWERS", 3)
-    ended = subprocess.run([sys.executable, "-c", script, str(puts)], cwd=first.root, env={**os.environ, **CI})
-    assert ended.returncode == -9
+    ended = python(first.root, "-c", script, str(puts), env=CI)
+    assert ended.code == -9, ended.err
     assert len(files(tmp_path / "remote")) == puts
     report = pushed(first)
     assert report["answers"] + report["there"] == 6

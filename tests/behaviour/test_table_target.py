@@ -3,14 +3,13 @@
 import os
 import re
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from itertools import product
 from typing import Any
 
 import pytest
-from support.project import ProjectFolder, clean_environment
+from support.project import ProjectFolder, python
 from support.server import Faulty, Server
 from support.soak import few
 
@@ -314,8 +313,8 @@ def test_a_kill_leaves_the_table_as_it_was_and_the_next_run_mends_it(
 ) -> None:
     run(project)
     project.rows([{"id": "a", "text": "ONE"}, {"id": "c", "text": "three"}], "data/rows.jsonl")
-    ended = subprocess.run([sys.executable, "-c", KILL, place, str(project.root)], capture_output=True, timeout=60)
-    assert ended.returncode == -9, ended.stderr
+    ended = python(project.root, "-c", KILL, place, str(project.root))
+    assert ended.code == -9, ended.err
     assert sql(project, "SELECT id, result FROM results ORDER BY id") == [("a", "one"), ("b", "two")]
     project.run()
     assert sql(project, "SELECT id, result FROM results ORDER BY id") == [("a", "ONE"), ("b", "two"), ("c", "three")]
@@ -393,18 +392,17 @@ def test_a_table_that_is_locked_at_the_end_keeps_no_other_file_from_being_replac
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
     project.rows([{"id": "c", "text": "three"}], "data/rows.jsonl")
     code = "import sys, agac.data.sqlite as d; d.BUSY_SECONDS = 0.05; from agac.cli.main import main; main()"
-    again = [sys.executable, "-c", code, "run", "-a", "reviews"]
     with closing(sqlite3.connect(project.root / "data/out.db", isolation_level=None)) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        ended = subprocess.run(again, cwd=project.root, capture_output=True, text=True, env=clean_environment(None))
-        assert ended.returncode == 1
-        assert ended.stderr.endswith(
+        ended = python(project.root, "-c", code, "run", "-a", "reviews")
+        assert ended.code == 1
+        assert ended.err.endswith(
             "not written: data/out.db: table 'results': database is locked; nothing of it was written\n"
             "  Another program holds the database: let it end. The results are stored, and all other files are written."
             " Write the table with: agac export --run 1\n"
         )
-        assert "out.db" not in ended.stdout
-        assert "Results: output/reviews/results.jsonl" in ended.stdout
+        assert "out.db" not in ended.out
+        assert "Results: output/reviews/results.jsonl" in ended.out
         assert project.output() == ["three"]
         assert (project.root / "output/reviews/results.csv").read_text() == "id,text,result,error\nc,three,three,\n"
         status = project.agac("status")

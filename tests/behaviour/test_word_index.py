@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.project import SENTIMENT, ProjectFolder
+from support.project import SENTIMENT, ProjectFolder, python
 from support.server import Server
 
 from agac import api
@@ -148,8 +146,8 @@ api.index(project=sys.argv[1])
 
 def test_a_killed_walk_is_gone_on_with(indexed: ProjectFolder) -> None:
     indexed.agac("index", "--drop", code=0)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(indexed.root)], check=False, capture_output=True)
-    assert killed.returncode == -9, killed.stderr
+    killed = python(indexed.root, "-c", KILLED, str(indexed.root))
+    assert killed.code == -9, killed.err
     assert "looked at one by one" in str(page(indexed, "light").note)
     assert ids(indexed, "light") == scanned(indexed, "light")
     assert in_file(indexed, "SELECT walked FROM about") == [(10,)]

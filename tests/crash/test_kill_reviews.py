@@ -2,13 +2,12 @@
 does, and no decision is lost or counted twice."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.processes import kill_at
-from support.project import ProjectFolder, to_its_end
+from support.project import ProjectFolder, python
 from support.soak import few
 
 import agac
@@ -35,7 +34,7 @@ agac.decide(".", [agac.Decision(one.id, "redo", None, "again", "anna") for one i
 
 def decided(project: ProjectFolder, moment: str | None = None, what: str = DECIDE) -> int:
     """What taking all decisions in a process of its own exits with."""
-    return to_its_end([sys.executable, "-c", what], project.root, kill_at(moment) if moment else None).code
+    return python(project.root, "-c", what, env=kill_at(moment) if moment else None).code
 
 
 def came_to(project: ProjectFolder) -> list[Any]:

@@ -2,14 +2,14 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pages import ROOT
+from support.commands import clean_environment, start_forked
 from support.processes import killed, wait_until
+from support.project import python
 from support.server import Server, simulator
 
 SOURCE = ROOT / "docs/examples"
@@ -30,13 +30,13 @@ def copied(folder: Path, server: Server) -> Path:
 
 
 def command(usd: float) -> list[str]:
-    return [sys.executable, str(SOURCE / "optimise_prompt.py"), "--usd", str(usd)]
+    return [str(SOURCE / "optimise_prompt.py"), "--usd", str(usd)]
 
 
 def told(project: Path, usd: float = 1.0) -> str:
-    ran = subprocess.run(command(usd), cwd=project, capture_output=True, text=True, check=True)
-    assert ran.stderr == ""
-    return ran.stdout
+    ran = python(project, *command(usd))
+    assert (ran.code, ran.err) == (0, "")
+    return ran.out
 
 
 def spent(text: str) -> float:
@@ -51,7 +51,7 @@ def test_the_loop_survives_being_killed_and_pays_once(tmp_path: Path, server: Se
     project = copied(tmp_path / "killed", server)
     server.reset()
     for share in (0.3, 0.7):
-        process = subprocess.Popen(command(1.0), cwd=project, stdout=subprocess.PIPE, start_new_session=True)
+        process = start_forked(command(1.0), project, clean_environment(), "script")
         wait_until(lambda: server.account()["requests"] >= share * whole, f"{share:.0%} of the requests", process)  # noqa: B023
         killed(process)
     again = told(project)

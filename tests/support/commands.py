@@ -152,11 +152,14 @@ class ForkedPython:
         return str(template().python)
 
 
-def run_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
-    """One command to its end: its exit code and what it wrote to its output and its errors."""
+def run_forked(
+    arguments: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "agac"
+) -> tuple[int, str, str]:
+    """One command to its end: its exit code and what it wrote to its output and its errors. The program `script` is a
+    Python of which the arguments are those after its name."""
     with Path(os.devnull).open("rb") as nothing, TemporaryFile() as out, TemporaryFile() as err:
         handles = [nothing.fileno(), out.fileno(), err.fileno()]
-        child = template().fork("agac", arguments, folder, env, handles)
+        child = template().fork(program, arguments, folder, env, handles)
         try:
             code = child.wait(ONE_COMMAND)
         except subprocess.TimeoutExpired:
@@ -165,11 +168,11 @@ def run_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -
         return code, read(out), read(err)
 
 
-def start_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> Forked:
+def start_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "agac") -> Forked:
     """One command, to be watched, signalled or killed; its output and errors are pipes."""
     (out, their_out), (err, their_err) = os.pipe(), os.pipe()
     with Path(os.devnull).open("rb") as nothing:
-        child = template().fork("agac", arguments, folder, env, [nothing.fileno(), their_out, their_err])
+        child = template().fork(program, arguments, folder, env, [nothing.fileno(), their_out, their_err])
     os.close(their_out)
     os.close(their_err)
     child.stdout, child.stderr = os.fdopen(out, "rb", 0), os.fdopen(err, "rb", 0)

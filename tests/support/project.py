@@ -193,6 +193,12 @@ def to_its_end(words: list[str], folder: Path, env: Mapping[str, str] | None = N
     return Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
 
 
+def python(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> Ran:
+    """Runs a program that uses agac, `-c TEXT` or a file, and arguments: as a process of its own, forked as commands
+    are from one that has imported all of agac."""
+    return Ran(*run_forked(words, folder, clean_environment(env), "script"))
+
+
 def command(arguments: Iterable[str]) -> list[str]:
     """The words with which a test starts the command by itself; it is forked all the same."""
     return [str(template().typed / "agac"), *arguments]

@@ -110,6 +110,8 @@ def simulated() -> Iterator[str]:
 
 
 LARGE_PAGE = 1 << 21
+COLLECT = (20_000, 20, 20)
+"""How much a child makes until Python looks for what nobody uses any more; as in conftest.py."""
 COLLAPSE = 25
 """MADV_COLLAPSE of Linux since 6.1 (asm-generic/mman-common.h, checked 2026-11-23), which Python has no name for."""
 
@@ -173,12 +175,16 @@ def child(asked: dict[str, Any], handles: list[int], ours: list[int]) -> NoRetur
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def script(name: str, *arguments: str) -> None:
-    """A program of Python: the file of this name, or what is on the standard input for `-`."""
+def script(name: str, *words: str) -> None:
+    """A program of Python: the file of this name, what is on the standard input for `-`, or what follows `-c`."""
+    arguments = list(words)
+    if name == "-c":
+        text, *arguments = arguments
+    else:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     sys.argv = [name, *arguments]
-    text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
     sys.modules["__main__"] = made = ModuleType("__main__")
-    exec(compile(text, "<stdin>" if name == "-" else name, "exec"), vars(made))
+    exec(compile(text, {"-": "<stdin>", "-c": "<string>"}.get(name, name), "exec"), vars(made))
 
 
 def serve(listening: socket.socket) -> None:
@@ -238,5 +244,6 @@ if __name__ == "__main__":
     load(sys.argv[2])
     warm()
     gc.freeze()
+    gc.set_threshold(*COLLECT)
     in_large_pages()
     serve(socket.socket(fileno=int(sys.argv[3])))
