@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
-    from agac.api.shards import ShardsReport, shard_status
+    from agac.api.shard_states import ShardsReport, shard_status
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.style import FormatReport, LintReport, fmt, lint
     from agac.api.sync import asynchronous

@@ -20,7 +20,7 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport
-    from agac.api.shards import ShardsReport
+    from agac.api.shard_states import ShardsReport
     from agac.api.status import StatusReport
 
 
