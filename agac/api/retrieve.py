@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
+from agac.api.merge import ended, sharded
 from agac.api.notify import reported
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, executor_of, reachable, recorded_plan, walk_through, work_of
-from agac.api.share import adopt_all, controlled, push_at_end
+from agac.api.share import adopt_all, controlled
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, UsageError
@@ -105,6 +106,7 @@ async def retrieve(
         batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes)
         batching = replace(batching, control=control)
         work = work_of(opened, plan, batching, lambda: iter(()), str)
+        work = await stack.enter_async_context(sharded(opened, database, work))
         work = replace(work, scope=Scope(frozenset())) if only_takes else work
         work = replace(work, executor=await executor_of(opened, database, plan, executor))
         invocation = Invocation(given=given_flags(before))
@@ -114,9 +116,9 @@ async def retrieve(
             await confirm_store(database, work)
             with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
-        report = await report_of(database, work, invocation, [], writes=newer is None)
+        report = await report_of(database, work, invocation, [], writes=newer is None and work.sharding is None)
         report = await reported(database, work, invocation, report)
-        await push_at_end(database, opened)
+        await ended(database, opened, work, invocation, report)
         return await _retrieved(database, before, invocation, report, providers, newer)
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.inspect import refuse_foreign, write_traces
+from agac.api.merge import ended, sharded
 from agac.api.notify import notifying, reported
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
-from agac.api.share import controlled, push_at_end
+from agac.api.share import controlled
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
@@ -100,6 +101,8 @@ async def invoke(
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
         work = await ready_work(stack, database, opened, checked, options, confirm)
+        if answers is None and not elsewhere:
+            work = await stack.enter_async_context(sharded(opened, database, work, checked))
         asks = work.plan.asking if answers is None else ()
         control = await stack.enter_async_context(controlled(opened, database, work.plan.workflow, asks))
         work = replace(work, batching=replace(work.batching, control=control), scope=scope, retry=retry)
@@ -133,10 +136,11 @@ async def invoke(
             progress = replies_only if progress else False
         with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
-        report = await report_of(database, work, invocation, warnings, checked.workflow, writes=not elsewhere)
+        writes = not elsewhere and work.sharding is None
+        report = await report_of(database, work, invocation, warnings, checked.workflow, writes=writes)
         report = await reported(database, work, invocation, report)
         if not elsewhere:
-            await push_at_end(database, opened)
+            await ended(database, opened, work, invocation, report)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:

@@ -8,13 +8,14 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agac.api.project import Project, RunOptions, made_ready, open_project
+from agac.api.status import this_shard
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where
 from agac.core.types import Report, Usd, counted
@@ -55,7 +56,7 @@ def remote_of(opened: Project) -> ObjectStore:
     return ObjectStore(url, home_of(opened.state))
 
 
-def _writer(opened: Project) -> str:
+def writer_of(opened: Project) -> str:
     """Who pushes. Raises UsageError where this process only reads, or nobody says who it is."""
     for name in (name for name, begin in READERS.items() if re.match(begin, opened.env.get(name, ""))):
         remedy = "Push from a job on a protected branch."
@@ -81,8 +82,8 @@ class SharedAnswers:
     def __init__(
         self, opened: Project, known: KnownAnswers, problems: list[Problem], into: Database | None = None
     ) -> None:
-        self._known, self._problems, self._database = known, problems, into
-        self._committed, self._checkers = _committed(opened), dict[tuple[str, str], Checker]()
+        self.known, self._problems, self._database = known, problems, into
+        self.committed, self._checkers = _committed(opened), dict[tuple[str, str], Checker]()
         self.workflow, self.usd, self.writers, self.unfit = "", 0.0, Counter[str](), set[bytes]()
         self.remote = remote_of(opened)
 
@@ -91,16 +92,21 @@ class SharedAnswers:
         for writer in writers:
             folder = f"{FOLDER}/{writer}"
             pattern = re.compile(rf"{re.escape(folder)}/([0-9a-f]{{64}})\.index")
-            found = list(filter(None, map(pattern.fullmatch, sorted(await self.remote.sizes(folder)))))
-            for start in range(0, len(found), 16):
-                some = found[start : start + 16]
-                indexes = await asyncio.gather(*(self.remote.read(one[0], packs.MAX_INDEX) for one in some))
-                for one, index in zip(some, indexes, strict=True):
-                    with self._noting(one[0]):
-                        self._known.add(writer, one[1], index)
+            found = filter(None, map(pattern.fullmatch, sorted(await self.remote.sizes(folder))))
+            await self.know([(writer, one[1]) for one in found])
+
+    async def know(self, found: Sequence[tuple[str, str]]) -> None:
+        """Reads the indexes of these packs, each of a writer."""
+        for start in range(0, len(found), 16):
+            names = [f"{FOLDER}/{writer}/{pack}.index" for writer, pack in found[start : start + 16]]
+            indexes = await asyncio.gather(*(self.remote.read(name, packs.MAX_INDEX) for name in names))
+            for one, name, index in zip(found[start:], names, indexes, strict=False):
+                with self.noting(name):
+                    self.known.add(*one, index)
 
     @contextmanager
-    def _noting(self, name: str) -> Iterator[None]:
+    def noting(self, name: str) -> Iterator[None]:
+        """Turns Damaged into a problem: what has this name is left out."""
         try:
             yield
         except Damaged as error:
@@ -111,17 +117,17 @@ class SharedAnswers:
     ) -> Mapping[bytes, EarlierResult | None]:
         """The stage's answers to these fingerprints, given at or after `since`; None: one is there, and not pulled."""
         rows = [one.provider for one in stage.models if stage.reuse != "never"]
-        marks = sorted(self._committed & {endpoint_mark(row.name, row.base_url) for row in rows})
-        found = self._known.find(prints, marks, since)
+        marks = sorted(self.committed & {endpoint_mark(row.name, row.base_url) for row in rows})
+        found = self.known.find(prints, marks, since)
         if self._database is None or not found:
             return {one[0]: None for one in found}
         while unread := {(writer, pack) for _, _, writer, pack, answer in found if answer is None}:
             for writer, pack in unread:
                 name = f"{FOLDER}/{writer}/{pack}.pack"
                 content = await self.remote.read(name, packs.MAX_BYTES)
-                with self._noting(name):
-                    self._known.read(writer, pack, content, time.time())
-            found = self._known.find(prints, marks, since)
+                with self.noting(name):
+                    self.known.read(writer, pack, content, time.time())
+            found = self.known.find(prints, marks, since)
         if (checked := (self.workflow, stage.name)) not in self._checkers:
             self._checkers[checked] = Checker(stage)
         taken = dict[bytes, PackedAnswer]()
@@ -174,40 +180,51 @@ async def push(*, project: Path | str | None = None) -> PushReport:
 
 
 async def _push(database: Database, opened: Project) -> PushReport:
-    committed, clean = _committed(opened), opened.redactor().clean
-    waiting, size, usd, told = list[PackedAnswer](), 0, 0.0, dict.fromkeys(("answers", "packs", "there", "kept"), 0)
     with closing(KnownAnswers()) as known:
         shared = SharedAnswers(opened, known, [])
-        await shared.look([writer := _writer(opened)])
-        async for some in packs.own_answers(database):
-            old = {one[:2] for one in known.find([one.fingerprint for one in some], sorted(committed))}
-            for one in (answer._replace(writer=writer) for answer in some):
-                length = len(one.line())
-                named = endpoint_mark(one.provider, one.base_url) in committed
-                if (one.fingerprint, one.at) in old:
-                    told["there"] += 1
-                elif not named or length > packs.FULL_BYTES or clean(one.value) != one.value:
-                    told["kept"] += 1
-                else:
-                    waiting.append(one)
-                    size, usd = size + length, usd + (one.cost or 0.0)
-                if len(waiting) == packs.FULL_ANSWERS or size > packs.FULL_BYTES:
-                    size = await _put(shared.remote, writer, waiting, told)
-        await _put(shared.remote, writer, waiting, told)
-    return PushReport(shared.remote.url, writer, usd=usd, **told)
+        await shared.look([writer := writer_of(opened)])
+        return await _put_new(opened, shared, writer, packs.own_answers(database))
 
 
-async def _put(remote: ObjectStore, writer: str, waiting: list[PackedAnswer], told: dict[str, int]) -> int:
-    """Puts a pack of the waiting answers, and then its index, by which it is found: after a kill in between the next
-    push makes the same pack again of the same answers. Leaves nothing waiting: 0 bytes."""
-    if waiting:
+async def _put_new(
+    opened: Project, shared: SharedAnswers, writer: str, answers: AsyncIterator[list[PackedAnswer]],
+    made: Callable[[str], Awaitable[object]] | None = None,
+) -> PushReport:  # fmt: skip
+    """Pushes those of these answers of which no known index tells; `made` is told the name of each pack."""
+    committed, clean = shared.committed, opened.redactor().clean
+    waiting, size, usd, told = list[PackedAnswer](), 0, 0.0, dict.fromkeys(("answers", "packs", "there", "kept"), 0)
+
+    async def put() -> None:
+        """Puts a pack of the waiting answers, and then its index, by which it is found: after a kill in between the
+        next push makes the same pack again of the same answers."""
         name, *parts = packs.packed(waiting)
         for kind, content in zip(("pack", "index"), parts, strict=True):
-            await remote.create(f"{FOLDER}/{writer}/{name}.{kind}", content)
+            await shared.remote.create(f"{FOLDER}/{writer}/{name}.{kind}", content)
+        if made is not None:
+            await made(name)
+            shared.known.add(writer, name, parts[1])
         told["answers"] += len(waiting)
         told["packs"] += 1
         waiting.clear()
-    return 0
+
+    async for some in answers:
+        old = {one[:2] for one in shared.known.find([one.fingerprint for one in some], sorted(committed))}
+        for one in (answer._replace(writer=writer) for answer in some):
+            length = len(one.line())
+            named = endpoint_mark(one.provider, one.base_url) in committed
+            if (one.fingerprint, one.at) in old:
+                told["there"] += 1
+            elif not named or length > packs.FULL_BYTES or clean(one.value) != one.value:
+                told["kept"] += 1
+            else:
+                waiting.append(one)
+                size, usd = size + length, usd + (one.cost or 0.0)
+            if len(waiting) == packs.FULL_ANSWERS or size > packs.FULL_BYTES:
+                await put()
+                size = 0
+    if waiting:
+        await put()
+    return PushReport(shared.remote.url, writer, usd=usd, **told)
 
 
 async def push_at_end(database: Database, opened: Project) -> None:
@@ -301,13 +318,13 @@ async def controlled(
     if not is_on or not (paid or await _control(opened, workflow, "").last()):
         yield None
     else:
-        control = _control(opened, workflow, _writer(opened))
+        control = _control(opened, workflow, writer_of(opened))
         async with control.held(database):
             yield control
 
 
 def _control(opened: Project, workflow: str, writer: str) -> Control:
-    return Control(remote_of(opened), workflow, writer, opened.spec.file.remote.trust)
+    return Control(remote_of(opened), workflow, writer, opened.spec.file.remote.trust, this_shard())
 
 
 async def adopt_all(opened: Project) -> None:
@@ -344,7 +361,7 @@ async def remote_doctor(*, project: Path | str | None = None) -> RemoteReport:
     names = await remote.sizes(FOLDER)
     found = Counter(name.split("/")[1] for name in names if name.endswith(".index"))
     try:
-        writer = _writer(opened)
+        writer = writer_of(opened)
         won = await asyncio.gather(*(remote.create(f"{FOLDER}/{writer}/probe", content) for content in (b"1", b"2")))
         create_only = sum(won) < 2 and not await remote.create(f"{FOLDER}/{writer}/probe", b"3")
         with suppress(AgacError):  # to be refused is good here

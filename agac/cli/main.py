@@ -37,6 +37,7 @@ COMMANDS = {
     "retry": ("run", "Run failed rows of a run again."),
     "process": ("process", "Ask a model about each row of a file, without a workflow file."),
     "resume": ("process", "Resume such a job."),
+    "merge": ("share", "Write the outputs of a run in shards."),
     "export": ("project", "Write a run's output files again, or its results elsewhere."),
     "status": ("status", "Show the newest runs, or one in full."),
     "ui": ("monitor", "Watch runs in the browser."),

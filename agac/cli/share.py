@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from agac.core.errors import ExitCode
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
+    from agac.api.merge import MergeReport
     from agac.api.share import PullReport, PushReport, RemoteReport
 
 
@@ -76,3 +77,29 @@ def _looked(report: RemoteReport) -> Iterator[str]:
     if report.forges:
         yield "Your login may write in the folder of every writer: to trust one of them is to trust all who have it"
     yield from map(str, report.problems)
+
+
+@click.command(help="Write the outputs of a run in shards, once all of them are complete. Makes no calls.")
+@main.workflow_options("The workflow: its name, or its file.")
+@click.option("--of", type=click.IntRange(1), metavar="N", help="How many shards, where there are several such runs.")
+@main.row_options
+@main.model_option
+@click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results.")
+@main.json_option
+@click.pass_obj
+def merge(settings: main.Globals, /, workflows: tuple[str, ...], of: int | None, as_json: bool, **given: Any) -> int:
+    """The options are those of the runs: they say which run is meant."""
+    options, code = api.RunOptions(**given | {"vars": main.read_variables(given["vars"])}), ExitCode.DONE
+    for name in workflows:
+        report = main.long_running(api.merge)(name, options, of=of, project=settings.project_dir)
+        terminal.print_report(report, _merged, as_json=as_json, quiet=settings.quiet)
+        code = max(code, report.exit_code)
+    return code
+
+
+def _merged(report: MergeReport) -> Iterator[str]:
+    rows = report.summary["rows"]
+    yield f"Merged {counted(report.shards, 'shard')} of {report.summary['workflow']}: {terminal.row_words(rows)}"
+    yield f"Results: {', '.join(terminal.from_here(file) for file in report.files)}"
+    if report.not_written is not None:
+        yield f"not written: {report.not_written.message}. {report.not_written.remedy}"

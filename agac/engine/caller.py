@@ -120,6 +120,7 @@ class Caller:
         self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
         self._answers, self._traces, self._ledger = context.work.answers, context.traces, context.ledger
+        self._sharding = context.work.sharding
 
     async def ask(
         self,
@@ -253,6 +254,8 @@ class Caller:
             connection = replace(connection, through=self._workers.through(attempts, connection))
         if not self._proof.made:
             await self._proof.make()
+        if self._sharding is not None:
+            await self._sharding.prove(self._stop_signal)
         if budgets is None:
             return await connection.send(attempts.request, body, active.deadline, self._settler.given_up, fresh=fresh)
         if active.budget is None:

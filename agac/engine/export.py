@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from agac.store.rows import ExportRow, State, kept_rows, why_filtered
 from agac.store.runs import RunRecord, WrittenFiles
 
 if TYPE_CHECKING:
+    from agac.engine.sharding.row_packs import ShardRows
     from agac.plan.plan import Plan
 
 TELEMETRY_ROWS = 100_000
@@ -78,6 +79,11 @@ class Outputs:
         results = next((path for name, path in (self.places or {}).items() if name.startswith("results.")), None)
         known = [known for one in written for known in one.files.values()]
         return PreviousFile(results, known, run.exported_files.get(GROWING))
+
+    @property
+    def tables(self) -> bool:
+        """Whether anything with columns is written."""
+        return bool(self.formats or self.to)
 
     @property
     def names(self) -> list[str]:
@@ -250,15 +256,17 @@ def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
 
 
 async def export_run(
-    database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any], env: Mapping[str, str]
-) -> Exported:
+    database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any], env: Mapping[str, str],
+    source: ShardRows | None = None,
+) -> Exported:  # fmt: skip
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow asks for. `env` has
     the variables of a server's address. A row without an outcome has no envelope; `results.json` holds the ok results;
     `errors.jsonl` always has the input. A crash leaves the old files or the new ones, and no run that claims to be
     shown there: the next one writes them again. A table of a database that cannot be written keeps nothing else from
-    being replaced."""
+    being replaced. The rows come from a `source` where the store has none."""
     outputs = Outputs(run, root, summary["rows"]["total"])
-    ended, layout = await _final_rows(database, run, outputs, tables=bool(outputs.formats or outputs.to))
+    outputs.telemetry = outputs.telemetry and source is None
+    ended, layout = await _final_rows(database, run, outputs, tables=outputs.tables, source=source)
     written = await runs.files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
     keep = outputs.previous(run, written)
@@ -268,7 +276,11 @@ async def export_run(
     else:
         replaced = None
         folder = sinks.OutputFolder(outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as)
-    mark = {} if outputs.preview else {"store": {"id": token, "generation": run.revision, "place": place}}
+    mark = (
+        {}
+        if outputs.preview or source is not None
+        else {"store": {"id": token, "generation": run.revision, "place": place}}
+    )
     await write(database, "run_exporting", run.id)
     with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
@@ -281,14 +293,16 @@ async def export_run(
             for sink in others:
                 sink.write(lines.rows)
         if "errors.jsonl" in opened:
-            async for rows in ended.failed(database, run.id):
+            async for _, rows in ended.failed(database, run.id):
                 opened["errors.jsonl"].write_texts(Lines(rows, run.include_input).errors)
         if "summary.json" in opened:
             opened["summary.json"].write(dict(summary) | mark)
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(sinks.TELEMETRY))
         if outputs.filtered:
-            await write_filtered(database, run, out.open(sinks.FILTERED))
+            sink = out.open(sinks.FILTERED)
+            async for lines_of_some in filtered_lines(database, run) if source is None else source.filtered():
+                sink.write_texts([line for _, line in lines_of_some])
     failure = _not_written(run, table.failure) if table is not None and table.failure is not None else None
     _remove_stale(outputs, written)
     stamps = outputs.stamps(unwritten=failure is not None)
@@ -306,14 +320,24 @@ def _not_written(run: RunRecord, error: AgacError) -> AgacError:
 
 
 async def _final_rows(
-    database: Database, run: RunRecord, outputs: Outputs, *, tables: bool
-) -> tuple[FinalRows, TableLayout | None]:
+    database: Database, run: RunRecord, outputs: Outputs, *, tables: bool, source: ShardRows | None = None
+) -> tuple[FinalRows | ShardRows, TableLayout | None]:
     """What reads the rows that are written, and the columns for `tables` and for results that are merged with rows."""
     layout = None
-    if tables or outputs.merge not in PLAIN_MERGES:
-        layout = await _observe_layout(database, run, outputs)
+    if formed := tables or outputs.merge not in PLAIN_MERGES:
+        layout = await _observe_layout(database, run, outputs, source)
+    return source or await rows_of_run(database, run, outputs, formed=formed), layout
+
+
+async def rows_of_run(database: Database, run: RunRecord, outputs: Outputs, *, formed: bool) -> FinalRows:
+    """What reads the rows that are written; `formed`: with what tables need."""
     definition = await runs.definition_of(database, run.id)
-    return FinalRows(definition, formed=layout is not None, inputs=run.include_input, hows=outputs.how), layout
+    return FinalRows(definition, formed=formed, inputs=run.include_input, hows=outputs.how)
+
+
+def order_key(level: int, ordinal: int | None, row_id: RowId) -> list[Any]:
+    """Where a row stands: among those of its level by the row of the input above it, without one by its id."""
+    return [level, ordinal] if ordinal is not None else [level, isinstance(row_id, str), row_id]
 
 
 async def export_file(
@@ -450,13 +474,15 @@ def keep_previous(folder: Path) -> None:
                 put_aside(file, PREVIOUS, replace=True)
 
 
-async def _observe_layout(database: Database, run: RunRecord, outputs: Outputs) -> TableLayout:
+async def _observe_layout(
+    database: Database, run: RunRecord, outputs: Outputs, source: ShardRows | None = None
+) -> TableLayout:
     """The columns of all rows, by a look at each."""
     definition = await runs.definition_of(database, run.id)
     stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
     ends = [stages[place] for place in ends_of(definition)]
     observed = Observed(shape_of_ends(ends), outputs.fields)
-    async for rows in FinalRows(definition, formed=True).rows(database, run.id):
+    async for rows in (source or FinalRows(definition, formed=True)).rows(database, run.id):
         for row in rows:
             if row.state in (State.DONE, State.SKIPPED, State.FAILED):  # which have a line
                 data = _fields(row)
@@ -541,20 +567,19 @@ class Lines:
             self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True, row.how))
 
 
-async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSink) -> None:
-    """Writes the whole of filtered.jsonl: a line for each row that a stage made leave, with the guard and the values
-    that it looked at, `{"id","row_number","stage","when","values"}`, then `input` if included: of a row that a stage
-    made, the fields with which it left. A row that repeats an id has no stage, but the number of the `kept_row`. Rows
-    of the input come first, in order, those that a function gave in the place of one where it stands; then level by
-    level those that stages made, in the order of the rows that they come from, and groups by their ids."""
+async def filtered_lines(database: Database, run: RunRecord) -> AsyncIterator[list[tuple[Any, str]]]:
+    """The lines of filtered.jsonl, each after the key that orders it, some hundred at a time: one for each row that a
+    stage made leave, with the guard and the values that it looked at, `{"id","row_number","stage","when","values"}`,
+    then `input` if included: of a row that a stage made, the fields with which it left. A row that repeats an id has no
+    stage, but the number of the `kept_row`. Rows of the input come first, in order, those that a function gave in the
+    place of one where it stands; then level by level those that stages made, in the order of the rows that they come
+    from, and groups by their ids."""
     definition = await runs.definition_of(database, run.id)
     stages = recorded_stages(definition)
     views = RowViews(stages, definition["vars"], database)
-    for maker in (None, *(stage for stage in stages if stage.makes not in (None, "rows"))):
+    for level, maker in enumerate((None, *(stage for stage in stages if stage.makes not in (None, "rows")))):
         async for rows in WrittenRows(database, run.id, stages, descent(stages, maker)).rows():
-            left = [row for row in rows if row.state in (State.FILTERED, State.DROPPED)]
-            if not left:
-                continue
+            left, lines = [row for row in rows if row.state in (State.FILTERED, State.DROPPED)], list[tuple[Any, str]]()
             kept = await kept_rows(database, run.id, [row.id for row in left if row.state == State.DROPPED])
             why = await why_filtered(database, [row.key for row in left])
             seen = await views.ended([row.key for row in left if row.made]) if run.include_input else {}
@@ -569,7 +594,8 @@ async def write_filtered(database: Database, run: RunRecord, sink: sinks.JsonSin
                     about |= {"stage": stages[position].name, **json.loads(note)}
                     data = snapshot(seen[row.key].data(stages[position])) if row.key in seen else data
                 tail = f',"input":{data}' if run.include_input else ""
-                sink.write_texts([f"{encode(about)[:-1]}{tail}}}"])
+                lines.append((order_key(level, row.ordinal, row.id), f"{encode(about)[:-1]}{tail}}}"))
+            yield lines
 
 
 def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from agac.engine.caller import TaskAttempts
     from agac.engine.otlp import Traces
     from agac.engine.review import Reviews
+    from agac.engine.sharding.shard_run import ShardRun
     from agac.engine.telemetry import OtelSettings
     from agac.engine.workers.pool import RunExecutor
     from agac.spec.workflow import Timeout
@@ -137,7 +138,7 @@ class Batching:
     `confirm_stale` says whether anything may be submitted next to stale batches.
     `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
     the store, not from its input. `only_takes`: what has ended is stored, and nothing is submitted. `control` tells the
-    remote of each step."""
+    remote of each step; `sharding`: they are those of a shard."""
 
     providers: Mapping[str, Provider]
     recorded: Callable[[Database, int], Awaitable[Plan]]
@@ -148,6 +149,7 @@ class Batching:
     resume_run: int | None = None
     only_takes: bool = False
     control: Control | None = None
+    sharding: ShardRun | None = None
 
 
 class CommitWatcher(Protocol):
@@ -208,7 +210,8 @@ class Work:
     more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
     program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
     `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is sent of traces and metrics;
-    `discards`: what people decided before counts no more; `executor`: who carries out calls and functions elsewhere."""
+    `discards`: what people decided before counts no more; `executor`: who carries out calls and functions elsewhere;
+    `sharding`: it works on one shard."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -233,6 +236,7 @@ class Work:
     otel: OtelSettings | None = None
     discards: bool = False
     executor: RunExecutor | None = None
+    sharding: ShardRun | None = None
 
 
 @dataclass(slots=True)

@@ -266,14 +266,15 @@ class FinalRows:
         async for rows in self._written(database, run).rows(top):
             yield await self._with_results(database, views, rows)
 
-    async def failed(self, database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
-        """The failed rows that `rows` does not come to: of levels beside and before those that are written."""
+    async def failed(self, database: Database, run: int) -> AsyncIterator[tuple[int, list[ExportRow]]]:
+        """The failed rows that `rows` does not come to: of levels beside and before those that are written, each by its
+        number (0: the input)."""
         views, met = self._views(database), self._written(database, run).met
         failed = {count.origin for count in await store.made_counts(database, run) if count.state == State.FAILED}
-        for level in levels_of(self._stages).all:
+        for number, level in enumerate(levels_of(self._stages).all):
             if level.origin not in met and (level.origin is None or level.origin in failed):
                 async for rows in store.failed_rows(database, run, level.origin):
-                    yield await self._with_results(database, views, rows)
+                    yield number, await self._with_results(database, views, rows)
 
     def _written(self, database: Database, run: int) -> WrittenRows:
         return WrittenRows(database, run, self._stages, self._path, [end.name for end in self._ends])

@@ -470,6 +470,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         if context.traces is not None:
             context.traces.lanes = heartbeat.lanes
         background.append(group.create_task(heartbeat.run()))
+        if work.sharding is not None:
+            background.append(group.create_task(work.sharding.run(context, heartbeat.lanes)))
         await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background += [group.create_task(one.run()) for one in (tasks.look_ups, tasks.failures)]

@@ -138,12 +138,18 @@ class KnownAnswers:
 # What a store gives, and what it takes.
 
 
-async def own_answers(database: Database) -> AsyncIterator[list[PackedAnswer]]:
+async def own_answers(
+    database: Database, attempts: tuple[int, int] | None = None, since: int = 0
+) -> AsyncIterator[list[PackedAnswer]]:
     """All answers that may travel, those of some rows at a time: of models that were really asked, which were neither
-    pulled nor adopted, nor made with stand-ins for tools."""
-    (last,) = await select(database, "row_key_max", int)
-    for after in range(0, last, 1000):
-        yield await select(database, "packable", PackedAnswer, after, after + 1000)
+    pulled nor adopted, nor made with stand-ins for tools. `attempts`: only of rows with one from a number up to
+    another; `since`: results after this number."""
+    statement, (last,) = "packable_since", await select(database, "row_key_max", int)
+    first, last = attempts or (0, last)
+    for after in range(first, last, 1000):
+        yield await select(
+            database, statement if attempts else "packable", PackedAnswer, after, min(last, after + 1000), since
+        )
 
 
 async def keep_pulled(database: Database, answers: Sequence[PackedAnswer], since: float) -> None:

@@ -356,11 +356,32 @@ SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url
 FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
 JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
 LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
-WHERE r.key > ? AND r.key <= ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
+WHERE r.key > ? AND r.key <= ? AND v.id > ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
     AND json_extract(t.note, '$.review') IS NULL AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
 GROUP BY t.row_key, t.stage, t.replica;
+
+-- name: packable_since
+-- The same of rows with these attempts, as far as their results came after a number.
+SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
+    sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost
+FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
+JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
+LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
+WHERE r.key IN (SELECT row_key FROM attempt WHERE id > ? AND id <= ?) AND v.id > ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
+    AND json_extract(t.note, '$.review') IS NULL AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
+    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
+    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
+GROUP BY t.row_key, t.stage, t.replica;
+
+-- name: packs_known
+-- The packs that were pushed from here, or taken in.
+SELECT writer, name FROM pack;
+
+-- name: packed_up_to
+-- The last attempt and the last result.
+SELECT coalesce((SELECT max(id) FROM attempt), 0), coalesce((SELECT max(id) FROM result), 0);
 
 -- name: endpoint_pulled
 -- Who gave an answer of a pack.

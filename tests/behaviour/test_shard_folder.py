@@ -37,7 +37,7 @@ def status(lease: ShardLease, **more: Any) -> ShardStatus:
 
 def ended(lease: ShardLease, **more: Any) -> bytes:
     told = status(lease, state="ended")
-    about: dict[str, Any] = {"exit_code": 0, "complete": True, "definition": "d", "input": "i", "input_rows": 9}
+    about: dict[str, Any] = {"exit_code": 0, "complete": True, "input": "i", "input_rows": 9}
     manifest = ShardManifest(**lease.about(), status=told, summary={"rows": {"done": 9}}, **about | more)
     return manifest.model_dump_json().encode()
 

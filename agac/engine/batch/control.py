@@ -17,6 +17,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
+from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
 from agac.engine.batch.submit import CLOCKS_APART
 from agac.store import runs
@@ -62,9 +63,11 @@ class Control:
     """The control state of one workflow. It `adopt`s what other machines left, and while it is `held` writes what
     becomes of the batches of this one. `trust`: whose entries are believed. `lost` is called when it was taken over."""
 
-    def __init__(self, remote: ObjectStore, workflow: str, writer: str, trust: Iterable[str]) -> None:
+    def __init__(
+        self, remote: ObjectStore, workflow: str, writer: str, trust: Iterable[str], shard: Shard | None = None
+    ) -> None:
         self._remote, self._workflow, self._writer, self._trust = remote, workflow, writer, {*trust, writer} - {""}
-        self._name = quote(workflow, safe="").replace("%", "=")
+        self._name = quote(workflow, safe="").replace("%", "=") + (f"@{shard.name}" if shard else "")
         self._turn, self._mark = asyncio.Lock(), token_hex(16)
         self._error: LeaseLost | None = None
         self.lost: Callable[[AgacError], None] = lambda _: None

@@ -275,6 +275,8 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
     assert form is not None
     if (control := context.batching.control) is not None:
         await control.prove(context.database)
+    if (sharding := context.batching.sharding) is not None:
+        await sharding.prove(context.stop_signal)
     fault = await context.account(record.provider).api.create(order_of(context, record, form))
     if isinstance(fault, ProviderBatch):
         return await context.journal.submitted(record, fault, deadline(context, form), None)

@@ -78,18 +78,17 @@ class ShardStatus(SharedObject):
 
 
 class ShardManifest(SharedObject):
-    """How an invocation of a shard ended. `complete`: so is the shard; then `packs` have its final rows, in order.
-    `definition` is the hash of the run's, `input` that of all rows that were read, so many as `input_rows`: empty where
-    the input was not read to its end. `summary` is the run's, of this shard."""
+    """How an invocation of a shard ended. `complete`: so is the shard; then `packs` name its final rows, in order.
+    `input` is the hash of all rows that were read, so many as `input_rows`: empty where the input was not read to its
+    end. `summary` is the run's, of this shard."""
 
     status: ShardStatus
     exit_code: int
     complete: bool
-    definition: str
     input: str
     input_rows: int
     summary: dict[str, Any]
-    packs: tuple[str, ...] = ()
+    packs: Mapping[str, tuple[str, ...]] = {}
 
 
 Shared = TypeVar("Shared", bound=SharedObject)

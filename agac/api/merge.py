@@ -1,0 +1,253 @@
+"""Runs in shards: what an invocation of one takes from the remote and leaves there, and `agac merge` of all."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
+from agac.api.report import RunReport
+from agac.api.share import FOLDER, SharedAnswers, _put_new, push_at_end, remote_of, writer_of
+from agac.api.sync import blocking
+from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.keys import canonical, is_job
+from agac.core.types import Report, Shard, dollars_in_all
+from agac.data.sources import InputDigest
+from agac.engine.export import export_run, outputs_text, target_of
+from agac.engine.invocation import Work
+from agac.engine.run import Invocation
+from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, runs_folder
+from agac.engine.sharding.row_packs import ShardRows
+from agac.engine.sharding.shard_run import ShardRun
+from agac.engine.validate import Checker
+from agac.plan.plan import Plan, make_plan
+from agac.spec.loader import WorkflowSource
+from agac.spec.paths import STORE
+from agac.store import packs, runs
+from agac.store.db import Database, select, write
+from agac.store.lease import lease_held
+from agac.store.packs import KnownAnswers, endpoint_mark
+from agac.store.writer import open_database
+
+
+def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
+    """The folder of a plan's run in so many shards. Raises UsageError where the project has no remote."""
+    key = folder_key(plan.hash, replace(plan.selection, shard=None).text(), of)
+    trust = [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")]
+    return ShardFolder(remote_of(opened), plan.workflow, key, trust)
+
+
+@asynccontextmanager
+async def sharded(
+    opened: Project, database: Database, work: Work, checked: CheckedWorkflow | None = None
+) -> AsyncIterator[Work]:
+    """The work, which is that of one shard alone for the block where its selection names one. Raises UsageError for
+    what no shard can do, LeaseHeld where another process is at work on it."""
+    plan, shard = work.plan, work.plan.selection.shard
+    if shard is None:
+        yield work
+        return
+    refused = {f"stage {stage.name!r} compares all rows (dedupe)": stage.makes == "kept" for stage in plan.stages}
+    refused |= {
+        "--fresh would ask again what other shards have": work.fresh,
+        "row runs have none": is_job(plan.workflow),
+    }
+    if wrong := [what for what, is_so in refused.items() if is_so]:
+        raise UsageError(f"--shard {shard}: {'; '.join(wrong)}", remedy="Run it without --shard.")
+    lease = ShardLease(shard_folder(opened, plan, shard.of), shard, writer_of(opened), work.clocks.wall)
+    async with lease.held():
+        with closing(KnownAnswers()) as known:
+            answers, read = ShardAnswers(opened, database, lease, SharedAnswers(opened, known, [])), InputDigest()
+            await answers.take(plan)
+            rows = work.rows if checked is None else partial(checked.rows, plan.selection, read=read)
+            own = ShardRun(lease, read, answers.push)
+            yield replace(work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own))
+
+
+async def ended(database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport) -> None:
+    """What an invocation leaves in the remote."""
+    if work.sharding is None:
+        await push_at_end(database, opened)
+    else:
+        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary)
+
+
+class ShardAnswers:
+    """The answers of a shard: pushed while it works, and taken back where its disk is lost."""
+
+    def __init__(self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers) -> None:
+        self._opened, self._database, self._folder, self._shared = opened, database, lease.folder, shared
+        self._writer, self._marks = lease.writer, f"answers/{lease.shard.name}"
+        self._pushed: list[tuple[int, int]] = []  # the last attempts and results that were there at each push
+
+    async def take(self, plan: Plan) -> None:
+        """Takes in the packs that the shard pushed and this store does not know: what a stage of today would take."""
+        pattern = re.compile(rf"{re.escape(self._marks)}/([^/]+)/([0-9a-f]{{64}})")
+        marks = filter(None, map(pattern.fullmatch, await self._folder.names(self._marks)))
+        found = [(one[1], one[2]) for one in marks if one[1] in self._folder.trust]
+        await self._shared.know(found)
+        there, checkers = await select(self._database, "packs_known", tuple[str, str]), [*map(Checker, plan.asking)]
+        for writer, pack in found:
+            name = f"{FOLDER}/{writer}/{pack}.pack"
+            with self._shared.noting(name):
+                if (writer, pack) in there:
+                    continue
+                content = await self._shared.remote.read(name, packs.MAX_BYTES)
+                answers = list(packs.unpacked(writer, pack, content, time.time()))
+                known = [one for one in answers if endpoint_mark(one.provider, one.base_url) in self._shared.committed]
+                fit = [one for one in known if any(check.kept(json.loads(one.value)) is not None for check in checkers)]
+                await packs.keep_pulled(self._database, fit, 0.0)
+
+    async def push(self) -> None:
+        """Pushes what came since the last time; the first time all that is not in the remote."""
+        (now,) = await select(self._database, "packed_up_to", tuple[int, int])
+        answers = packs.own_answers(self._database)
+        if self._pushed:  # an answer comes with its last attempt, or soon after it
+            attempts = self._pushed[0][0], now[0]
+            answers = packs.own_answers(self._database, attempts, self._pushed[-1][1])
+        await _put_new(self._opened, self._shared, self._writer, answers, self._mark)
+        self._pushed = [*self._pushed[-1:], now]
+
+    async def _mark(self, pack: str) -> None:
+        await self._folder.create(f"{self._marks}/{self._writer}/{pack}", b"")
+        await write(self._database, "pack_put", {"writer": self._writer, "pack": pack})
+
+
+# Merging.
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport(Report):
+    """The outputs of a run in `shards`: its `summary`, which adds up theirs, and the `files`. `not_written` is why a
+    table could not be written beside them."""
+
+    JSON_KEYS = ("**summary", "exit_code", "files", "not_written")
+
+    summary: dict[str, Any]
+    shards: int
+    exit_code: ExitCode
+    files: list[Path]
+    not_written: Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None = None
+
+
+@blocking
+async def merge(
+    workflow: WorkflowSource, options: RunOptions | None = None, *, of: int | None = None,
+    project: Path | str | None = None,
+) -> MergeReport:  # fmt: skip
+    """Writes the outputs of a run whose shards are complete, as one run of all rows would have written them; `of`: how
+    many there are, where there are several runs of today's files. Raises AgacError, with all that is in the way, while
+    a shard is missing, at work or waiting (exit code 75), or read another input than the others."""
+    opened, checked, options = await made_ready(project_of(workflow, project), workflow, options or RunOptions())
+    selection = replace(options.selection(), shard=None)
+    plan = make_plan(checked.workflow, checked.models, opened.root, selection, None)
+    folder, manifests = await _complete(opened, plan, of)
+    path = opened.root / STORE.parent / "shards" / "merged" / STORE.name  # knows the files that it wrote
+    async with open_database(path) as database, lease_held(database, plan.workflow, time.time):
+        identity, now = (plan.workflow, plan.hash, selection.text()), time.time()
+        await write(database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now)
+        where = opened.spec.shown(target_of(plan)), plan.output.include_input, outputs_text(plan)
+        run = await runs.newest_run(database, *identity) or await write(
+            database, "run_make", *identity, *where, None, now
+        )
+        await write(database, "run_retarget", *where, run)
+        await write(database, "run_finish", now, run)
+        record = await runs.run_record(database, run)
+        about = {"run": run, "selection": record.selection, "output": record.output_dir, "shards": len(manifests)}
+        summary = added([one.summary for one in manifests]) | about
+        exported = await export_run(database, record, opened.root, summary, opened.env, ShardRows(folder, manifests))
+    failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
+    code = ExitCode.FAILED if exported.not_written else ExitCode.ROWS_FAILED if failed else ExitCode.DONE
+    return MergeReport(summary, len(manifests), code, exported.files, exported.not_written)
+
+
+async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardFolder, list[ShardManifest]]:
+    """The folder of the run, and how each of its shards ended. Raises AgacError where they cannot be merged."""
+    remote, told, other = remote_of(opened), dict[int, ShardFolder](), set[Shard]()
+    for key in await remote.folders(runs_folder(plan.workflow)):
+        names = await remote.sizes(f"{runs_folder(plan.workflow)}/{key}/lease")
+        shards = {one for name in names if (one := Shard.read(name.split("/")[-2], "-of-"))}
+        for number in {one.of for one in shards}:
+            if (folder := shard_folder(opened, plan, number)).key == key:
+                told[number] = folder
+            else:
+                other |= shards
+    if of is None and len(told) > 1:
+        raise UsageError(f"{plan.workflow} was run in {', '.join(map(str, sorted(told)))} shards", remedy="Add --of N.")
+    number = of or next(iter(told), None) or max((one.of for one in other), default=0)
+    if not number:
+        remedy = f"Begin with: agac run -a {plan.workflow} --shard 1/4"
+        raise UsageError(f"{plan.workflow} was never run in shards", remedy=remedy)
+    folder = told.get(number) or shard_folder(opened, plan, number)
+    problems, manifests = await _problems(folder, number, other)
+    if problems:
+        again = f"agac run -a {plan.workflow} --shard {problems[0][0]}"
+        what = "; ".join(text for _, text in problems)
+        error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=f"Run what is left, as: {again}")
+        error.exit_code = ExitCode.NOT_READY
+        raise error
+    return folder, manifests
+
+
+async def _problems(
+    folder: ShardFolder, of: int, other: set[Shard]
+) -> tuple[list[tuple[Shard, str]], list[ShardManifest]]:
+    """What is in the way of merging, by shard; and how each ended."""
+    states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[Shard, str]]()
+    inputs = Counter(one.input for one in manifests.values() if one.complete)
+    usual = next((one for one in manifests.values() if one.complete and one.input == inputs.most_common(1)[0][0]), None)
+    for shard in (Shard(number, of) for number in range(1, of + 1)):
+        state, end, why = states.get(shard.number), manifests.get(shard.number), ""
+        if state is None:
+            why = "ran another version of the workflow" if shard in other else "has not been run"
+        elif state.state in ("running", "silent"):
+            why = "is at work" if state.state == "running" else "shows no sign of life"
+        elif end is None or not end.complete:
+            why = f"waits for {state.waits}" if state.waits else f"stopped: {state.why or 'it was interrupted'}"
+        elif usual is not None and end.input != usual.input:
+            why = f"read another input ({end.input_rows:,} rows) than shard {Shard(usual.status.number, of)}"
+            why += f" ({usual.input_rows:,})" if end.input else ""
+        found += [(shard, f"shard {shard} {why}")] if why else []
+    return found, [manifests[number] for number in sorted(manifests)]
+
+
+_NOT_ADDED = {
+    "p50", "p95", "mean", "unanimous", "asked", "dedup", "prefix_hit", "prefix_hit_without_first", "slot_utilisation",
+}  # fmt: skip
+"""Facts of a summary that those of its parts do not tell."""
+
+_NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
+
+
+def added(parts: Sequence[Any], name: str = "") -> Any:
+    """What several summaries, or the same parts of them, come to."""
+    first, known = parts[0], [one for one in parts if one is not None]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for part in parts for key in part)
+        return {key: added([part[key] for part in parts if key in part], key) for key in keys if key != "example"} | (
+            {"example": first["example"]} if "example" in first else {}
+        )
+    if isinstance(first, list):
+        if not all(isinstance(one, dict) for part in parts for one in part):
+            return sorted({one for part in parts for one in part})
+        alike = dict[tuple[Any, ...], list[Any]]()
+        for one in (one for part in parts for one in part):
+            alike.setdefault(tuple(one.get(key) for key in _NAMES), []).append(one)
+        return [added(same) for same in alike.values()]
+    if not known or (name in _NOT_ADDED and len(known) > 1):
+        return None
+    if name.endswith("usd"):
+        return dollars_in_all(known)
+    if isinstance(known[0], bool):
+        return any(known) if name == "cost_is_simulated" else all(known)
+    if isinstance(known[0], int | float):
+        return max(known) if name == "duration_s" else sum(known)
+    return max(known) if name == "finished_at" else min(known) if name == "started_at" else known[0]

@@ -1,0 +1,108 @@
+"""One process at work on a shard: its signs of life, its answers on their way to the remote, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agac.core.errors import AgacError, LeaseLost
+from agac.data.sources import InputDigest
+from agac.engine.limits import RunStopped, StopSignal
+from agac.engine.sharding.folder import ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.row_packs import put_rows
+from agac.engine.telemetry import calls_of
+from agac.store import runs
+from agac.store.db import Database
+
+if TYPE_CHECKING:
+    from agac.engine.invocation import InvocationContext
+    from agac.engine.rate_limiter import Lane
+    from agac.engine.run import Invocation
+
+EVERY = 2.0  # seconds between looks at what changed
+BEAT_SECONDS, QUIET_SECONDS = 10.0, 60.0  # between signs of life while things change, and while nothing does
+PUSH_SECONDS = 15.0  # answers stay on this machine alone no longer than that
+
+_log = logging.getLogger("agac.shard")
+
+
+class ShardRun:
+    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers into the remote, and is
+    told whether the invocation is over. `waits`: for what it has to be run again."""
+
+    def __init__(self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]]) -> None:
+        self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
+        self.waits = ""
+
+    async def run(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
+        """Until cancelled."""
+        clock, told, beat_at, pushed_at = self.lease.clock, dict[str, Any](), 0.0, self.lease.clock()
+        while True:
+            counts = await runs.counters(context.places.database, context.places.run)
+            busy = {name: lane.in_flight for name, lane in lanes.items()}
+            facts = self._facts(context.places.run, counts) | {"errors": context.totals.rows_failed, "lanes": busy}
+            try:
+                if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
+                    await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
+                    told, beat_at = facts, clock()
+                if clock() - pushed_at >= PUSH_SECONDS:
+                    await self._push()
+                    pushed_at = clock()
+                pause = EVERY
+            except LeaseLost as error:
+                context.stop_signal.lose_input(error)
+                return
+            except AgacError as error:
+                _log.warning("shard %s could not tell how it is: %s", self.shard, error.message)
+                pause = BEAT_SECONDS
+            await asyncio.sleep(pause)
+
+    async def prove(self, stop_signal: StopSignal) -> None:
+        """Before something is paid for: proves, after a silence, that the shard is still ours, as soon as the remote
+        can be reached. Raises RunStopped where it is another's."""
+        while True:
+            try:
+                return await self.lease.prove()
+            except LeaseLost as error:
+                stop_signal.lose_input(error)
+                raise RunStopped from None
+            except AgacError:  # `run` says so
+                await stop_signal.sleep(BEAT_SECONDS)
+
+    def _facts(self, run: int, counts: list[runs.Count]) -> dict[str, Any]:
+        calls = calls_of(counts)
+        told = {"calls": calls["count"], "usd": calls["cost_usd"], "rows": runs.row_counts(counts), "run": run}
+        told["simulated"] = calls["cost_is_simulated"]
+        return {**self.shard._asdict(), **told, **{name: calls[name] for name in ("input_tokens", "output_tokens")}}
+
+    async def end(
+        self, database: Database, root: Path, invocation: Invocation, code: int, summary: dict[str, Any]
+    ) -> None:
+        """Leaves in the remote how the invocation ended, and the final rows of a shard that is complete. Raises
+        AgacError where it cannot: the same command does it again."""
+        await self._push()
+        record = await runs.run_record(database, invocation.run)
+        packs = await put_rows(database, record, root, self.folder) if invocation.complete else {}
+        stopped = not invocation.ended or bool(self.waits)
+        about, waits = self.lease.about(), self.waits
+        if not (waits or invocation.complete or not invocation.ended):
+            waits = "its batches" if invocation.batches.touched else "rows that are left"
+        status = ShardStatus(
+            **about, **self._facts(invocation.run, await runs.counters(database, invocation.run)), waits=waits,
+            state="stopped" if stopped else "ended", why=invocation.stop_signal.why,
+        )  # fmt: skip
+
+        def made(last: bytes | None) -> bytes:
+            before = self.folder.believed(ShardManifest, "ended", last) if last is not None else None
+            read = self.read.text, self.read.rows
+            if not self.read.text and before is not None and (invocation.retry or invocation.retrieves):
+                read = before.input, before.input_rows  # it did not read the input
+            return ShardManifest(
+                **about, status=status, exit_code=code, complete=invocation.complete,
+                input=read[0], input_rows=read[1], summary=summary, packs=packs,
+            ).model_dump_json().encode()  # fmt: skip
+
+        await self.folder.append(f"ended/{self.shard.name}", made)
