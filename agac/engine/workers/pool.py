@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil, inf
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, FaultKind, JSONValue
@@ -163,8 +163,8 @@ SILENT = 60.0  # seconds without a sign of life after which a worker's items are
 BENCH, MOST_BENCH = 2.0, 60.0  # seconds without work for a worker that was lost, which double each time
 FATAL = 3  # so many workers may be lost with an item
 MOST_LATE = 10_000  # calls that were given up and whose replies are still taken
+SAID = 60.0  # seconds between two messages that there are no workers
 
-T = TypeVar("T")
 _log = logging.getLogger("agac.workers")
 
 
@@ -174,7 +174,6 @@ class _OpenItem:
     be given to others `again`; `lost` workers had it, which leaves it chunks of `most`; now it is in one of `size`."""
 
     item: Item
-    reply: asyncio.Future[Any]
     line: Any = None
     late: Callable[[HttpReply], None] | None = None
     again: bool = True
@@ -182,6 +181,12 @@ class _OpenItem:
     most: int = 1 << 30
     size: int = 0
     due: float = inf
+    reply: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def tell(self, value: Any) -> None:
+        """What came of it, or an exception, for whoever still waits."""
+        if not self.reply.done():
+            (self.reply.set_exception if isinstance(value, WorkerLost | RunStopped) else self.reply.set_result)(value)
 
 
 @dataclass(slots=True, eq=False)
@@ -199,94 +204,80 @@ class _Post:
 
 class WorkerPool:
     """Gives items to workers, which are started with the first one. `most` calls are made at a time; `write` makes the
-    lines of a chunk's calls durable: their worker, its name, and what `call` was given. `wait` is told that there are
-    no workers for so many seconds, `stop` why there will be none."""
+    lines of a chunk's calls durable: their chunk, their worker, and what `call` was given. `wait` is told that there
+    are no workers for so many seconds, `stop` why there will be none."""
 
     def __init__(
-        self,
-        start: Callable[[], AbstractAsyncContextManager[Sequence[Worker]]],
-        *,
-        chunk: int,
-        most: int,
-        write: Callable[[str, str, Sequence[Any]], Awaitable[None]],
-        wait: Callable[[float], None],
-        stop: Callable[[AgacError], None],
-        name: Callable[[int], str] = str,
-        silent: float = SILENT,
-    ) -> None:
-        self.numbers = count(1)
-        self._start, self._chunk, self._most, self._silent = start, chunk, most, silent
-        self._write, self._wait, self._stop, self._name, self._chunks = write, wait, stop, name, count(1)
-        self._queue, self._suspects = deque[_OpenItem](), deque[_OpenItem]()
-        self._late: OrderedDict[int, _OpenItem] = OrderedDict()
+        self, start: Callable[[], AbstractAsyncContextManager[Sequence[Worker]]], *, chunk: int, most: int,
+        write: Callable[[str, str, Sequence[Any]], Awaitable[None]], wait: Callable[[float], None],
+        stop: Callable[[AgacError], None], name: Callable[[int], str] = str,
+    ) -> None:  # fmt: skip
+        self.numbers, self._chunks = count(1), count(1)
+        self._start, self._chunk, self._slots, self._most = start, chunk, chunk, most
+        self._write, self._wait, self._stop, self._name = write, wait, stop, name
+        self._queue, self._suspects, self._posts = deque[_OpenItem](), deque[_OpenItem](), list[_Post]()
+        self._late = OrderedDict[int, _OpenItem]()
         self._before: dict[
             bytes, tuple[int, int]
         ] = {}  # `lost` and `most` of calls that are with the policy of retries
-        self._posts: list[_Post] = []
-        self._changed = asyncio.Event()
-        self._over = False
+        self._changed, self._over = asyncio.Event(), False
+        self._now = asyncio.get_running_loop().time
 
     async def call(self, item: CallItem, mark: bytes, line: Any, late: Callable[[HttpReply], None]) -> Any:
         """An HttpReply or a Fault; `mark` stands for the request, also when it is sent again. Raises RunStopped."""
         lost, most = self._before.pop(mark, (0, 1 << 30))
-        asked = _OpenItem(item, asyncio.get_running_loop().create_future(), line, late, lost=lost, most=most)
-        came = await self._asked(asked)
-        if asked.lost > lost and isinstance(came, Fault) and came.kind is FaultKind.RETRY:
+        came = await self._put(asked := _OpenItem(item, line, late, lost=lost, most=most))
+        if asked.lost > lost:
             self._before[mark] = asked.lost, asked.most
         return came
 
     async def function(self, item: FunctionItem, *, again: bool = True) -> Any:
         """What a function gave, as Ended has it. Raises RunStopped, and WorkerLost where it may not be called `again`
         and nobody knows whether it was."""
-        return await self._asked(_OpenItem(item, asyncio.get_running_loop().create_future(), again=again))
+        return await self._put(_OpenItem(item, again=again))
 
-    async def _asked(self, asked: _OpenItem) -> Any:
+    def _put(self, one: _OpenItem) -> asyncio.Future[Any]:
         if self._over:
-            raise RunStopped
-        self._put(asked)
-        return await asked.reply
-
-    def _put(self, asked: _OpenItem) -> None:
-        (self._suspects if asked.lost > 1 else self._queue).append(asked)
+            one.tell(RunStopped())
+        (self._suspects if one.lost > 1 else self._queue).append(one)
         self._changed.set()
+        return one.reply
 
     async def run(self) -> None:
         """Gives out items until it is cancelled."""
         await self._changed.wait()
         async with self._start() as workers, asyncio.TaskGroup() as group:
-            self._posts = [_Post(worker) for worker in workers]
-            self._slots = max(self._chunk, ceil(self._most / len(workers)))
-            for post in self._posts:
-                group.create_task(self._serve(post))
-            group.create_task(self._watch())
+            self._posts, self._slots = (
+                [_Post(one) for one in workers],
+                max(self._chunk, ceil(self._most / len(workers))),
+            )
+            for work in (self._watch(), *(self._serve(post) for post in self._posts)):
+                group.create_task(work)
             while True:
                 await self._changed.wait()
                 await asyncio.sleep(GATHER)
                 self._changed.clear()
-                while (found := self._next()) is not None:
+                fair = ceil(len(self._queue) / max(1, sum(post.ready for post in self._posts)))
+                while (found := self._next(fair)) is not None:
                     group.create_task(self._give(*found))
 
-    def _next(self) -> tuple[_Post, list[_OpenItem]] | None:
-        """A chunk, and who gets it: it is theirs from now on."""
-        posts = sorted((one for one in self._posts if one.ready and not one.alone), key=lambda one: len(one.has))
-        found: list[_OpenItem] = []
-        if posts and self._suspects:
-            post = posts.pop(0)  # which gets nothing else until it has done what it has
-            if not post.has:
-                found = _taken(self._suspects, self._suspects[0].most)
-                post.alone = bool(found)
-        if not found and posts and self._queue and len((post := posts[0]).has) < self._slots:
-            fair = ceil(len(self._queue) / len(posts))
+    def _next(self, fair: int) -> tuple[_Post, list[_OpenItem]] | None:
+        """A chunk of at most `fair` items, and who gets it: it is theirs from now on."""
+        posts, found = [one for one in self._posts if one.ready and not one.alone], list[_OpenItem]()
+        posts.sort(key=lambda one: len(one.has))
+        if posts and self._suspects and not (post := posts.pop(0)).has:  # it gets nothing else before it is idle
+            found = _taken(self._suspects, self._suspects[0].most)
+            post.alone = bool(found)
+        if not found and posts and self._queue:
+            post = posts[0]
             found = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
-        if not found:
-            return None
         for one in found:
             one.size = len(found)
             if isinstance(one.item, CallItem):
-                bounds = [some for some in (one.item.within, one.item.timeout.total) if some is not None]
-                one.due = time.monotonic() + ALLOTMENT + min(bounds, default=inf) + GRACE
-        post.has |= {one.item.number: one for one in found}
-        return post, found
+                bounds = (some for some in (one.item.within, one.item.timeout.total) if some is not None)
+                one.due = self._now() + ALLOTMENT + min(bounds, default=inf) + GRACE
+            post.has[one.item.number] = one
+        return (post, found) if found else None
 
     async def _give(self, post: _Post, found: list[_OpenItem]) -> None:
         chunk = self._name(next(self._chunks))
@@ -294,7 +285,8 @@ class WorkerPool:
             await self._write(chunk, post.worker.name, lines)
         items = tuple(one.item for one in found if post.has.get(one.item.number) is one)  # it may be lost by now
         try:
-            await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
+            if items:
+                await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
         except WorkerLost as lost:
             self._lose(post, str(lost))
 
@@ -305,10 +297,9 @@ class WorkerPool:
             try:
                 post.ahead = (await post.worker.hello()).now - time.time()
                 while True:
-                    post.ready, post.heard = True, time.monotonic()
+                    post.ready, post.heard = True, self._now()
                     self._changed.set()
-                    came = await post.worker.collect()
-                    for ended in came:
+                    for ended in (came := await post.worker.collect()):
                         self._ended(post, ended)
                     bench = BENCH if came else bench
             except WorkerLost as lost:
@@ -322,60 +313,61 @@ class WorkerPool:
     def _ended(self, post: _Post, ended: Ended) -> None:
         one = post.has.pop(ended.number, None)
         post.alone = post.alone and bool(post.has)
-        if one is not None and ended.unsent:
+        if one is None:
+            one = self._late.pop(ended.number, None)
+            if one is not None and one.late is not None and isinstance(ended.value, HttpReply):
+                one.late(ended.value)
+        elif ended.unsent:
             self._put(one)
-        elif one is not None:
-            _tell(one, ended.value)
-        elif (given_up := self._late.pop(ended.number, None)) is not None and isinstance(ended.value, HttpReply):
-            assert given_up.late is not None
-            given_up.late(ended.value)
+        else:
+            one.tell(ended.value)
 
-    def _lose(self, post: _Post, why: str, numbers: Iterable[int] | None = None) -> None:
-        """What a worker has, or these items of it, will not come from it, or too late."""
-        if numbers is None:
-            post.ready = False
-        alone, text = post.alone, f"worker {post.worker.name}: {why}"
-        for one in [post.has.pop(number) for number in list(post.has if numbers is None else numbers)]:
+    def _lose(self, post: _Post, why: str) -> None:
+        """What a worker has will not come from it, or too late."""
+        text, alone, lost = f"worker {post.worker.name}: {why}", post.alone, post.has
+        post.ready, post.alone, post.has = False, False, {}
+        for one in lost.values():
             one.lost, one.most = one.lost + 1, max(1, one.size // 2)
-            is_cause, many = (
-                alone and one.size == 1 and one.lost >= FATAL,
-                f"{one.lost} workers were lost with it; {text}",
-            )
+            is_cause = alone and one.size == 1 and one.lost >= FATAL
+            said = f"{one.lost} workers were lost with it; {text}" if is_cause else text
             if isinstance(one.item, CallItem):
-                self._late[one.item.number] = one
-                kind = FaultKind.TASK if is_cause else FaultKind.RETRY
-                _tell(one, Fault(kind, ErrorType.WORKER_LOST, many if is_cause else text, ambiguous=True))
+                self._give_up(one, FaultKind.TASK if is_cause else FaultKind.RETRY, ErrorType.WORKER_LOST, said)
             elif is_cause:
-                _tell(one, RowError(ErrorType.WORKER_LOST, many))
+                one.tell(RowError(ErrorType.WORKER_LOST, said))
             elif one.again:
                 self._put(one)
-            elif not one.reply.done():
-                one.reply.set_exception(WorkerLost(text))
-        post.alone = post.alone and bool(post.has)
-        while len(self._late) > MOST_LATE:
+            else:
+                one.tell(WorkerLost(said))
+
+    def _give_up(self, one: _OpenItem, kind: FaultKind, error: ErrorType, why: str) -> None:
+        """A call has no answer so far; one that comes all the same is heard."""
+        self._late[one.item.number] = one
+        if len(self._late) > MOST_LATE:
             self._late.popitem(last=False)
+        one.tell(Fault(kind, error, why, ambiguous=True))
 
     async def _watch(self) -> None:
         """Looks for workers that are silent, and says where there are none."""
-        now = last_said = time.monotonic()
+        now = waits_since = self._now()
+        said_at = -inf
         while not self._over:
             await asyncio.sleep(1.0)
-            before, now = now, time.monotonic()
-            if now - before > BEAT:  # this process slept, and not they
-                for post in self._posts:
-                    post.heard = now
+            before, now = now, self._now()
             for post in self._posts:
-                if post.ready and now - post.heard > self._silent:
-                    self._lose(post, f"it gave no sign of life for {self._silent:g} s")
-                elif late := [number for number, one in post.has.items() if one.due < now]:
-                    self._lose(post, "it brought no answer within the bounds of the call", late)
+                if now - before > BEAT:  # this process slept, and not they
+                    post.heard = now
+                if post.ready and now - post.heard > SILENT:
+                    self._lose(post, f"it gave no sign of life for {SILENT:g} s")
+                for number in [number for number, one in post.has.items() if one.due < now]:
+                    late = "no answer came from its worker within the bounds of the call"
+                    self._give_up(post.has.pop(number), FaultKind.RETRY, ErrorType.TIMEOUT, late)
             waiting = len(self._queue) + len(self._suspects)
             if any(post.ready for post in self._posts) or not waiting:
-                last_said = max(last_said, now - 50)  # so that it is said soon, but not at the first moment
-            elif now - last_said >= 60:
-                last_said = now
+                waits_since = now
+            elif now - max(waits_since + 10 - SAID, said_at) >= SAID:  # not at the first moment
+                said_at = now
                 _log.warning("%d calls wait for workers: none of %d can be reached", waiting, len(self._posts))
-                self._wait(60.0)
+                self._wait(SAID)
 
     def _end(self, error: AgacError) -> None:
         """There will be no workers any more: nothing waits for them."""
@@ -384,10 +376,7 @@ class WorkerPool:
         for post in self._posts:
             self._lose(post, error.message)
         for one in (*self._queue, *self._suspects):
-            if not one.reply.done():
-                one.reply.set_exception(RunStopped())
-        self._queue.clear()
-        self._suspects.clear()
+            one.tell(RunStopped())
 
 
 def _taken(queue: deque[_OpenItem], most: int) -> list[_OpenItem]:
@@ -397,8 +386,3 @@ def _taken(queue: deque[_OpenItem], most: int) -> list[_OpenItem]:
         if not (one := queue.popleft()).reply.done():
             found.append(one)
     return found
-
-
-def _tell(asked: _OpenItem, value: Any) -> None:
-    if not asked.reply.done():
-        asked.reply.set_result(value)
