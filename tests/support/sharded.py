@@ -26,7 +26,7 @@ async def leave(
     async with lease.held():
         status = ShardStatus(**told | {"state": "ended"} | about)
         manifest = ShardManifest(
-            **lease.about(), status=status, exit_code=0, complete=complete, definition="d", input="i", input_rows=40,
+            **lease.about(), status=status, exit_code=0, complete=complete, input="i", input_rows=40,
             summary={},
         )  # fmt: skip
         await folder.append(f"ended/{shard.name}", lambda _: manifest.model_dump_json().encode())
