@@ -328,6 +328,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             await _walk(context, invocation, uncommitted)
             await _end(context, invocation)
         finally:
+            if work.sharding is not None and work.sharding.limits is not None:
+                await work.sharding.limits.end()
             if context.traces is not None:
                 await context.traces.close()
         if invocation.stop_signal.error is not None:
@@ -471,6 +473,7 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             context.traces.lanes = heartbeat.lanes
         background.append(group.create_task(heartbeat.run()))
         if work.sharding is not None:
+            await work.sharding.begin(context, heartbeat.lanes)
             background.append(group.create_task(work.sharding.run(context, heartbeat.lanes)))
         await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)

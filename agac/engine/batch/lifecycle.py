@@ -350,7 +350,8 @@ class BatchContext:
         account = self.account(record.provider)
         lane = (record.provider, account.provider.account, record.model)
         load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
-        caps = [cap for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
+        shares = self.batching.sharding.processes if self.batching.sharding is not None else 1
+        caps = [cap // shares for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load._replace(cap=min(caps, default=None))
 
     def path(self, record: BatchRecord, suffix: str = "") -> Path:

@@ -51,6 +51,7 @@ class SharedLimits:
         self._balances, self._lanes, self._stop_signal, self._stops = tuple(balances), [*lanes], stop_signal, stops
         self._turn, self._asked_at, self._granted = asyncio.Lock(), 0.0, Grants.model_construct().budgets
         self._began, self._known, self._told, self.processes = lease.clock(), set[str](), False, lease.shard.of
+        self._errors = dict[str, int]()
 
     async def begin(self) -> None:
         """What was spent before is granted, and what an invocation held that was killed still is. Who stopped before
@@ -147,7 +148,8 @@ class SharedLimits:
         others = [one for one in alive.values() if one.number != self._lease.shard.number]
         if self._lease.clock() >= self._began + SETTLED:
             self._share(1 + sum(one.state == "running" for one in others))
-        self._stops.failed_elsewhere(sum(one.errors for one in others if one.at >= self._began))
+        self._errors |= {one.mark: one.errors for one in others if one.at >= self._began}
+        self._stops.failed_elsewhere(sum(self._errors.values()))
         await self._tell()
         for name in sorted({*await self._folder.names(STOPPED)} - self._known):
             self._known.add(name)

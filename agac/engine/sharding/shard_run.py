@@ -12,9 +12,11 @@ from agac.core.errors import AgacError, LeaseLost
 from agac.data.sources import InputDigest
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.sharding.folder import ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
 from agac.engine.telemetry import calls_of
 from agac.store import runs
+from agac.store.batches import project_token
 from agac.store.db import Database
 
 if TYPE_CHECKING:
@@ -36,18 +38,36 @@ class ShardRun:
     def __init__(self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]]) -> None:
         self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
         self.waits = ""
+        self.limits: SharedLimits | None = None
+
+    async def begin(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
+        """From now on budgets and lanes are those of all shards together."""
+        token, balances = await project_token(context.places.database), context.budgets and context.budgets.balances
+        about = token, balances or (), lanes.values(), context.stop_signal, context.stops
+        self.limits = SharedLimits(self.lease, *about)
+        await self.limits.begin()
+        if context.budgets is not None:
+            context.budgets.lender = self.limits
+
+    @property
+    def processes(self) -> int:
+        """So many shards share what accounts take."""
+        return self.limits.processes if self.limits is not None else self.shard.of
 
     async def run(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
         """Until cancelled."""
-        clock, told, beat_at, pushed_at = self.lease.clock, dict[str, Any](), 0.0, self.lease.clock()
+        clock, told, beat_at, pushed_at, heard_at = self.lease.clock, dict[str, Any](), 0.0, self.lease.clock(), 0.0
         while True:
             counts = await runs.counters(context.places.database, context.places.run)
             busy = {name: lane.in_flight for name, lane in lanes.items()}
-            facts = self._facts(context.places.run, counts) | {"errors": context.totals.rows_failed, "lanes": busy}
+            facts = self._facts(context.places.run, counts, context.totals.rows_failed) | {"lanes": busy}
             try:
                 if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
                     await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
                     told, beat_at = facts, clock()
+                if self.limits is not None and clock() - heard_at >= BEAT_SECONDS:
+                    await self.limits.heard(await self.folder.alive())
+                    heard_at = clock()
                 if clock() - pushed_at >= PUSH_SECONDS:
                     await self._push()
                     pushed_at = clock()
@@ -72,9 +92,10 @@ class ShardRun:
             except AgacError:  # `run` says so
                 await stop_signal.sleep(BEAT_SECONDS)
 
-    def _facts(self, run: int, counts: list[runs.Count]) -> dict[str, Any]:
+    def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
         calls = calls_of(counts)
         told = {"calls": calls["count"], "usd": calls["cost_usd"], "rows": runs.row_counts(counts), "run": run}
+        told["errors"] = errors
         told["simulated"] = calls["cost_is_simulated"]
         return {**self.shard._asdict(), **told, **{name: calls[name] for name in ("input_tokens", "output_tokens")}}
 
@@ -90,8 +111,9 @@ class ShardRun:
         about, waits = self.lease.about(), self.waits
         if not (waits or invocation.complete or not invocation.ended):
             waits = "its batches" if invocation.batches.touched else "rows that are left"
+        counts = await runs.counters(database, invocation.run)
         status = ShardStatus(
-            **about, **self._facts(invocation.run, await runs.counters(database, invocation.run)), waits=waits,
+            **about, **self._facts(invocation.run, counts, invocation.totals.rows_failed), waits=waits,
             state="stopped" if stopped else "ended", why=invocation.stop_signal.why,
         )  # fmt: skip
 
@@ -106,3 +128,4 @@ class ShardRun:
             ).model_dump_json().encode()  # fmt: skip
 
         await self.folder.append(f"ended/{self.shard.name}", made)
+        await self.lease.beat(status)  # what accounts take is the others' from now on
