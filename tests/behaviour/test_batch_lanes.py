@@ -1,5 +1,6 @@
 """What fits into a batch and into a lane: requests, bytes, enqueued tokens. What does not fit waits; nothing fails."""
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,15 @@ def test_a_create_that_is_limited_is_made_later(make: Make, retry_after: int) ->
         project.set_batch(try_at=1.0)
         assert project.retrieve().exit_code == 0
     assert (project.account["posts"], project.account["created"]) == (2, 1)
+
+
+def test_a_shard_enqueues_its_part_of_what_the_account_takes(make: Make) -> None:
+    project = make(limits={"enqueued_tokens": 300}, rows=60)
+    agac_yml = (project.root / "agac.yml").read_text("utf-8")
+    project.write("agac.yml", f"{agac_yml}\nremote: {{url: ../remote, trust: [ci]}}\n")
+    whole = "SELECT sum(tokens) FROM batch WHERE submitted_at IS NOT NULL"
+    project.run()
+    assert 150 < project.query(whole)[0][0] <= 300
+    project.agac("run", "-a", "reviews", "--yes", "--shard", "1/2", env={"AGAC_REMOTE_WRITER": "ci"}, code=0)
+    with sqlite3.connect(project.root / ".agac/shards/1-of-2/agac.db") as database:
+        assert 75 < database.execute(whole).fetchone()[0] <= 150

@@ -97,7 +97,7 @@ async def test_what_a_stranger_grants_is_refused_and_what_cannot_be_read_stops_t
     with pytest.raises(AgacError, match="ends with what cannot be believed"):
         await stranger.limits.begin()
     (entry,) = tmp_path.glob("v1/shards/reviews/key/budget/*")
-    entry.write_text("{}")
+    entry.write_text("")  # nothing that can be read is not the same as nothing granted
     with pytest.raises(RunStopped):
         await third.limits.lend(third.balances, Amount(1, 0, 1), urgent=True)
     assert third.stop_signal.stop is StopReason.INPUT

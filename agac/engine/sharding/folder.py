@@ -140,7 +140,7 @@ class ShardFolder:
         names = await self.names(log, f"{log}/{number:010d}" if number else None)
         found = [int(name[-10:]) for name in names if re.fullmatch(rf"{re.escape(log)}/\d{{10}}", name)]
         if found and (newest := max(found)) > number:
-            number, content = newest, await self.read(f"{log}/{newest:010d}")
+            number, content = newest, await self.read(f"{log}/{newest:010d}") or b""
             self._last[log] = number, content
         return number, content
 
