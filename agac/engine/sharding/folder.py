@@ -187,10 +187,10 @@ class ShardFolder:
 
     async def manifests(self) -> dict[int, ShardManifest]:
         """How the last invocation of each shard ended."""
-        logs = {name.rpartition("/")[0] for name in await self.names("ended")}
+        logs = sorted({name.rpartition("/")[0] for name in await self.names("ended")})
         found = await asyncio.gather(*map(self.last, logs))
         told = [self.believed(ShardManifest, log, content) for log, (_, content) in zip(logs, found, strict=True)]
-        return {one.status.number: one for one in told if one is not None}
+        return {one.status.number: one for one in sorted(filter(None, told), key=lambda one: one.status.number)}
 
     async def statuses(self) -> dict[int, ShardStatus]:
         """How each shard is that was ever begun."""
