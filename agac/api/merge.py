@@ -118,7 +118,7 @@ class ShardAnswers:
 
     async def _mark(self, pack: str) -> None:
         await self._folder.create(f"{self._marks}/{self._writer}/{pack}", b"")
-        await write(self._database, "pack_put", {"writer": self._writer, "pack": pack})
+        await write(self._database, "pack_put", writer=self._writer, pack=pack)
 
 
 # Merging.

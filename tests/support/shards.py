@@ -9,19 +9,18 @@ import yaml
 from support.project import ProjectFolder, Ran
 from support.server import Server
 
-WRITER = {"AGAC_REMOTE_WRITER": "ci"}
+WRITER = {"AGAC_REMOTE_WRITER": "ci", "AGAC_TEST_REAL": "1"}
 FILES = ("results.jsonl", "results.json", "errors.jsonl")
 
 
 class Sharded(ProjectFolder):
-    """A project that asks a server in Anthropic's words, whose replies do not say that they are simulated: answers of
-    shards travel as those of a real provider do."""
+    """A project whose answers travel as those of a real provider do."""
 
     def __init__(self, root: Path, server: Server, *, of: int = 3, env: dict[str, str] | None = None) -> None:
         self.of, self.env = of, {**WRITER, **(env or {})}
         super().__init__(root)
         prices = {"small": {"input": 1000.0, "output": 1000.0}}
-        self.configure(server.base_url, dialect="anthropic", prices=prices, api_key="none")
+        self.configure(server.base_url, prices=prices)
         keys = yaml.safe_load((root / "agac.yml").read_text("utf-8"))
         self.write("agac.yml", yaml.safe_dump({**keys, "remote": {"url": "../remote", "trust": ["ci"]}}))
 

@@ -7,6 +7,8 @@ AGAC_TEST_SIGNAL is what it sends itself instead of SIGKILL, such as SIGSTOP.
 AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the disk is full beyond that.
 AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
 AGAC_TEST_BACK_OFF is how many seconds a failed call waits before it is tried again for the first time, not 0.5.
+AGAC_TEST_REAL: the simulator's replies count as those of a real provider.
+AGAC_TEST_PUSH is after how many seconds a shard pushes its answers and looks whether it may go on, not 15 and 2.
 """
 
 from __future__ import annotations
@@ -84,6 +86,14 @@ def begin() -> None:
         from agac.engine import retry_policy
 
         retry_policy._backoff.multiplier = 2 * float(pause)
+    if os.environ.get("AGAC_TEST_REAL"):
+        from agac.providers import dialect
+
+        dialect.SIMULATOR_MARK = ""
+    if soon := os.environ.get("AGAC_TEST_PUSH"):
+        from agac.engine.sharding import shard_run
+
+        shard_run.EVERY = shard_run.PUSH_SECONDS = shard_run.BEAT_SECONDS = float(soon)
     if not (EVENT or PAGES or PATIENCE):
         return
     sqlite3.connect = connect  # type: ignore[assignment]
