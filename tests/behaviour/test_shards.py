@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.buckets import bucket
@@ -251,3 +252,21 @@ def test_any_ids_come_to_the_same(tmp_path: Path, ids: list[str], of: int, suffi
     project.shards()
     assert project.merge().code in (0, 3)
     assert project.taken() == whole
+
+
+def test_batches_and_retries_belong_to_their_shard(make: Make, server: Server) -> None:
+    project = make(of=2)
+    project.configure(server.base_url, batch="openai")
+    keys = yaml.safe_load((project.root / "agac.yml").read_text("utf-8"))
+    project.write("agac.yml", yaml.safe_dump({**keys, "remote": {"url": "../remote", "control": True}}))
+    rows = [{"id": f"r{n}", "text": f"text {n}"} for n in range(8)]
+    project.rows([*rows, {"id": "", "text": "without"}], "data/rows.jsonl")
+    project.workflow(path="data/rows.jsonl", defaults={"run_mode": "batch"})
+    for number in (1, 2):
+        assert project.shard(number, "--wait").code in (0, 3)
+    assert sorted(one.name for one in (project.root.parent / "remote/v1/control").iterdir()) == [
+        "reviews@1-of-2", "reviews@2-of-2",
+    ]  # fmt: skip
+    assert project.shard(1, command="batch retrieve").code in (0, 3)
+    merged = project.merge("--json", code=3).json
+    assert (merged["rows"]["done"], merged["rows"]["failed"]) == (8, 1)

@@ -26,7 +26,7 @@ class Sharded(ProjectFolder):
 
     def shard(self, number: int, *arguments: str, command: str = "run", **more: Any) -> Ran:
         """Runs one shard."""
-        words = [command, "-a", "reviews"] if command == "run" else [command]
+        words = [command, "-a", "reviews"] if command == "run" else command.split()
         env = {**self.env, **more.pop("env", {})}
         return self.agac(*words, "--shard", f"{number}/{self.of}", *arguments, env=env, **more)
 

@@ -120,7 +120,7 @@ class ShardRun:
         def made(last: bytes | None) -> bytes:
             before = self.folder.believed(ShardManifest, "ended", last) if last is not None else None
             read = self.read.text, self.read.rows
-            if not self.read.text and before is not None and (invocation.retry or invocation.retrieves):
+            if not (self.read.text or self.read.rows) and before is not None:
                 read = before.input, before.input_rows  # it did not read the input
             return ShardManifest(
                 **about, status=status, exit_code=code, complete=invocation.complete,
