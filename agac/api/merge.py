@@ -25,6 +25,7 @@ from agac.engine.export import export_run, outputs_text, target_of
 from agac.engine.invocation import Work
 from agac.engine.run import Invocation
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, runs_folder
+from agac.engine.sharding.group_packs import changed_since
 from agac.engine.sharding.row_packs import ShardRows
 from agac.engine.sharding.shard_run import ShardRun
 from agac.engine.validate import Checker
@@ -204,6 +205,7 @@ async def _problems(
     states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[Shard, str]]()
     inputs = Counter(one.input for one in manifests.values() if one.complete)
     usual = next((one for one in manifests.values() if one.complete and one.input == inputs.most_common(1)[0][0]), None)
+    changed = await changed_since(folder, manifests.values())
     for shard in (Shard(number, of) for number in range(1, of + 1)):
         state, end, why = states.get(shard.number), manifests.get(shard.number), ""
         if state is None:
@@ -215,6 +217,8 @@ async def _problems(
         elif usual is not None and end.input != usual.input:
             why = f"read another input ({end.input_rows:,} rows) than shard {Shard(usual.status.number, of)}"
             why += f" ({usual.input_rows:,})" if end.input else ""
+        elif givers := sorted(changed.get(shard.number, ())):
+            why = f"made groups of rows that shard {', '.join(map(str, givers))} changed since"
         found += [(shard, f"shard {shard} {why}")] if why else []
     return found, [manifests[number] for number in sorted(manifests)]
 

@@ -522,6 +522,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "stopped_at_limit": invocation.stop_signal.stop is StopReason.LIMIT and not invocation.ended,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
         "budgets": budget_facts(invocation.budgets.balances) if invocation.budgets else [],
+        **({"waits_for_shards": invocation.waits} if invocation.waits else {}),
     }  # fmt: skip
 
 

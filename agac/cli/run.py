@@ -541,6 +541,8 @@ def undecided_lines(invocation: Summary) -> Iterator[str]:
 def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: bool = False) -> Iterator[str]:
     """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run. Where it was
     `stopped` before anything was submitted, there is nothing to retrieve."""
+    if waits := invocation.get("waits_for_shards"):
+        yield f"Waiting for {plain(waits)}; once they have come so far, run: {command}"
     for facts in invocation.get("stale") or ():
         usd = terminal.price(facts["held_usd"], simulated=bool(facts.get("simulated")))
         most = usd if facts["held_usd"] is None else f"up to {usd}"

@@ -80,18 +80,24 @@ class GroupContents:
             page, after = page[after:], max(after - len(page), 0)
             if rows is not None:
                 page = page[: rows - len(found)]
-            row_views = await self._views.ended([one.key for one in page])
-            found += [(id_order(one.id), self._member.text(row_views[one.key])) for one in page]
+            texts = await self.texts(page)
+            found += [(id_order(one.id), text) for one, text in zip(page, texts, strict=True)]
             if rows is not None and len(found) >= rows:
                 break
         return [text for _, text in sorted(found)]
 
+    async def texts(self, members: Sequence[store.MemberRow]) -> list[str]:
+        """What stands for each of these members in a call; "" for one that failed."""
+        views = await self._views.ended([one.key for one in members if one.text is None])
+        return [self._member.text(views[one.key]) if one.text is None else one.text for one in members]
+
     async def pages(
-        self, group: int, *, low: int = store.FIRST, high: int = store.LAST
+        self, group: int, *, low: int = store.FIRST, high: int = store.LAST, failed_too: bool = False
     ) -> AsyncIterator[list[store.MemberRow]]:
-        """The members of a group that did not fail, some hundred at a time, by their hashes."""
+        """The members of a group, those that failed only where they are wanted too, some hundred at a time, by their
+        hashes."""
         at = (low, 0)
-        while page := await store.members(self._db, group, *at, high, store.EXPORT_RANGE):
+        while page := await store.members(self._db, group, *at, high, failed_too, store.EXPORT_RANGE):
             yield page
             at = (page[-1].sort, page[-1].key)
 

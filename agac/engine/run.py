@@ -185,6 +185,8 @@ class RowWalk:
         context, reviews = self.context, self.context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.made_parked = 0
+            if context.work.sharding is not None:
+                context.work.sharding.waits = ""
             await self.until_stopped(self._levels())
         if reviews is not None and reviews.redo and context.stop_signal.stop is None:
             reviews.redo = False
@@ -245,7 +247,7 @@ class Invocation:
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
     store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does, `notifier` makes
     messages of it. `serving` are facts of prefixes and slots, at first those of the last invocation; `past` is what was
-    known of calls before it."""
+    known of calls before it. `waits`: why groups wait for other shards, in words."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -268,6 +270,7 @@ class Invocation:
     notifier: Notifier | None = None
     serving: dict[str, Any] = field(default_factory=dict)
     past: PastUsage = field(default_factory=PastUsage)
+    waits: str = ""
 
     @property
     def finished(self) -> bool:
@@ -278,7 +281,8 @@ class Invocation:
     def exit_code(self) -> ExitCode:
         """What the process says when this is all that happened."""
         if self.ended:
-            return ExitCode.DONE  # a Ctrl-C that came after the last row stopped nothing
+            # a Ctrl-C that came after the last row stopped nothing
+            return ExitCode.NOT_READY if self.waits else ExitCode.DONE
         if self.stop_signal.stop is StopReason.INTERRUPT:
             return ExitCode.INTERRUPTED
         return ExitCode.LIMIT if self.stop_signal.stop is StopReason.LIMIT else ExitCode.FAILED
@@ -303,6 +307,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
         last_of_workflow = await runs.last_invocation(database, plan.workflow)
         invocation.serving = last_of_workflow.invocation.body.get("serving", {}) if last_of_workflow else {}
+        if work.sharding is not None and last_of_workflow:
+            work.sharding.taken = last_of_workflow.invocation.body.get("taken", {})
         invocation.past = await PastUsage.read(database, plan.workflow, plan.asking)
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
@@ -310,7 +316,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         ledger = invocation.ledger = Ledger(
             database, lease, run=run, event=event, urge=max(1, plan.concurrency // 2), clock=now,
             released=uncommitted.leave,
-            descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes),
+            descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes, plan.selection.shard),
             committed=work.watcher.committed if work.watcher else None,
         )  # fmt: skip
         invocation.notifier = Notifier(database, plan.workflow, run, event, plan.rules.notify, now)
@@ -504,7 +510,9 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     else:  # a retry leaves whole what was read to its end before
         whole = work.retry is None or (settled and await runs.was_read(database, run))
     invocation.ended = stop_signal.stop is None
+    invocation.waits = work.sharding.waits if work.sharding is not None else ""
     invocation.complete = invocation.ended and totals.rows_parked == totals.made_parked == 0 and whole
+    invocation.complete = invocation.complete and not invocation.waits  # groups without rows here may get some
     if invocation.ended:
         assert_accounted(totals, made, counts)
 
@@ -529,6 +537,7 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
         "cost_usd": cost_of(totals.cost, totals.unpriced),
         **({"serving": invocation.serving} if totals.calls else {}),
         **({"wait_for_people": totals.reviews} if totals.reviews else {}),
+        **({"taken": sharding.taken} if (sharding := context.work.sharding) is not None else {}),
     }  # fmt: skip
     if not invocation.ended and stop_signal.stop is not None:
         body |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}

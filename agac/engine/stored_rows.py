@@ -95,29 +95,35 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
 
 async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     """Whether rows of a level that a stage makes may need work, as the store stands once everything is committed. A
-    level that looks at all rows before it waits where some of those are open: its own are then counted as left."""
+    level that looks at all rows before it waits where some of those are open, or with other shards: its own are then
+    counted as left."""
     await context.ledger.durable()
     (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None
     assert origin is not None
     record, counts = await run_record(database, run), await store.made_counts(database, run)
+    waits = False
+    if level.maker.makes in ("groups", "kept"):
+        upstream = sum(count.rows for count in counts if count.state == State.PENDING and count.origin < origin)
+        waits = bool(upstream + row_counts(await counters(database, run))["open"])
+        if (sharding := context.work.sharding) is not None and not waits:
+            from agac.engine.sharding.group_packs import GroupExchange  # only shards need a remote
+
+            waits = await GroupExchange(context, sharding, level.maker).waits()
+            counts = await store.made_counts(database, run)
     changed = record.finished_at is None and level.maker.makes == "kept"
     anew = context.again_from is not None or context.cutoffs or context.fixes.rows or changed
     anew = anew or (context.reviews is not None and await any_decided(database, run, origin))
     unended = (State.PENDING, State.FAILED)
     if not anew and not any(count.origin == origin and count.state in unended for count in counts):
         return False
-    if level.maker.makes in ("groups", "kept"):
-        pending = [count for count in counts if count.state == State.PENDING]
-        upstream = sum(count.rows for count in pending if count.origin < origin)
-        if upstream + row_counts(await counters(database, run))["open"]:
-            parked = sum(count.rows for count in pending if count.origin == origin)
-            if context.work.retry is not None:  # what it chose is opened, to be worked on when those are through
-                async for rows in LevelPass(context, level).rows():
-                    parked += sum(row.state != State.PENDING for row in rows)
-            context.totals.made_parked = before + parked
-            return False
-    return True
+    if waits:
+        parked = sum(count.rows for count in counts if count.state == State.PENDING and count.origin == origin)
+        if context.work.retry is not None:  # what it chose is opened, to be worked on when those are through
+            async for rows in LevelPass(context, level).rows():
+                parked += sum(row.state != State.PENDING for row in rows)
+        context.totals.made_parked = before + parked
+    return not waits
 
 
 class LevelPass:

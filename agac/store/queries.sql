@@ -516,8 +516,8 @@ JOIN v_stages v ON v.definition_hash = run.definition_hash AND v.position = s.st
 ORDER BY s.invocation, s.started_at LIMIT ?2;
 
 -- name: rows_all
--- Every row of a run, those that stages made too, a range at a time.
-SELECT {whole_row} FROM row WHERE run_id = :run AND key > :after ORDER BY key LIMIT :limit;
+-- Every row of a run, those that stages made too, a range at a time; of what other shards have none.
+SELECT {whole_row} FROM row WHERE run_id = :run AND key > :after AND coalesce(place, 0) > -1048576 ORDER BY key LIMIT :limit;
 
 -- name: last_turns
 -- The last turn of each of some tasks of a workflow, and the first one of its conversation.
@@ -889,7 +889,7 @@ WHERE r.id = ? AND e.kind = 'invocation' AND (r.finished_at IS NULL OR e.at <= r
 
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
-SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6;
+SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6 AND coalesce(place, 0) > -1048576;
 
 -- name: row_above
 -- The row of which a row was made.
@@ -1352,11 +1352,35 @@ WHERE group_key IN (:many) GROUP BY group_key;
 
 -- name: members_page
 -- Some members of a group in the order of their hashes.
-SELECT m.sort, m.row_key AS key, m.size, r.id FROM member m JOIN row r ON r.key = m.row_key
-WHERE m.group_key = ? AND (m.sort, m.row_key) > (?, ?) AND m.sort <= ? AND NOT m.failed ORDER BY m.sort, m.row_key LIMIT ?;
+SELECT m.sort, m.row_key AS key, m.size, r.id, coalesce(r.origin, -1) AS maker,
+    CASE WHEN m.failed THEN '' WHEN r.occurrence < -1048576 THEN r.data END AS text FROM member m JOIN row r ON r.key = m.row_key
+WHERE m.group_key = ? AND (m.sort, m.row_key) > (?, ?) AND m.sort <= ? AND (? OR NOT m.failed)
+ORDER BY m.sort, m.row_key LIMIT ?;
+
+-- name: away_changed
+-- Whether members of a group changed that is in another shard, since that was told of them.
+SELECT 1 FROM row WHERE run_id = ? AND origin = ? AND place = -1048576 AND state = 0 LIMIT 1;
+
+-- name: away_told
+-- The other shards were told of the members of a stage's groups.
+UPDATE row SET state = 1 WHERE run_id = ? AND origin = ? AND place = -1048576 AND state = 0;
+
+-- name: groups_away
+-- Groups that are in other shards by their ids, a range at a time.
+SELECT NULL AS ordinal, id, state, data, NULL AS value, NULL AS error_type, NULL AS error_message, key FROM row
+WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place = -1048576 ORDER BY id LIMIT :limit;
+
+-- name: distant_find
+-- A member that is in another shard, by its id, and the group that it is in.
+SELECT r.key, r.data, m.group_key FROM row r LEFT JOIN member m ON m.row_key = r.key
+WHERE r.run_id = ? AND r.id = ? AND r.occurrence = ?;
+
+-- name: distant_left
+-- Members that another shard has no longer.
+SELECT key FROM row WHERE run_id = ? AND origin = ? AND place = ? AND seen <> ? AND state <> 6 LIMIT 512;
 
 -- name: part_put
--- A part of a large group is to be asked. Its place is its height, below zero.
+-- A part of a large group is to be asked: its place is its height, below zero. Or a member that is in another shard.
 INSERT INTO row (key, run_id, id, occurrence, hash, data, state, seen, parent_key, origin, place)
 VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)
 ON CONFLICT (run_id, id, occurrence) DO UPDATE SET data = excluded.data, state = 0, result_id = NULL, error_stage = NULL,

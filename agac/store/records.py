@@ -182,6 +182,20 @@ class Membership(NamedTuple):
     failed: bool
 
 
+class DistantMember(NamedTuple):
+    """A row of another shard, with its place in a group that is in this one. `maker` is the position of the stage that
+    made the row, -1: it is the input's. `text` is what stands for it in a call, "" where it failed. `entry` is the
+    number under which its shard told of it."""
+
+    origin: int
+    shard: int
+    id: RowId
+    maker: int
+    text: str
+    entry: int
+    place: Membership
+
+
 class DedupeCandidate(NamedTuple):
     """A row that goes on where no other one has these values: `hash` stands for them, `content` for all that the
     stages after see of it. `state` is the one in which it came."""
@@ -374,6 +388,7 @@ class WriteBatch:
     ends: list[RowEnd] = field(default_factory=list)
     makings: list[DerivedRows] = field(default_factory=list)
     children: list[Children] = field(default_factory=list)
+    distant: list[DistantMember] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)  # keys of groups all of whose parts are written
     gone: list[int] = field(default_factory=list)  # keys of rows that are no longer made

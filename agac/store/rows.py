@@ -290,12 +290,15 @@ class GroupSize(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A member of a group; `sort` is 64 bits, signed."""
+    """A member of a group; `sort` is 64 bits, signed, `maker` the position of the stage that made it, -1: it is the
+    input's. `text` is what stands in a call for a row of another shard, "" for one that failed."""
 
     sort: int
     key: int
     size: int
     id: RowId
+    maker: int
+    text: str | None
 
 
 class OpenPart(NamedTuple):
@@ -354,8 +357,16 @@ dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads(
 FIRST = -(1 << 63)
 LAST = (1 << 63) - 1  # the ends of what members are sorted by
 
-members: Reads[[int, int, int, int, int], list[MemberRow]] = reads("members_page", MemberRow)
-"""By the key of a group, the hash and key after which to begin, the last hash, and how many at most."""
+members: Reads[[int, int, int, int, bool, int], list[MemberRow]] = reads("members_page", MemberRow)
+"""By the key of a group, the hash and key after which to begin, the last hash, whether those that failed too, and how
+many at most."""
+
+AWAY = -(1 << 20)
+"""The place of groups that are in other shards; the numbers below it are those of members that are there, by shard."""
+
+any_changed_away: Reads[[int, int], bool] = reads("away_changed", int, bool)  # run, stage
+distant_left: Reads[[int, int, int, int], list[int]] = reads("distant_left", int)
+"""By a run, a stage, a place and the number under which what is there now was told: the keys of some of the others."""
 
 
 def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agac.core.errors import LeaseHeld, RowError, StoreError
-from agac.core.types import Outcome, RowId
+from agac.core.keys import shard_of
+from agac.core.types import Outcome, RowId, Shard
 from agac.store import db, records
 from agac.store.db import Database, change, first, select, sql
 from agac.store.lease import BEAT_SECONDS, Lease, is_alive, shown
 from agac.store.records import WriteBatch
-from agac.store.rows import State
+from agac.store.rows import AWAY, State
 
 T = TypeVar("T")
 
@@ -108,10 +109,13 @@ class DerivedRowWriter:
     """Writes what stages make of rows in one run, inside a commit: children, members of groups, rows that may be like
     others. `stages` are the names of its stages by position, `makes` what those make that make anything
     (`spec.graph.Makes`). Rows that are no longer made are not deleted: they are GONE, and come back under the same key.
-    Everything that was made of them goes with them, down to the last generation."""
+    Everything that was made of them goes with them, down to the last generation. Of a run's part (`shard`) the groups
+    are no rows that are in other shards: while they are PENDING, those were not told of their members yet."""
 
-    def __init__(self, run: int, event: int, stages: Sequence[str], makes: Mapping[int, str]) -> None:
-        self._run, self._event, self._stages = run, event, stages
+    def __init__(
+        self, run: int, event: int, stages: Sequence[str], makes: Mapping[int, str], shard: Shard | None = None
+    ) -> None:
+        self._run, self._event, self._stages, self._shard = run, event, stages, shard
         kinds = set(makes.values())
         self._has_children, self._has_groups = bool(kinds - {"groups"}), "groups" in kinds
         self._dedupes = "kept" in kinds
@@ -135,6 +139,8 @@ class DerivedRowWriter:
             self._make(making)
         for made in batch.children:
             self._children(made.row_key, made.origin, made.children)
+        for member in batch.distant:
+            self._take(member)
         writer.executemany(sql("part_put"), [self._part(part) for part in batch.parts])
         for group in batch.cut:  # no other part of it is left
             self._drop([key for (key,) in writer.execute(sql("parts_stale"), (group, self._event)).fetchall()])
@@ -210,9 +216,25 @@ class DerivedRowWriter:
                 left.append((key, group))
         self._writer.executemany(sql("member_drop"), left)
         for origin, one in wanted.items():
-            group = self._group(origin, one)
-            self._opened.add(group)
-            self._writer.execute(sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
+            self._put_member(self._group(origin, one), one, key)
+
+    def _put_member(self, group: int, one: records.Membership, key: int) -> None:
+        self._opened.add(group)
+        self._writer.execute(sql("member_put"), (group, one.sort - (1 << 63), key, one.size, one.failed))
+
+    def _take(self, one: records.DistantMember) -> None:
+        """A row of another shard, and the group that it is in: open again where that is not as it was."""
+        occurrence = (one.origin + 1) * AWAY - 2 - one.maker  # apart from all others of the same id
+        found = self._writer.execute(sql("distant_find"), (self._run, one.id, occurrence)).fetchone()
+        key, text, joined = found or (self._key(), None, None)
+        where = one.entry, None, one.origin, AWAY - one.shard
+        self._writer.execute(sql("part_put"), (key, self._run, one.id, occurrence, b"", one.text, *where))
+        group = self._group(one.origin, one.place)
+        if (text, joined) != (one.text, group):
+            if joined not in (group, None):
+                self._opened.add(joined)
+                self._writer.execute(sql("member_drop"), (key, joined))
+            self._put_member(group, one.place, key)
 
     def _group(self, origin: int, one: records.Membership) -> int:
         """The key of a group, which is made when its first member comes."""
@@ -222,7 +244,9 @@ class DerivedRowWriter:
         found = self._writer.execute(sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
         key = int(found[0]) if found else self._key()
         if found is None:
-            values = (key, self._run, one.group, -1 - origin, b"", one.data, self._event, None, origin, 0)
+            is_here = self._shard is None or shard_of(one.group, self._shard.of) == self._shard.number
+            place = 0 if is_here else AWAY
+            values = (key, self._run, one.group, -1 - origin, b"", one.data, self._event, None, origin, place)
             self._writer.execute(sql("child_put"), values)
         if known:
             self._groups[origin, one.group] = key
@@ -406,7 +430,10 @@ class Ledger:
         yield from _minutes(batch, run, int(self._clock() // 60))
         if batch.waits is not None:
             yield "event_waits", [(batch.waits, event)]
-        moved = batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone
+        moved = (
+            batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone,
+            batch.distant,
+        )  # fmt: skip
         if any((*moved, batch.reopened)):
             yield "run_revise", [(run,)]
 

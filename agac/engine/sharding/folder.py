@@ -89,6 +89,7 @@ class ShardManifest(SharedObject):
     input_rows: int
     summary: dict[str, Any]
     packs: Mapping[str, tuple[str, ...]] = {}
+    taken: Mapping[str, str] = {}
 
 
 Shared = TypeVar("Shared", bound=SharedObject)

@@ -33,11 +33,12 @@ _log = logging.getLogger("agac.shard")
 
 class ShardRun:
     """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers into the remote, and is
-    told whether the invocation is over. `waits`: for what it has to be run again."""
+    told whether the invocation is over. `waits`: for what it has to be run again; `taken`: the marks of members of
+    groups that came from other shards (`group_packs.GroupExchange`)."""
 
     def __init__(self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]]) -> None:
         self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
-        self.waits = ""
+        self.waits, self.taken = "", dict[str, str]()
         self.limits: SharedLimits | None = None
 
     async def begin(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
@@ -60,7 +61,8 @@ class ShardRun:
         while True:
             counts = await runs.counters(context.places.database, context.places.run)
             busy = {name: lane.in_flight for name, lane in lanes.items()}
-            facts = self._facts(context.places.run, counts, context.totals.rows_failed) | {"lanes": busy}
+            facts = self._facts(context.places.run, counts, context.totals.rows_failed)
+            facts |= {"lanes": busy, "waits": self.waits}
             try:
                 if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
                     await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
@@ -125,6 +127,7 @@ class ShardRun:
             return ShardManifest(
                 **about, status=status, exit_code=code, complete=invocation.complete,
                 input=read[0], input_rows=read[1], summary=summary, packs=packs,
+                taken=self.taken,
             ).model_dump_json().encode()  # fmt: skip
 
         await self.folder.append(f"ended/{self.shard.name}", made)

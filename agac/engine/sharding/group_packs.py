@@ -1,0 +1,200 @@
+"""Groups across shards: each shard gives the members that it has of groups in other shards, waits until all have given
+theirs, and takes those of its own groups."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated
+from urllib.parse import quote
+
+from pydantic import Field, TypeAdapter
+
+from agac.core.errors import AgacError
+from agac.core.keys import canonical, digest, member_hash, shard_of
+from agac.core.types import Shard
+from agac.engine.invocation import InvocationContext
+from agac.engine.replay import GroupContents
+from agac.engine.sharding.folder import ShardFolder, ShardManifest, SharedObject
+from agac.engine.sharding.shard_run import ShardRun
+from agac.plan.stage import AnyStage
+from agac.store import rows as store
+from agac.store.batches import project_token
+from agac.store.db import slices, sql
+from agac.store.packs import MAX_BYTES, Damaged, unzipped
+from agac.store.records import DistantMember, Membership
+
+# Below groups/STAGE/ of the folder of a run:
+#   from/3-of-16/0000000001   what a shard gave: a log, as a retry or another input may change it
+#   5-of-16/NAME.pack         members of groups that are in that shard; named by their content
+
+HELD_BYTES = 32_000_000  # of members that wait to become packs, for all shards together
+POLL_SECONDS = 5.0
+
+_log = logging.getLogger("agac.shard")
+
+_Number = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+_Member = tuple[_Number | str, str, _Number | str, _Number, _Number, str]
+"""A group and its fields; the id of a row, the position of the stage that made it (-1: none), its size, its text."""
+
+_MEMBERS = TypeAdapter(list[_Member])
+
+
+class GivenMembers(SharedObject):
+    """What a shard gave to groups of a stage: the names of its packs by the shard that they are for, as `5-of-16`.
+    `store` is the token of its store, `input` stands for all rows that there were."""
+
+    store: str
+    input: str
+    packs: Mapping[str, tuple[str, ...]]
+
+
+def _mark(packs: Sequence[str]) -> str:
+    return digest(canonical(packs)).hex()
+
+
+async def changed_since(folder: ShardFolder, manifests: Iterable[ShardManifest]) -> dict[int, set[Shard]]:
+    """By the number of a shard those that gave other members to its groups since it made them."""
+    known, found = dict[tuple[str, Shard], GivenMembers | None](), defaultdict[int, set[Shard]](set)
+    for manifest in manifests:
+        own = Shard(manifest.status.number, manifest.status.of)
+        for key, mark in manifest.taken.items():
+            run, number, path = key.split(" ")
+            giver = Shard(int(number), own.of)
+            if (path, giver) not in known:
+                _, known[path, giver] = await _given(folder, path, giver)
+            given = known[path, giver]
+            if int(run) == manifest.status.run and _mark(given.packs.get(own.name, ()) if given else ()) != mark:
+                found[own.number].add(giver)
+    return found
+
+
+async def _given(folder: ShardFolder, path: str, shard: Shard) -> tuple[int, GivenMembers | None]:
+    """What a shard gave last to the groups at this path, and the number of the entry that says so."""
+    entry, content = await folder.last(f"{path}/from/{shard.name}")
+    return entry, None if content is None else folder.believed(GivenMembers, path, content)
+
+
+class GroupExchange:
+    """Gives and takes the members of the groups of a stage."""
+
+    def __init__(self, context: InvocationContext, sharding: ShardRun, stage: AnyStage) -> None:
+        self._context, self._sharding, self._stage = context, sharding, stage
+        self._shard, self._folder, self._input = sharding.shard, sharding.folder, sharding.read.text
+        self._path = f"groups/{quote(stage.name, safe='').replace('%', '=')}"
+
+    async def waits(self) -> bool:
+        """Whether the groups have to wait for other shards. Else all members that these have are in the store. Raises
+        AgacError where the remote cannot be used, or what is in it."""
+        sharding, stop_signal, said = self._sharding, self._context.stop_signal, ""
+        if sharding.waits:  # those of an earlier stage do
+            return True
+        if not self._input:  # a retry takes its rows from the store
+            _, content = await self._folder.last(f"ended/{self._shard.name}")
+            manifest = content and self._folder.believed(ShardManifest, "ended", content)
+            self._input = manifest.input if manifest else ""
+        await self._give()
+        others = [one for n in range(1, self._shard.of + 1) if (one := Shard(n, self._shard.of)) != self._shard]
+        while True:
+            told = await asyncio.gather(*(_given(self._folder, self._path, one) for one in others))
+            both = zip(others, told, strict=True)
+            late = [str(one) for one, (_, given) in both if given is None or given.input != self._input]
+            if not late:
+                break
+            shards = f"shard{'s' * (len(late) > 1)} {', '.join(late[:10])}{' …' * (len(late) > 10)}"
+            sharding.waits = f"rows of {shards} for the groups of stage {self._stage.name!r}"
+            if not self._context.work.batching.wait or stop_signal.stop is not None:
+                return True
+            if said != sharding.waits:
+                _log.warning("waiting for %s", said := sharding.waits)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await stop_signal.stopped.wait()
+        sharding.waits = ""
+        for one, (entry, given) in zip(others, told, strict=True):
+            await self._take(one.number, entry, given.packs.get(self._shard.name, ()) if given else ())
+        return False
+
+    async def _give(self) -> None:
+        """Tells the other shards of the members of their groups, where they do not know them."""
+        (database, run, _), stage = self._context.places, self._stage.index
+        _, before = await _given(self._folder, self._path, self._shard)
+        token = await project_token(database)
+        if before is None or before.store != token or await store.any_changed_away(database, run, stage):
+            packs = await self._packs()
+        else:
+            packs = dict(before.packs)
+        if before is None or (before.store, before.input, before.packs) != (token, self._input, packs):
+            await self._sharding.lease.prove()
+            given = GivenMembers(**self._sharding.lease.about(), store=token, input=self._input, packs=packs)
+            await self._folder.append(
+                f"{self._path}/from/{self._shard.name}", lambda _: given.model_dump_json().encode()
+            )
+        await self._context.ledger.change(lambda writer: writer.execute(sql("away_told"), (run, stage)))
+
+    async def _packs(self) -> dict[str, tuple[str, ...]]:
+        """Makes packs of all members that are in groups of other shards. The same members make the same packs."""
+        from zstandard import compress
+
+        held, sizes, packs = defaultdict[str, list[bytes]](list), Counter[str](), dict[str, tuple[str, ...]]()
+
+        async def put(target: str) -> None:
+            text = b"[" + b",\n".join(held.pop(target)) + b"]"
+            name = sha256(text).hexdigest()
+            await self._folder.create(f"{self._path}/{target}/{name}.pack", await asyncio.to_thread(compress, text))
+            packs[target], sizes[target] = (*packs.get(target, ()), name), 0
+
+        async for member in self._members():
+            target = Shard(shard_of(member[0], self._shard.of), self._shard.of).name
+            held[target].append(json.dumps(member, ensure_ascii=False).encode())
+            sizes[target] += len(held[target][-1])
+            if sizes[target] > HELD_BYTES / (self._shard.of + 3):
+                await put(target)
+        for target in sorted(held):
+            await put(target)
+        return dict(sorted(packs.items()))
+
+    async def _members(self) -> AsyncIterator[_Member]:
+        """All members that are in groups of other shards, in the order of these."""
+        (database, run, _), stage = self._context.places, self._stage.index
+        contents = GroupContents(database, run, self._context.views, self._context.deriver.members[stage])
+        async for groups in store.group_rows(database, run, stage, "groups_away"):
+            for group in groups:
+                async for page in contents.pages(group.key, failed_too=True):
+                    for one, text in zip(page, await contents.texts(page), strict=True):
+                        yield group.id, group.data, one.id, one.maker, one.size, text
+
+    async def _take(self, number: int, entry: int, packs: Sequence[str]) -> None:
+        """Takes the members that a shard gave, in the place of those that it gave before."""
+        ledger, (database, run, _), stage = self._context.ledger, self._context.places, self._stage.index
+        taken, key, mark = self._sharding.taken, f"{run} {number} {self._path}", _mark(packs)
+        if taken.pop(key, None) != mark:
+            for name in packs:
+                for some in slices(await self._read(f"{self._path}/{self._shard.name}/{name}.pack")):
+                    for group, data, row_id, maker, size, text in some:
+                        place = Membership(group, data, member_hash(row_id), size, not text)
+                        ledger.batch.distant.append(DistantMember(stage, number, row_id, maker, text, entry, place))
+                    await ledger.durable()
+            while left := await store.distant_left(database, run, stage, store.AWAY - number, entry):
+                ledger.batch.gone += left
+                await ledger.durable()
+        taken[key] = mark
+
+    async def _read(self, path: str) -> list[_Member]:
+        """The members in a pack that is for this shard."""
+        try:
+            text = await asyncio.to_thread(unzipped, await self._folder.read(path, MAX_BYTES) or b"")
+            if f"/{sha256(text).hexdigest()}.pack" not in path:
+                raise Damaged("it is not the content that its name stands for")
+            found = await asyncio.to_thread(lambda: _MEMBERS.validate_json(text, strict=True))
+            if any(shard_of(group, self._shard.of) != self._shard.number for group, *_ in found):
+                raise Damaged("it has groups of another shard")
+        except (Damaged, ValueError) as error:
+            what = f"{self._folder.remote.url}/{self._folder.path}/{path} cannot be used: {str(error)[:200]}"
+            raise AgacError(what, remedy="restore the object; nothing was asked") from None
+        return found
