@@ -1,26 +1,30 @@
 """Runs whose calls and functions are carried out by other processes."""
 
-import sys
-from types import ModuleType
+import os
+import signal
+from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support.processes import PATIENCE, kill_at, quiet_account
 from support.project import ProjectFolder
-from support.server import Faulty
-from support.workers import Crew
+from support.server import Faulty, Server, simulator
+from support.soak import campaign
+from support.workers import Crew, PipedWorker, driver
 
-from agac.engine.workers import pool
+from agac.core.errors import AgacError
+from agac.engine.workers import pool, ray
+from agac.engine.workers.pool import CallItem, FunctionItem
 
 
 @pytest.fixture
 def crew(monkeypatch: pytest.MonkeyPatch) -> Crew:
     """Two workers in the place of a cluster."""
     own = Crew()
-    ray = ModuleType("agac.engine.workers.ray")
-    ray.open_workers = own  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "agac.engine.workers.ray", ray)
-    import agac.engine.workers
-
-    monkeypatch.setattr(agac.engine.workers, "ray", ray, raising=False)
+    monkeypatch.setattr(ray, "open_workers", own)
+    monkeypatch.setattr(pool, "BENCH", 0.01)
     return own
 
 
@@ -46,10 +50,7 @@ def check(row):
 """
 
 
-def test_the_row_that_kills_its_worker_stands_alone_at_last(
-    project: ProjectFolder, crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "BENCH", 0.01)
+def test_the_row_that_kills_its_worker_stands_alone_at_last(project: ProjectFolder, crew: Crew) -> None:
     project.write("tools/checks.py", POISON)
     project.workflow(rows=30, stages=[{"name": "size", "python": "tools/checks.py:check"}])
     report = project.run(executor="ray", concurrency=30)
@@ -60,9 +61,8 @@ def test_the_row_that_kills_its_worker_stands_alone_at_last(
 
 
 def test_calls_of_a_killed_worker_are_asked_again_and_none_is_lost(
-    project: ProjectFolder, faulty: Faulty, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    project: ProjectFolder, faulty: Faulty, crew: Crew
 ) -> None:
-    monkeypatch.setattr(pool, "BENCH", 0.01)
     server = project.asks(faulty([], "--latency", "0.2"))
     project.workflow(rows=60)
     crew.strike(server, 20)
@@ -73,3 +73,139 @@ def test_calls_of_a_killed_worker_are_asked_again_and_none_is_lost(
     assert server.account()["requests"] == calls == 60 + lost
     project.assert_sound()
     assert project.query("SELECT count(*) FROM task WHERE outcome = 'done'") == [(60,)]
+
+
+def remembers(project: ProjectFolder, remote: Path) -> None:
+    """The project keeps what its workers are told in a remote."""
+    keys = yaml.safe_load((project.root / "agac.yml").read_text("utf-8"))
+    project.write("agac.yml", yaml.safe_dump({**keys, "remote": {"url": str(remote)}}))
+
+
+@pytest.mark.parametrize("again", ["ray", "local"])
+@campaign(test=1, soak=40)
+@given(data=st.data())
+def test_a_killed_driver_pays_for_no_reply_twice_that_its_workers_kept(
+    again: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, requests = tmp_path_factory.mktemp("killed"), data.draw(st.integers(1, 60), label="requests")
+    with simulator("--latency", "0.05", folder=folder) as server:
+        project = ProjectFolder(folder / "project")
+        project.asks(server)
+        remembers(project, folder / "remote")
+        project.workflow(rows=60)
+        words = ["run", "-a", "reviews", "--executor", "ray", "--concurrency", "20"]
+        with driver(project, *words) as process:
+            while server.account()["requests"] < requests and process.poll() is None:
+                pass
+            process.kill()
+        kept = len(list((folder / "remote").rglob("*.replies")))
+        quiet_account(server)
+        report = project.run(executor=again) if again == "local" else None
+        if report is None:
+            with driver(project, *words) as process:
+                out, err = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, out + err
+        assert [one["ok"] for one in project.envelopes()] == [True] * 60
+        lost = server.account()["requests"] - 60
+        assert 0 <= lost <= 20
+        assert project.query("SELECT count(*) FROM attempt WHERE cost IS NOT NULL OR input_tokens > 0")[0][0] >= 60
+        assert project.query("SELECT count(*) FROM chunk_call") == [(0,)]
+        assert kept or requests <= 20
+        project.assert_sound()
+
+
+def test_replies_that_were_not_stored_are_taken_from_the_remote(
+    project: ProjectFolder, server: Server, tmp_path: Path
+) -> None:
+    """The driver dies as it is about to store them."""
+    remembers(project, tmp_path / "remote")
+    project.workflow(rows=20)
+    words = ["run", "-a", "reviews", "--executor", "ray", "--concurrency", "20"]
+    for moment in range(5, 40):
+        with driver(project, *words, env=kill_at(f"commit:{moment}")) as process:
+            process.communicate(timeout=PATIENCE)
+        if process.returncode == 0 or list((tmp_path / "remote").rglob("*.replies")):
+            break
+    assert process.returncode == -signal.SIGKILL
+    paid = quiet_account(server)["requests"]
+    stored = project.query("SELECT count(*) FROM attempt")[0][0]
+    assert stored < paid
+    assert project.run().exit_code == 0
+
+    assert server.account()["requests"] == 20
+    project.assert_sound()
+
+
+def test_late_replies_are_booked_as_paid_again(
+    project: ProjectFolder, faulty: Faulty, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that slept wakes up after others did its work; what it brings counts, and takes nobody's place."""
+    monkeypatch.setattr(pool, "SILENT", 1.0)
+    server = project.asks(faulty([], "--latency", "0.3"), prices={"small": {"input": 1.0, "output": 1.0}})
+    project.workflow(rows=40, budget={"usd": 1.0}, defaults={"max_tokens": 100})
+    crew.strike(server, 20, signal.SIGSTOP)
+    crew.strike(server, 41, signal.SIGCONT)  # its calls are made again by the other one
+    report = project.run(executor="ray", concurrency=20)
+    assert report.exit_code == 0
+    found = project.query("SELECT purpose, ambiguous, count(*) FROM attempt GROUP BY purpose, ambiguous")
+    lost = found[1][2]
+    assert found == [("ask", 0, 40), ("ask", 1, lost), ("paid_again", 0, lost)]
+    assert server.account()["charged"] == 40 + lost > 40
+    account = server.account()
+    billed = (account["prompt_tokens"] + account["completion_tokens"]) / 1e6
+    sums = "SELECT sum(cost), sum(held_cost), sum(held_tokens) FROM counter WHERE outcome = 'call'"
+    assert project.query(sums) == [(pytest.approx(billed), pytest.approx(0.0), 0)]
+    project.assert_sound()
+
+
+def test_where_the_cluster_is_gone_the_run_ends_and_goes_on_here(
+    project: ProjectFolder, faulty: Faulty, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = project.asks(faulty([], "--latency", "0.1"))
+    project.workflow(rows=60)
+    crew.strike(server, 20)
+
+    async def gone(worker: PipedWorker) -> None:
+        raise AgacError("the head of the cluster is gone", remedy="Go on with --executor local.")
+
+    real = PipedWorker.hello
+
+    async def hello(worker: PipedWorker) -> object:
+        return await (gone(worker) if worker.starts else real(worker))
+
+    monkeypatch.setattr(PipedWorker, "hello", hello)
+    with pytest.raises(AgacError, match="the head of the cluster is gone") as raised:
+        project.run(executor="ray", concurrency=20)
+    assert raised.value.exit_code == 1
+    before = server.account()["requests"]
+    report = project.run(executor="local")
+    assert report.exit_code == 0
+    assert [one["ok"] for one in project.envelopes()] == [True] * 60
+    assert server.account()["requests"] - 60 <= 20
+    assert before < server.account()["requests"]
+    project.assert_sound()
+
+
+TOOL = """
+import os
+
+def area(width: int, height: int) -> str:
+    \"\"\"The area of a field.\"\"\"
+    with open("pids.txt", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return str(width * height)
+"""
+
+
+def test_tools_of_files_run_in_workers(project: ProjectFolder, crew: Crew) -> None:
+    project.write("tools/fields.py", TOOL.replace("pids.txt", str(project.root / "pids.txt")))
+    stage = {"name": "ask", "prompt": "Field: ${text}", "tools": ["tools/fields.py:area"], "max_turns": 3}
+    project.workflow(rows=6, stages=[stage])
+    report = project.run(executor="ray")
+    assert report.exit_code == 0
+    pids = {int(line) for line in (project.root / "pids.txt").read_text().split()}
+    assert pids
+    assert os.getpid() not in pids
+    assert {type(item) for item in crew.items} == {CallItem, FunctionItem}
+    assert project.query("SELECT count(*) FROM chunk_call") == [(0,)]
+    project.assert_sound()

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import struct
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,8 @@ from typing import Any
 from agac.engine.workers.pool import Chunk, Ended, WorkerFacts, WorkerLost, WorkerSetup
 from agac.engine.workers.work import ChunkWorker
 from agac.spec.project_models import ExecutorFile
+from support.commands import KILLER, clean_environment
+from support.project import ProjectFolder
 from support.server import Server
 
 _LENGTH = struct.Struct("<Q")
@@ -117,7 +120,9 @@ class Crew:
         for server, requests, number in self.moments:
             while (await asyncio.to_thread(server.account))["requests"] < requests:
                 await asyncio.sleep(0)
-            max(self.workers, key=lambda one: sum(len(chunk.items) for chunk in one.taken)).signal(number)
+            if number != signal.SIGCONT:  # which is for the one that was stopped
+                struck = max(self.workers, key=lambda one: sum(len(chunk.items) for chunk in one.taken))
+            struck.signal(number)
 
     @asynccontextmanager
     async def __call__(
@@ -161,3 +166,20 @@ async def _work() -> None:
     for task in tasks:
         task.cancel()
     await worker.close()
+
+
+def drive() -> None:
+    """`agac` with a crew of two in the place of a cluster, as a process of its own that a test may kill."""
+    from agac.cli.main import main
+    from agac.engine.workers import ray
+
+    ray.open_workers = Crew()  # type: ignore[assignment]
+    main()
+
+
+def driver(project: ProjectFolder, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Starts that in a project."""
+    path = os.pathsep.join([KILLER, str(Path(__file__).parent.parent)])
+    words = [sys.executable, "-c", "from support.workers import drive; drive()", *arguments]
+    own = {**clean_environment(env), "PYTHONPATH": path}
+    return subprocess.Popen(words, cwd=project.root, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
