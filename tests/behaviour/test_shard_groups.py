@@ -42,17 +42,6 @@ def rows_of(count: int, topics: int = 4, **more: Any) -> list[dict[str, Any]]:
     return [{"id": f"r{n}", "topic": f"t{n % topics}", "text": f"x{n}", **more} for n in range(count)]
 
 
-def to_the_end(project: Sharded, *arguments: str) -> list[list[int]]:
-    """Runs all shards, round by round, until none waits for others any more; gives their exit codes."""
-    codes: list[list[int]] = []
-    while not codes or 75 in codes[-1]:
-        ran = [project.shard(number, *arguments) for number in range(1, project.of + 1)]
-        codes.append([one.code for one in ran])
-        assert {0, 3, 75}.issuperset(codes[-1]), "".join(one.out + one.err for one in ran)
-        assert len(codes) < 6
-    return codes
-
-
 def merged(project: Sharded) -> dict[str, bytes]:
     ran = project.merge()
     assert ran.code in (0, 3), ran.err
@@ -68,7 +57,7 @@ def same_as_one_run(project: Sharded, server: Server) -> None:
     server.reset()
     whole = project.unsharded(names=FILES)
     paid = charged(server)
-    to_the_end(project)
+    project.rounds()
     assert (charged(server), merged(project)) == (2 * paid, whole)
 
 
@@ -147,19 +136,19 @@ def test_with_wait_shards_meet(make: Make, server: Server) -> None:
 def test_what_changes_in_one_shard_is_asked_again_in_others_and_nothing_else(make: Make, server: Server) -> None:
     rows = rows_of(24, 8)
     project = make(rows, READ, SUM)
-    to_the_end(project)
+    project.rounds()
     before = charged(server)
-    assert to_the_end(project) == [[0, 0, 0]]
+    assert project.rounds() == [[0, 0, 0]]
     assert charged(server) == before
     rows[3]["text"] = "other"
     rows.append({"id": "new", "topic": "t5", "text": "new"})
     project.rows(rows, PATH)
     whole_before = charged(server)
-    to_the_end(project)
+    project.rounds()
     assert charged(server) == whole_before + 2 + 2  # the rows, and the groups that they are in
     rows = [row for row in rows if row["topic"] != "t3" and row["id"] != "r5"]  # a group, and a member of one
     project.rows(rows, PATH)
-    to_the_end(project)
+    project.rounds()
     assert charged(server) == whole_before + 5
     assert merged(project) == project.unsharded(names=FILES)
 
@@ -167,11 +156,11 @@ def test_what_changes_in_one_shard_is_asked_again_in_others_and_nothing_else(mak
 def test_a_row_moves_to_a_group_of_another_shard(make: Make) -> None:
     rows = rows_of(12, 4)
     project = make(rows, SUM)
-    to_the_end(project)
+    project.rounds()
     for row, topic in zip(rows, ["t3", "t2", "t1", "t0", "new", "t0"], strict=False):
         row["topic"] = topic
     project.rows(rows, PATH)
-    to_the_end(project)
+    project.rounds()
     assert merged(project) == project.unsharded(names=FILES)
 
 
@@ -188,7 +177,7 @@ def ready(row):
 def test_a_retry_in_one_shard_reaches_groups_of_others(make: Make, server: Server) -> None:
     project = make(rows_of(9, 3), {"name": "ready", "python": "tools/ready.py:ready"}, SUM)
     project.write("tools/ready.py", READY)
-    to_the_end(project)
+    project.rounds()
     assert b"t1 2/0" in merged(project)["results.jsonl"]
     before = charged(server)
     project.write("mended", "")
@@ -205,10 +194,10 @@ def test_a_retry_in_one_shard_reaches_groups_of_others(make: Make, server: Serve
 
 def test_packs_of_a_lost_shard_are_made_again_alike(make: Make, server: Server) -> None:
     project = make(rows_of(20), READ, SUM)
-    to_the_end(project)
+    project.rounds()
     packs, before = given_packs(project), charged(server)
     shutil.rmtree(project.root / ".agac/shards/2-of-3")
-    assert to_the_end(project) == [[0, 0, 0]]
+    assert project.rounds() == [[0, 0, 0]]
     assert (given_packs(project), charged(server)) == (packs, before)
 
 
@@ -226,12 +215,12 @@ def test_packs_are_not_believed_blindly(make: Make) -> None:
     ran = project.shard(3, code=1)
     assert "cannot be used: it is not the content that its name stands for" in ran.err
     of_third[0].write_bytes(content)
-    to_the_end(project)
+    project.rounds()
 
 
 def test_groups_of_other_shards_are_no_rows_of_this_one(make: Make) -> None:
     project = make(rows_of(12), SUM)
-    to_the_end(project)
+    project.rounds()
     ids = {f"t{n}" for n in range(4) if shard_of(f"t{n}", 3) == 2}
     counted = [one["rows"]["total"] for one in project.shard(2, "--json").json["levels"]]
     assert counted == [len(ids)]

@@ -36,6 +36,16 @@ class Sharded(ProjectFolder):
             ran = self.shard(number, *arguments)
             assert ran.code in ((0, 3) if code is None else (code,)), f"{ran.out}{ran.err}"
 
+    def rounds(self, *arguments: str) -> list[list[int]]:
+        """Runs all shards, round by round, until none waits for others any more; gives their exit codes."""
+        codes: list[list[int]] = []
+        while not codes or 75 in codes[-1]:
+            ran = [self.shard(number, *arguments) for number in range(1, self.of + 1)]
+            codes.append([one.code for one in ran])
+            assert {0, 3, 75}.issuperset(codes[-1]), "".join(one.out + one.err for one in ran)
+            assert len(codes) < 6
+        return codes
+
     def merge(self, *arguments: str, **more: Any) -> Ran:
         return self.agac("merge", "-a", "reviews", *arguments, env=self.env, **more)
 

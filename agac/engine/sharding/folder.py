@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from agac.data.object_store import ObjectStore
 from agac.engine.batch.submit import CLOCKS_APART
 from agac.store.db import to_the_end
 from agac.store.lease import is_dead_here, shown, this_process
+from agac.store.packs import MAX_BYTES, Damaged, unzipped
 
 # v1/shards/WORKFLOW/KEY/…
 #   lease/3-of-16/0000000001      who works on a shard: a log, whose numbers are the fence
@@ -116,6 +118,25 @@ class ShardFolder:
     async def read(self, name: str, most: int = MAX_OBJECT) -> bytes | None:
         """The content of an object; None where it is not there, or longer."""
         return await self.remote.read(f"{self.path}/{name}", most)
+
+    async def put_pack(self, folder: str, text: bytes) -> str:
+        """Puts a pack into a folder, and gives its name: the hash of the text in it."""
+        from zstandard import compress
+
+        name = sha256(text).hexdigest()
+        await self.create(f"{folder}/{name}.pack", await asyncio.to_thread(compress, text))
+        return name
+
+    async def pack(self, folder: str, name: str, remedy: str) -> bytes:
+        """The text in a pack. Raises AgacError with this remedy where it is not what its name stands for."""
+        path, why = f"{folder}/{name}.pack", "it is not the content that its name stands for"
+        try:
+            text = await asyncio.to_thread(unzipped, await self.read(path, MAX_BYTES) or b"")
+            if sha256(text).hexdigest() == name:
+                return text
+        except Damaged as error:
+            why = str(error)
+        raise AgacError(f"{self.remote.url}/{self.path}/{path} cannot be used: {why}", remedy=remedy)
 
     async def names(self, folder: str, after: str | None = None) -> dict[str, int]:
         """All objects below a folder, each with its bytes; those `after` one of them."""

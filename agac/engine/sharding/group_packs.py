@@ -9,7 +9,6 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import Annotated
 from urllib.parse import quote
 
@@ -26,7 +25,6 @@ from agac.plan.stage import AnyStage
 from agac.store import rows as store
 from agac.store.batches import project_token
 from agac.store.db import slices, sql
-from agac.store.packs import MAX_BYTES, Damaged, unzipped
 from agac.store.records import DistantMember, Membership
 
 # Below groups/STAGE/ of the folder of a run:
@@ -139,14 +137,10 @@ class GroupExchange:
 
     async def _packs(self) -> dict[str, tuple[str, ...]]:
         """Makes packs of all members that are in groups of other shards. The same members make the same packs."""
-        from zstandard import compress
-
         held, sizes, packs = defaultdict[str, list[bytes]](list), Counter[str](), dict[str, tuple[str, ...]]()
 
         async def put(target: str) -> None:
-            text = b"[" + b",\n".join(held.pop(target)) + b"]"
-            name = sha256(text).hexdigest()
-            await self._folder.create(f"{self._path}/{target}/{name}.pack", await asyncio.to_thread(compress, text))
+            name = await self._folder.put_pack(f"{self._path}/{target}", b"[" + b",\n".join(held.pop(target)) + b"]")
             packs[target], sizes[target] = (*packs.get(target, ()), name), 0
 
         async for member in self._members():
@@ -175,7 +169,7 @@ class GroupExchange:
         taken, key, mark = self._sharding.taken, f"{run} {number} {self._path}", _mark(packs)
         if taken.pop(key, None) != mark:
             for name in packs:
-                for some in slices(await self._read(f"{self._path}/{self._shard.name}/{name}.pack")):
+                for some in slices(await self._read(name)):
                     for group, data, row_id, maker, size, text in some:
                         place = Membership(group, data, member_hash(row_id), size, not text)
                         ledger.batch.distant.append(DistantMember(stage, number, row_id, maker, text, entry, place))
@@ -185,16 +179,13 @@ class GroupExchange:
                 await ledger.durable()
         taken[key] = mark
 
-    async def _read(self, path: str) -> list[_Member]:
+    async def _read(self, name: str) -> list[_Member]:
         """The members in a pack that is for this shard."""
+        text = await self._folder.pack(f"{self._path}/{self._shard.name}", name, "restore it; nothing was asked")
         try:
-            text = await asyncio.to_thread(unzipped, await self._folder.read(path, MAX_BYTES) or b"")
-            if f"/{sha256(text).hexdigest()}.pack" not in path:
-                raise Damaged("it is not the content that its name stands for")
-            found = await asyncio.to_thread(lambda: _MEMBERS.validate_json(text, strict=True))
-            if any(shard_of(group, self._shard.of) != self._shard.number for group, *_ in found):
-                raise Damaged("it has groups of another shard")
-        except (Damaged, ValueError) as error:
-            what = f"{self._folder.remote.url}/{self._folder.path}/{path} cannot be used: {str(error)[:200]}"
-            raise AgacError(what, remedy="restore the object; nothing was asked") from None
-        return found
+            return await asyncio.to_thread(lambda: _MEMBERS.validate_json(text, strict=True))
+        except ValueError:
+            what = f"{self._folder.remote.url}/{self._folder.path}/{self._path}/{self._shard.name}/{name}.pack"
+            raise AgacError(
+                f"{what} holds no members of groups", remedy="update agac, if a newer one wrote it"
+            ) from None

@@ -5,16 +5,13 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import AsyncIterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from agac.core.errors import AgacError
 from agac.core.types import Shard
 from agac.engine.export import PLAIN_MERGES, Outputs, filtered_lines, order_key, rows_of_run
 from agac.engine.sharding.folder import ShardFolder, ShardManifest
 from agac.store.db import Database
-from agac.store.packs import MAX_BYTES, Damaged, unzipped
 from agac.store.rows import ExportRow
 from agac.store.runs import RunRecord
 
@@ -56,21 +53,10 @@ async def put_rows(database: Database, run: RunRecord, root: Path, folder: Shard
             lines.append(json.dumps(one).encode())
             size += len(lines[-1])
             if size > FULL_BYTES:
-                names.append(await _put(folder, lines))
-                size = 0
-        packs[kind] = (*names, *([await _put(folder, lines)] if lines else []))
+                names.append(await folder.put_pack("rows", b"\n".join(lines)))
+                lines, size = [], 0
+        packs[kind] = (*names, *([await folder.put_pack("rows", b"\n".join(lines))] if lines else []))
     return packs
-
-
-async def _put(folder: ShardFolder, lines: list[bytes]) -> str:
-    """Puts a pack of these lines, whose name is the hash of its content, and leaves none."""
-    from zstandard import compress
-
-    content = compress(b"\n".join(lines))
-    lines.clear()
-    name = sha256(content).hexdigest()
-    await folder.create(f"rows/{name}.pack", content)
-    return name
 
 
 class ShardRows:
@@ -115,14 +101,7 @@ class ShardRows:
 
     async def _lines(self, shard: Shard, packs: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
         for name in packs:
-            content = await self._folder.read(f"rows/{name}.pack", MAX_BYTES) or b""
-            try:
-                if sha256(content).hexdigest() != name:
-                    raise Damaged("it is not the content that its name stands for")
-                lines = unzipped(content).split(b"\n")
-            except Damaged as error:
-                what = f"{self._folder.remote.url}/{self._folder.path}/rows/{name}.pack cannot be used: {error}"
-                remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
-                raise AgacError(what, remedy=remedy) from None
+            remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
+            lines = (await self._folder.pack("rows", name, remedy)).split(b"\n")
             for line in lines:
                 yield json.loads(line)
