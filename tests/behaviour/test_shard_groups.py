@@ -1,8 +1,10 @@
 """Groups in shards: rows of all shards come together in the one that a group is in, and what comes of them is what one
 run of all rows makes of them."""
 
+import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,13 @@ def test_packs_are_not_believed_blindly(make: Make) -> None:
     of_third[0].write_bytes(compress(b"[]"))
     ran = project.shard(3, code=1)
     assert "cannot be used: it is not the content that its name stands for" in ran.err
+    made_up = sha256(b'[["t1","{}","r1",-1]]').hexdigest()  # what no agac of now gives
+    log = next((project.root.parent / "remote/v1/shards").rglob("groups/sum/from/1-of-3/*1"))
+    told = json.loads(log.read_text("utf-8"))
+    of_third[0].with_stem(made_up).write_bytes(compress(b'[["t1","{}","r1",-1]]'))
+    log.with_name("0000000002").write_text(json.dumps({**told, "packs": {"3-of-3": [made_up]}}), "utf-8")
+    assert "holds no members of groups" in project.shard(3, code=1).err
+    log.with_name("0000000002").unlink()
     of_third[0].write_bytes(content)
     project.rounds()
 
