@@ -57,7 +57,6 @@ class WorkerCalls:
                 wait=partial(context.settler.note_wait, "workers"), stop=context.stop_signal.lose_input,
                 name=lambda number: digest(f"{token} {self._event} {number}").hex(),
             )  # fmt: skip
-
         self.function = self._function if self.pool is not None else None
         self.tool = self._tool if self.pool is not None else None
 

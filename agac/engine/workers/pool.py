@@ -139,8 +139,7 @@ which workers that it starts on this machine inherit. Raises UsageError."""
 
 @dataclass(frozen=True, slots=True)
 class RunExecutor:
-    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier one is looked for.
-    `remote` is where replies are kept, relative to `root`."""
+    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier one is looked for."""
 
     settings: ExecutorFile
     setup: WorkerSetup
@@ -161,8 +160,7 @@ ALLOTMENT = 15.0  # seconds within which a worker has to begin a chunk's calls: 
 GRACE = 15.0  # seconds after the bounds of a call until nobody waits for it any more
 SILENT = 60.0  # seconds without a sign of life after which a worker's items are taken to be lost
 BENCH, MOST_BENCH = 2.0, 60.0  # seconds without work for a worker that was lost, which double each time
-FATAL = 3  # so many workers may be lost with an item
-MOST_LATE = 10_000  # calls that were given up and whose replies are still taken
+FATAL, MOST_LATE = 3, 10_000  # workers that may be lost with an item; calls given up whose replies are still taken
 SAID = 60.0  # seconds between two messages that there are no workers
 
 _log = logging.getLogger("agac.workers")
@@ -217,9 +215,7 @@ class WorkerPool:
         self._write, self._wait, self._stop, self._name = write, wait, stop, name
         self._queue, self._suspects, self._posts = deque[_OpenItem](), deque[_OpenItem](), list[_Post]()
         self._late = OrderedDict[int, _OpenItem]()
-        self._before: dict[
-            bytes, tuple[int, int]
-        ] = {}  # `lost` and `most` of calls that are with the policy of retries
+        self._before = dict[bytes, tuple[int, int]]()  # `lost` and `most` of calls that may be made again
         self._changed, self._over = asyncio.Event(), False
         self._now = asyncio.get_running_loop().time
 
@@ -247,10 +243,8 @@ class WorkerPool:
         """Gives out items until it is cancelled."""
         await self._changed.wait()
         async with self._start() as workers, asyncio.TaskGroup() as group:
-            self._posts, self._slots = (
-                [_Post(one) for one in workers],
-                max(self._chunk, ceil(self._most / len(workers))),
-            )
+            self._posts = [_Post(one) for one in workers]
+            self._slots = max(self._chunk, ceil(self._most / len(workers)))
             for work in (self._watch(), *(self._serve(post) for post in self._posts)):
                 group.create_task(work)
             while True:
