@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.report import RunReport
-from agac.api.share import FOLDER, SharedAnswers, _put_new, push_at_end, remote_of, writer_of
+from agac.api.share import FOLDER, SharedAnswers, push_at_end, put_new, remote_of, writer_of
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.keys import canonical, is_job
@@ -37,6 +38,8 @@ from agac.store.db import Database, select, write
 from agac.store.lease import lease_held
 from agac.store.packs import KnownAnswers, endpoint_mark
 from agac.store.writer import open_database
+
+_log = logging.getLogger("agac.shard")
 
 
 def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
@@ -87,7 +90,10 @@ class ShardAnswers:
     def __init__(self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers) -> None:
         self._opened, self._database, self._folder, self._shared = opened, database, lease.folder, shared
         self._writer, self._marks = lease.writer, f"answers/{lease.shard.name}"
-        self._pushed: list[tuple[int, int]] = []  # the last attempts and results that were there at each push
+        self._said, self._pushed = (
+            False,
+            list[tuple[int, int]](),
+        )  # the last attempts and results that were there at each push
 
     async def take(self, plan: Plan) -> None:
         """Takes in the packs that the shard pushed and this store does not know: what a stage of today would take."""
@@ -114,7 +120,11 @@ class ShardAnswers:
         if self._pushed:  # an answer comes with its last attempt, or soon after it
             attempts = self._pushed[0][0], now[0]
             answers = packs.own_answers(self._database, attempts, self._pushed[-1][1])
-        await _put_new(self._opened, self._shared, self._writer, answers, self._mark)
+        pushed = await put_new(self._opened, self._shared, self._writer, answers, self._mark)
+        if pushed.kept and not self._said:
+            why = "they hold a secret, are over 8 MB, or came from an address that stands in the environment alone"
+            _log.warning("answers stay on this machine, and are paid again if its disk is lost: %s", why)
+            self._said = True
         self._pushed = [*self._pushed[-1:], now]
 
     async def _mark(self, pack: str) -> None:

@@ -183,10 +183,10 @@ async def _push(database: Database, opened: Project) -> PushReport:
     with closing(KnownAnswers()) as known:
         shared = SharedAnswers(opened, known, [])
         await shared.look([writer := writer_of(opened)])
-        return await _put_new(opened, shared, writer, packs.own_answers(database))
+        return await put_new(opened, shared, writer, packs.own_answers(database))
 
 
-async def _put_new(
+async def put_new(
     opened: Project, shared: SharedAnswers, writer: str, answers: AsyncIterator[list[PackedAnswer]],
     made: Callable[[str], Awaitable[object]] | None = None,
 ) -> PushReport:  # fmt: skip

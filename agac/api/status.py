@@ -39,7 +39,8 @@ def this_shard() -> Shard | None:
     text = os.environ.get(SHARD, "")
     shard = Shard.read(text)
     if text and shard is None:
-        raise UsageError(f"{SHARD}={text} names no shard", remedy="Write 3/16 for the third of sixteen, from 1/16 on.")
+        remedy = f"Write 3/16 for the third of sixteen, from 1/16 on, after --shard or in {SHARD}."
+        raise UsageError(f"{text} names no shard", remedy=remedy)
     return shard
 
 

@@ -14,7 +14,7 @@ from agac.cli import main, terminal
 from agac.cli.plan import print_plans
 from agac.core.errors import REPAIRED, ErrorType, ExitCode
 from agac.core.text import duration, plain, row_command
-from agac.core.types import counted, dollars
+from agac.core.types import Shard, counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
@@ -189,6 +189,8 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             names = (file.name if file.parent == files[0].parent else terminal.from_here(file) for file in files[1:])
             also = f"   (also: {', '.join(names)})" if files[1:] else ""
             terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
+        if "shard" in summary["selection"]:
+            terminal.print_text(terminal.shard_line(summary))
         terminal.print_lines(guard_lines(summary, files))
         if before := report.replaced:
             which = f"run {before['run']} ({plain(before['input'])})"
@@ -230,7 +232,8 @@ def say_stop(report: RunReport, command: str) -> None:
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
     summary, invocation = report.summary, report.invocation
     rows, stages = summary["rows"], summary["stages"]
-    run = summary.get("job") or f"{summary['workflow']}, run {summary['run']}"
+    part = f", shard {Shard(*shard)}" if (shard := summary["selection"].get("shard")) else ""
+    run = summary.get("job") or f"{summary['workflow']}{part}, run {summary['run']}"
     yield f"{run}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:

@@ -58,7 +58,8 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 def shards_lines(report: ShardsReport) -> Iterator[str]:
     """Runs in shards, each as a table, with what to do about shards that neither work nor have finished."""
     if not report.runs:
-        yield f"No run has shards in {report.remote} yet. Start with: agac run -a WORKFLOW --shard 1/4"
+        whose = "from a writer that `remote: {trust: […]}` of agac.yml names"
+        yield f"No run has shards in {report.remote} {whose}. Start with: agac run -a WORKFLOW --shard 1/4"
     for run in report.runs:
         states = ", ".join(f"{count} {state}" for state, count in run["states"].items())
         yield f"{run['workflow']} in {counted(len(run['shards']), 'shard')}: {states}"
@@ -232,6 +233,9 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
     errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
     if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
         errors, results = f"see them with: agac inspect {number}", folder
+    if "shard" in run["selection"]:
+        yield terminal.shard_line(run)
+        return
     if not run["shown"]:
         yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"
         return

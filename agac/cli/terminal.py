@@ -117,6 +117,12 @@ def selection_words(selection: dict[str, Any]) -> str:
     return f"{many} from row {offset + 1:,}" if offset else many
 
 
+def shard_line(run: Mapping[str, Any]) -> str:
+    """Where the rows of a shard's run are, and what to do next."""
+    there = "Its rows are in the remote" if run["complete"] else "It is not complete"
+    return f"{there}. All shards: agac status --shards; once they are complete: agac merge -a {run['workflow']}"
+
+
 def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 

@@ -177,7 +177,7 @@ def test_merging_says_all_that_is_in_the_way(make: Make) -> None:
     ("words", "said"),
     [
         (["--fresh"], "--fresh would ask again what other shards have"),
-        (["--shard", "4/3"], "AGAC_SHARD=4/3 names no shard"),
+        (["--shard", "4/3"], "4/3 names no shard"),
     ],
 )
 def test_what_no_shard_can_do_is_refused(make: Make, words: list[str], said: str) -> None:
@@ -186,6 +186,26 @@ def test_what_no_shard_can_do_is_refused(make: Make, words: list[str], said: str
     shard = [] if "--shard" in words else ["--shard", "1/3"]
     refused = project.agac("run", "-a", "reviews", *shard, *words, env=project.env, code=2)
     assert said in refused.err
+
+
+def test_a_shard_says_which_it_is_and_what_comes_next(make: Make) -> None:
+    project = make()
+    project.workflow(rows=6)
+    for ran in (project.shard(1), project.shard(1, command="status")):
+        assert "once they are complete: agac merge -a reviews" in ran.out
+        assert "agac export" not in ran.out
+    again = project.shard(1)
+    assert "reviews, shard 1/3, run 1: " in again.out
+    assert "are paid again" not in again.err
+
+
+def test_answers_that_stay_on_the_machine_are_told(make: Make) -> None:
+    project = make()
+    project.workflow(rows=6)
+    text = (project.root / "agac.yml").read_text("utf-8")
+    (url,) = (line.split()[1] for line in text.splitlines() if "base_url" in line)
+    project.write("agac.yml", text.replace(url, "${SERVER}"))
+    assert project.shard(1, env={"SERVER": url}).err.count("are paid again if its disk is lost") == 1
 
 
 def test_stages_and_jobs_that_see_all_rows_are_refused(make: Make) -> None:
