@@ -25,6 +25,9 @@ SUM = {"name": "sum", "group_by": ["topic"], "prompt": "${topic} ${rows_count}/$
 SAY = {"name": "say", "prompt": "say ${topic}: ${sum}", "when": "topic != 't1'"}
 ALL = {"name": "all", "group_by": [], "prompt": "all ${rows_count}: ${rows_json}"}
 FILES = ("results.jsonl", "results.json", "errors.jsonl")
+LISTS = {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "string"}, "minItems": 12}}}
+LISTED = {**SUM, "model": "local/small", "output_schema": {**LISTS, "required": ["parts"]}}
+PARTS = {"name": "part", "explode": "sum.parts", "filter": "index != 11"}
 Make = Callable[..., Sharded]
 
 
@@ -76,8 +79,9 @@ SIZED = {**ALL, "reduce": {"max_tokens": 60}}
         (READ, {**SUM, "group_by": ["kind", "topic"]}, {**ALL, "group_by": ["kind"]}),
         (READ, REDUCED, SAY, SIZED),
         ({"name": "each", "explode": "items", "prompt": "each ${id} ${item}"}, {**SUM, "group_by": ["item", "topic"]}),
+        (LISTED, PARTS, {"name": "say", "prompt": "${item}"}),
     ],
-    ids=["fields", "results", "reduced", "groups-of-groups", "further-stages", "children"],
+    ids=["fields", "results", "reduced", "groups-of-groups", "further-stages", "children", "children-of-groups"],
 )  # fmt: skip
 def test_shards_come_to_what_one_run_does(make: Make, server: Server, stages: Any) -> None:
     rows = [{**row, "items": [n % 3, n % 2], "kind": n % 2} for n, row in enumerate(rows_of(16))]

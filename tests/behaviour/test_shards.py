@@ -106,6 +106,7 @@ def test_packs_are_merged_a_page_at_a_time(make: Make, monkeypatch: pytest.Monke
     project.workflow(rows=60)
     whole = project.unsharded()
     monkeypatch.setattr(row_packs, "FULL_BYTES", 300)
+    monkeypatch.setattr(row_packs, "LEAST_BYTES", 300)
     monkeypatch.setattr(row_packs, "PAGE", 7)
     for name, value in project.env.items():
         monkeypatch.setenv(name, value)

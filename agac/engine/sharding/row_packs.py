@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import AsyncIterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agac.store.db import Database
 from agac.store.rows import ExportRow
 from agac.store.runs import RunRecord
 
-FULL_BYTES = 2_000_000  # of text: a pack of each shard is in memory when they are merged
+FULL_BYTES, LEAST_BYTES = 256_000_000, 256_000  # of text: one pack of each shard is in memory when they are merged
 PAGE = 500  # rows that are given at a time
 
 
@@ -44,15 +45,18 @@ async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict
     return {"rows": written(), "failed": failed(), "filtered": filtered()}
 
 
-async def put_rows(database: Database, run: RunRecord, root: Path, folder: ShardFolder) -> dict[str, tuple[str, ...]]:
-    """Puts all that a run's files are made of; gives the names of the packs, by what is in them, in their order."""
-    packs = dict[str, tuple[str, ...]]()
+async def put_rows(
+    database: Database, run: RunRecord, root: Path, folder: ShardFolder, of: int
+) -> dict[str, tuple[str, ...]]:
+    """Puts all that a run's files are made of, of one of so many shards; gives the names of the packs, by what is in
+    them, in their order."""
+    packs, full = dict[str, tuple[str, ...]](), max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
     for kind, rows in (await rows_with_keys(database, run, root)).items():
         names, lines, size = list[str](), list[bytes](), 0
         async for one in rows:
             lines.append(json.dumps(one).encode())
             size += len(lines[-1])
-            if size > FULL_BYTES:
+            if size > full:
                 names.append(await folder.put_pack("rows", b"\n".join(lines)))
                 lines, size = [], 0
         packs[kind] = (*names, *([await folder.put_pack("rows", b"\n".join(lines))] if lines else []))
@@ -102,6 +106,5 @@ class ShardRows:
     async def _lines(self, shard: Shard, packs: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
         for name in packs:
             remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
-            lines = (await self._folder.pack("rows", name, remedy)).split(b"\n")
-            for line in lines:
+            for line in BytesIO(await self._folder.pack("rows", name, remedy)):
                 yield json.loads(line)

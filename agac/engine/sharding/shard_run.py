@@ -108,7 +108,7 @@ class ShardRun:
         AgacError where it cannot: the same command does it again."""
         await self._push()
         record = await runs.run_record(database, invocation.run)
-        packs = await put_rows(database, record, root, self.folder) if invocation.complete else {}
+        packs = await put_rows(database, record, root, self.folder, self.shard.of) if invocation.complete else {}
         stopped = not invocation.ended or bool(self.waits)
         about, waits = self.lease.about(), self.waits
         if not (waits or invocation.complete or not invocation.ended):
