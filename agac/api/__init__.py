@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         DecideReport, Decision, ReviewItem, ReviewPage, ReviewReport, decide, review_item, review_queue, review_report,
     )
     from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
-    from agac.api.run import RetryChoice, Workflow, retry, retry_choice, run_several
+    from agac.api.run import RetryChoice, Workflow, ray_map, retry, retry_choice, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
     from agac.api.shard_states import ShardsReport, shard_status
@@ -118,7 +118,7 @@ __all__ = [
     "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate",
     "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "index", "init", "inspect", "lint", "lock_card",
     "map_reduce", "merge", "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull",
-    "push", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export",
+    "push", "ray_map", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export",
     "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run", "run_several",
     "run_tests", "runs", "save_drawing", "save_job", "shard_status", "show", "show_card", "show_data", "sql", "status",
     "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.report import RunReport
-from agac.api.share import FOLDER, SharedAnswers, push_at_end, put_new, remote_of, writer_of
+from agac.api.share import FOLDER, SharedAnswers, push_at_end, push_since, remote_of, writer_of
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.keys import canonical, is_job
@@ -90,10 +90,7 @@ class ShardAnswers:
     def __init__(self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers) -> None:
         self._opened, self._database, self._folder, self._shared = opened, database, lease.folder, shared
         self._writer, self._marks = lease.writer, f"answers/{lease.shard.name}"
-        self._said, self._pushed = (
-            False,
-            list[tuple[int, int]](),
-        )  # the last attempts and results that were there at each push
+        self._said = False
 
     async def take(self, plan: Plan) -> None:
         """Takes in the packs that the shard pushed and this store does not know: what a stage of today would take."""
@@ -115,17 +112,11 @@ class ShardAnswers:
 
     async def push(self) -> None:
         """Pushes what came since the last time; the first time all that is not in the remote."""
-        (now,) = await select(self._database, "packed_up_to", tuple[int, int])
-        answers = packs.own_answers(self._database)
-        if self._pushed:  # an answer comes with its last attempt, or soon after it
-            attempts = self._pushed[0][0], now[0]
-            answers = packs.own_answers(self._database, attempts, self._pushed[-1][1])
-        pushed = await put_new(self._opened, self._shared, self._writer, answers, self._mark)
+        pushed = await push_since(self._database, self._opened, self._shared, self._mark)
         if pushed.kept and not self._said:
             why = "they hold a secret, are over 8 MB, or came from an address that stands in the environment alone"
             _log.warning("answers stay on this machine, and are paid again if its disk is lost: %s", why)
             self._said = True
-        self._pushed = [*self._pushed[-1:], now]
 
     async def _mark(self, pack: str) -> None:
         await self._folder.create(f"{self._marks}/{self._writer}/{pack}", b"")

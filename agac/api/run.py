@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,16 +22,18 @@ from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, c
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
-from agac.api.share import controlled
+from agac.api.share import controlled, pull_in, push_at_end
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
-from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, SpecError, UsageError
+from agac.core.errors import AgacError, ErrorType, ExitCode, LeaseHeld, Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
 from agac.core.text import row_command
-from agac.core.types import Report, Row
-from agac.data.frames import GivenRows
+from agac.core.types import Report, Row, counted
+from agac.data.frames import GivenRows, each_row, frame, library
+from agac.data.json_formats import encode
 from agac.data.sinks import drop_previous
-from agac.data.sources import place_of
+from agac.data.sources import keep_rows, place_of
+from agac.data.tables import Kind, TableColumn
 from agac.engine.batch.coordinator import Stale
 from agac.engine.export import keep_previous, target_of
 from agac.engine.invocation import Answers, Batching, Clocks, Retry, Scope, ShownReplies, Work
@@ -40,15 +43,17 @@ from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan, restored_plan
 from agac.plan.stage import LocalStage, PlannedStage
 from agac.providers.provider import Provider
+from agac.spec.inputs import INPUTS
 from agac.spec.json_schema import compiles
 from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow
 from agac.spec.operations import Python
-from agac.spec.paths import project_root
+from agac.spec.paths import STORE, project_root, work_dir
 from agac.spec.project_models import ExecutorFile
 from agac.spec.workflow import Overrides, WrittenStage, family
 from agac.store import runs
 from agac.store.batches import project_token, unfinished_batches
 from agac.store.db import Database
+from agac.store.packs import KnownAnswers
 from agac.store.rows import chosen_counts
 from agac.store.writer import open_database
 
@@ -82,11 +87,12 @@ async def run(
 
 async def invoke(
     opened: Project, workflow: WorkflowSource, options: RunOptions, retry: Retry | None, confirm: Confirm | None,
-    progress: Watch | bool, *, handle_signals: bool = False, answers: Answers | None = None,
+    progress: Watch | bool, *, handle_signals: bool = False, answers: Answers | None = None, in_block: bool = False,
 ) -> RunReport:  # fmt: skip
     """One invocation: of the input's rows, or of those that a `retry` chooses; its `answers` may come from elsewhere. A
-    project whose state is in another folder has no outputs written."""
+    project whose state is in another folder has no outputs written. `in_block`: see `ray_map`."""
     opened, checked, options = await made_ready(opened, workflow, options, retry.run if retry else None)
+    checked = _of_block(checked, options) if in_block else checked
     if elsewhere := opened.state != opened.root:
         output = replace(checked.workflow.output, dir=opened.state / "output", to=None)
         checked = replace(checked, workflow=replace(checked.workflow, output=output))
@@ -225,16 +231,9 @@ async def reachable(
 
 
 def batching_of(
-    opened: Project,
-    providers: Mapping[str, Provider],
-    workflow: str,
-    options: RunOptions | None = None,
-    confirm: Confirm | None = None,
-    *,
-    only: int | None = None,
-    retrieves: int | None = None,
-    only_takes: bool = False,
-) -> Batching:
+    opened: Project, providers: Mapping[str, Provider], workflow: str, options: RunOptions | None = None,
+    confirm: Confirm | None = None, *, only: int | None = None, retrieves: int | None = None, only_takes: bool = False,
+) -> Batching:  # fmt: skip
     """What an invocation needs for its batches."""
     options = options or RunOptions()
 
@@ -316,13 +315,9 @@ def work_of(
 
 
 async def walk_through(
-    database: Database,
-    work: Work,
-    invocation: Invocation,
-    warnings: list[Problem],
-    progress: Watch | bool,
+    database: Database, work: Work, invocation: Invocation, warnings: list[Problem], progress: Watch | bool,
     count: Callable[[], RowCount | None],
-) -> None:
+) -> None:  # fmt: skip
     """The invocation itself, with its `progress` while it goes on; `count` says how many rows it is about."""
     plan = work.plan
     watching: asyncio.Task[Any] | None = None
@@ -358,15 +353,10 @@ GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)  # ends aft
 
 
 def run_several(
-    workflows: Sequence[str],
-    options: RunOptions,
-    *,
-    tell: Callable[[RunReport], None],
-    project: Path | str | None = None,
-    progress: Watch | bool = False,
-    confirm: Confirm | None = None,
+    workflows: Sequence[str], options: RunOptions, *, tell: Callable[[RunReport], None],
+    project: Path | str | None = None, progress: Watch | bool = False, confirm: Confirm | None = None,
     handle_signals: bool = False,
-) -> ExitCode:
+) -> ExitCode:  # fmt: skip
     """Runs workflows one after the other, until one does not come to its end. `tell` gets each report at once. Raises
     SpecError with the problems of all of them before anything is asked."""
     if len(workflows) > 1:
@@ -379,6 +369,74 @@ def run_several(
         if end.exit_code not in GOING_ON:
             break
     return min(codes, key=WORST_FIRST.index)
+
+
+# Rows in blocks: a workflow as a function for Ray Data.
+
+_OF_ROWS = ("input", "output", "limit", "offset", "sample", "sql")
+_TEXTS = [TableColumn(name, Kind.TEXT) for name in ("id", "result", "error", "message", "input")]
+_COLUMNS = [*_TEXTS, TableColumn("row_number", Kind.INTEGER), TableColumn("ok", Kind.BOOLEAN)]
+_known = cache(lambda root: KnownAnswers())  # what this process knows of the remote, by the project's root
+
+
+def ray_map(
+    workflow: str, *, project: Path | str | None = None, options: RunOptions | None = None
+) -> Callable[[Any], Any]:
+    """A workflow as a function for Ray Data: `dataset.map_batches(agac.ray_map("reviews"), batch_size=100)`. It gives
+    the columns `id`, `result` (JSON), `error` (its type), `message`, `input` (JSON), `row_number` (in its block, from
+    1) and `ok`. A row that failed is a row; rows that did not end, as at a limit, raise AgacError, and the same again
+    resumes. The workers have the project at the same path as here, and keys in their own environment. Raises
+    UsageError for options that no block has, and where pyarrow is missing."""
+    library("pyarrow", "agac.ray_map")
+    options = options or RunOptions()
+    if wrong := [name for name in _OF_ROWS if getattr(options, name)]:
+        raise UsageError(f"agac.ray_map: options.{wrong[0]} is not for blocks", remedy="Choose rows in the dataset.")
+    return partial(_mapped, workflow, project_root(project), replace(options, executor="local"))
+
+
+def _mapped(workflow: str, root: Path, options: RunOptions, block: Any) -> Any:
+    """The final rows of a block, a dict of columns or a frame, as a table of pyarrow."""
+    if isinstance(block, Mapping):
+        block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
+    found = _run_block(workflow, root, options, rows).results() if (rows := list(each_row(block))) else ()
+    return frame("pyarrow", _COLUMNS, [
+        [str(one.id), None if one.result is None else encode(one.result), one.error and str(one.error.type),
+         one.error and one.error.message, encode(one.input), one.row_number, one.ok] for one in found
+    ])  # fmt: skip
+
+
+@calling
+async def _run_block(workflow: str, root: Path, options: RunOptions, rows: list[dict[str, Any]]) -> RunReport:
+    """The run of these rows, in one store for all processes of this machine."""
+    state = work_dir(root / STORE.parent / "ray" / socket.gethostname(), root)
+    opened, known = replace(open_project(root, bare=True, sound=True), state=state), _known(root)
+    options = replace(options, input=await keep_rows(rows, state / INPUTS))
+    if opened.spec.file.remote.push == "auto":
+        await pull_in(opened, [workflow], options, known)
+    while True:
+        with suppress(LeaseHeld):  # another process has a block of the same rows, whose answers will be these
+            report = await invoke(opened, workflow, options, None, None, False, in_block=True)
+            break
+        await asyncio.sleep(0.5)
+    async with open_database(opened.store) as database:
+        await push_at_end(database, opened, known)
+    if report.rows.open:
+        what = f"{counted(report.rows.open, 'row')} of a block did not end: {report.stopped or 'batches are open'}"
+        raise AgacError(what, remedy="Mend that, or raise the limit; the same dataset mapped again resumes.")
+    return replace(report, project=state, kind=None)
+
+
+def _of_block(checked: CheckedWorkflow, options: RunOptions) -> CheckedWorkflow:
+    """The workflow as the one of these rows. Raises UsageError for what no block can do."""
+    flow = checked.workflow
+    if whole := [stage.name for stage in flow.stages if stage.makes in ("groups", "kept")]:
+        remedy = "Let a workflow of its own read all rows."
+        raise UsageError(f"stage {whole[0]!r} has to see all rows, and these come in blocks", remedy=remedy)
+    if options.budget is None and any((flow.rules.project, flow.rules.workflow, *(one.budget for one in flow.asking))):
+        remedy = "Say what each block may spend: options=agac.RunOptions(budget=0.50)."
+        raise UsageError("a budget is that of one run, and each block of rows is one", remedy=remedy)
+    name = f"{flow.name}~{Path(flow.input.path).stem[-16:]}"
+    return replace(checked, workflow=replace(flow, name=name))
 
 
 # Taking rows of a run up again: those that failed, also where an ordinary run leaves them, or named ones.
@@ -410,15 +468,9 @@ async def retry_choice(run: int | str, choice: Retry, *, project: Path | str | N
 
 @calling
 async def retry(
-    run: int | str,
-    choice: Retry,
-    options: RunOptions | None = None,
-    *,
-    project: Path | str | None = None,
-    progress: Watch | bool = False,
-    confirm: Confirm | None = None,
-    handle_signals: bool = False,
-) -> RunReport:
+    run: int | str, choice: Retry, options: RunOptions | None = None, *, project: Path | str | None = None,
+    progress: Watch | bool = False, confirm: Confirm | None = None, handle_signals: bool = False,
+) -> RunReport:  # fmt: skip
     """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`) and say
     its `run_mode`. Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run
     was made from."""

@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from agac.spec.loader import workflow_names
 from agac.spec.paths import home_of
 from agac.spec.validation import writer_name
 from agac.store import packs
-from agac.store.db import Database
+from agac.store.db import Database, select
 from agac.store.packs import Damaged, KnownAnswers, PackedAnswer, endpoint_mark
 from agac.store.rows import EarlierResult, earlier_results
 from agac.store.writer import open_database
@@ -88,12 +88,12 @@ class SharedAnswers:
         self.remote = remote_of(opened)
 
     async def look(self, writers: Sequence[str]) -> None:
-        """Reads the indexes of these writers' packs."""
+        """Reads the indexes of these writers' packs, but those that it knows."""
         for writer in writers:
             folder = f"{FOLDER}/{writer}"
             pattern = re.compile(rf"{re.escape(folder)}/([0-9a-f]{{64}})\.index")
             found = filter(None, map(pattern.fullmatch, sorted(await self.remote.sizes(folder))))
-            await self.know([(writer, one[1]) for one in found])
+            await self.know([pack for one in found if (pack := (writer, one[1])) not in self.known.packs])
 
     async def know(self, found: Sequence[tuple[str, str]]) -> None:
         """Reads the indexes of these packs, each of a writer."""
@@ -179,11 +179,24 @@ async def push(*, project: Path | str | None = None) -> PushReport:
         return await _push(database, opened)
 
 
-async def _push(database: Database, opened: Project) -> PushReport:
-    with closing(KnownAnswers()) as known:
-        shared = SharedAnswers(opened, known, [])
-        await shared.look([writer := writer_of(opened)])
-        return await put_new(opened, shared, writer, packs.own_answers(database))
+async def _push(database: Database, opened: Project, known: KnownAnswers | None = None) -> PushReport:
+    with nullcontext(known) if known else closing(KnownAnswers()) as there:
+        shared = SharedAnswers(opened, there, [])
+        await shared.look([writer_of(opened)])
+        return await push_since(database, opened, shared)
+
+
+async def push_since(
+    database: Database, opened: Project, shared: SharedAnswers, made: Callable[[str], Awaitable[object]] | None = None
+) -> PushReport:
+    """Pushes what came since the last time; the first time all that is not in the remote."""
+    (now,) = await select(database, "packed_up_to", tuple[int, int])
+    before, answers = shared.known.pushed, packs.own_answers(database)
+    if before:  # an answer comes with its last attempt, or soon after it
+        answers = packs.own_answers(database, (before[0][0], now[0]), before[-1][1])
+    report = await put_new(opened, shared, writer_of(opened), answers, made)
+    shared.known.pushed = [*before[-1:], now]
+    return report
 
 
 async def put_new(
@@ -227,11 +240,11 @@ async def put_new(
     return PushReport(shared.remote.url, writer, usd=usd, **told)
 
 
-async def push_at_end(database: Database, opened: Project) -> None:
+async def push_at_end(database: Database, opened: Project, known: KnownAnswers | None = None) -> None:
     """Pushes after a run where agac.yml says so. What goes wrong is told: it costs the run nothing."""
     if opened.spec.file.remote.push == "auto":
         try:
-            await _push(database, opened)
+            await _push(database, opened, known)
         except AgacError as error:
             _log.warning("answers were not pushed: %s. %s", error.message, error.remedy or "")
 
@@ -258,18 +271,20 @@ async def pull(workflows: Sequence[str] = (), *, project: Path | str | None = No
     return await pull_in(opened, list(workflows) or workflow_names(opened.spec))
 
 
-async def pull_in(opened: Project, names: Sequence[str]) -> PullReport:
-    """The same in a project that is open already."""
+async def pull_in(
+    opened: Project, names: Sequence[str], options: RunOptions | None = None, known: KnownAnswers | None = None
+) -> PullReport:
+    """The same in a project that is open already; an index that is `known` is not read again."""
     trust, problems = opened.spec.file.remote.trust, list[Problem]()
     if not trust:
         problems.append(Problem(Where("agac.yml", path="remote.trust"), "it names no writer to be trusted", "warning"))
     async with open_database(opened.store) as database:
-        with closing(KnownAnswers()) as known:
-            shared = SharedAnswers(opened, known, problems, database)
+        with nullcontext(known) if known else closing(KnownAnswers()) as there:
+            shared = SharedAnswers(opened, there, problems, database)
             await shared.look(trust)
             for shared.workflow in names:
-                ready, checked, options = await made_ready(opened, shared.workflow, RunOptions())
-                plan = make_plan(checked.workflow, checked.models, ready.root, options.selection(), None)
+                ready, checked, chosen = await made_ready(opened, shared.workflow, options or RunOptions())
+                plan = make_plan(checked.workflow, checked.models, ready.root, chosen.selection(), None)
                 before = await BaselineRun.of(database, plan)
                 baseline = Baseline(plan, database, before, scope=Scope(), now=time.time(), remote=shared)
                 report = await dry_run(baseline, partial(checked.rows, plan.selection))

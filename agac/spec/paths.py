@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
+from secrets import token_hex
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
 from agac.core.keys import bytes_digest, canonical, digest
@@ -62,8 +63,9 @@ def work_dir(folder: Path, root: Path) -> Path:
             raise UsageError(f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or a new one.")
         try:
             (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
-            (folder / _HOME.with_suffix(".new")).write_text(str(home_of(root)), "utf-8")
-            (folder / _HOME.with_suffix(".new")).replace(folder / _HOME)
+            new = folder / _HOME.with_suffix(f".{token_hex(8)}")  # several may make it at once
+            new.write_text(str(home_of(root)), "utf-8")
+            new.replace(folder / _HOME)
         except OSError as error:
             raise UsageError(f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another.") from error
     return folder

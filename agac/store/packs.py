@@ -102,7 +102,8 @@ class KnownAnswers:
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", check_same_thread=False)
-        self.close = self._db.close
+        self.close, self.packs = self._db.close, set[tuple[str, str]]()
+        self.pushed: list[tuple[int, int]] = []  # the last attempts and results that were there at each push
         columns = "fingerprint, at, writer, pack, mark, told, PRIMARY KEY (fingerprint, at, writer, pack)"
         self._db.execute(f"CREATE TABLE answer ({columns}) WITHOUT ROWID")
 
@@ -111,6 +112,7 @@ class KnownAnswers:
 
     def add(self, writer: str, pack: str, index: bytes | None) -> None:
         """Takes in the index of a pack. Raises Damaged."""
+        self.packs.add((writer, pack))
         entries = unzipped(index or b"")
         if not entries or len(entries) % _ENTRY.size:
             raise Damaged("it is cut, or too long")
