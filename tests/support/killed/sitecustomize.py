@@ -8,6 +8,7 @@ AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the
 AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
 AGAC_TEST_BACK_OFF is how many seconds a failed call waits before it is tried again for the first time, not 0.5.
 AGAC_TEST_REAL: the simulator's replies count as those of a real provider.
+AGAC_TEST_SILENT is after how many seconds without a word a worker counts as lost, not 60.
 AGAC_TEST_PUSH is after how many seconds a shard pushes its answers and looks whether it may go on, not 15 and 2.
 """
 
@@ -90,6 +91,10 @@ def begin() -> None:
         from agac.providers import dialect
 
         dialect.SIMULATOR_MARK = ""
+    if silent := os.environ.get("AGAC_TEST_SILENT"):
+        from agac.engine.workers import pool
+
+        pool.SILENT = float(silent)
     if soon := os.environ.get("AGAC_TEST_PUSH"):
         from agac.engine.sharding import shard_run
 
