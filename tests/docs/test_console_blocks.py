@@ -63,7 +63,7 @@ def test_the_pictures_of_the_front_page_show_what_a_terminal_shows(
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_a_block_names_its_language_and_one_that_is_not_run_says_why(page: Path) -> None:
     for block in blocks(page):
-        assert block.language in {"console", "yaml", "json", "markdown", "python", "text"}
+        assert block.language in {"console", "yaml", "json", "markdown", "python", "sh", "text"}
         assert block.directives.keys() <= DIRECTIVES
         if "not run" in block.directives:
             assert len(block.directives["not run"]) > 10, block.where

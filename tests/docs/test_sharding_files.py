@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from support.commands import clean_environment, template
+from support.project import ProjectFolder
+from support.server import Server, simulator
 
 from agac.core.errors import ExitCode
 
@@ -166,3 +172,217 @@ def sbatch_options(path: Path) -> dict[str, str | None]:
             found[name] = value or None
         over = over or bool(line.strip() and not line.startswith("#"))
     return found
+
+
+SHARDS = 3
+ROWS = 30
+FAILS = 7
+"""Of the rows, the one without the field that the prompt names: it fails without being asked."""
+FILES_OF_RESULTS = ("results.jsonl", "results.json", "errors.jsonl")
+
+SSH = """\
+#!/bin/sh
+# the host is the word before the last one; the connection to host-2 is lost once
+for word; do host=$command; command=$word; done
+case " $* " in *" -n -o BatchMode=yes "*) ;; *) exit 254 ;; esac
+cd "$HOSTS/$host" || exit 255
+if [ "$host" = host-2 ] && mkdir lost 2>/dev/null; then exit 255; fi
+exec sh -c "$command"
+"""
+SBATCH_STANDS_IN = """\
+#!/usr/bin/env bash
+# runs the tasks of an array at once, each again as long as it asks for that; a job after it runs where none failed
+for word; do
+  case $word in --array=1-*) last=${word#--array=1-} ;; --dependency=*) after=$word ;; *) file=$word ;; esac
+done
+task() {
+  while true; do
+    SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$1 bash "$file" >>"task-$1.log" 2>&1 || echo "$1: $?" >>failed
+    rmdir "requeue-7_$1" 2>/dev/null || return
+  done
+}
+if [ -n "${last:-}" ]; then
+  for number in $(seq "$last"); do task "$number" & done
+  wait
+  echo "7;cluster"
+else
+  if [ -e failed ] || [ "$after" != --dependency=afterok:7 ]; then exit 1; fi
+  bash "$file" >&2
+  echo 8
+fi
+"""
+SCONTROL = '#!/bin/sh\n[ "$1" = requeue ] && mkdir "requeue-$2"\n'
+
+
+class Machines:
+    """Folders with copies of a project, each as if on a machine of its own, that share a folder as their remote."""
+
+    def __init__(self, folder: Path, server: Server, *, concurrency: int = 8) -> None:
+        self.folder, self.server = folder, server
+        self.project = ProjectFolder(folder / "project")
+        self.project.configure(server.base_url)
+        rows = [{"id": f"r-{i}", "text": f"I love number {i}", "kind": f"k{i % 4}"} for i in range(1, ROWS + 1)]
+        del rows[FAILS]["text"]
+        stage = {"name": "classify", "prompt": "Review: ${text}", "output_schema": {"sentiment": "string"}}
+        self.project.workflow(rows=rows, path="data/rows.jsonl", stages=[stage | {"concurrency": concurrency}])
+        self.variables = {"AGAC_REMOTE": str(folder / "remote"), "AGAC_REMOTE_WRITER": "reviews"}
+        exports = [f"export {name}={shlex.quote(value)}\n" for name, value in self.variables.items()]
+        self.project.write("agac.env", "".join(exports))
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+
+    def program(self, name: str, text: str) -> None:
+        """What stands in for a program that is not here."""
+        path = self.programs / name
+        path.write_text(text, "utf-8")
+        path.chmod(0o755)
+
+    def machine(self, name: str) -> Path:
+        """A copy of the project, without anything that a run left."""
+        return Path(shutil.copytree(self.project.root, self.folder / name))
+
+    def start(self, folder: Path, *words: str | Path, **variables: str) -> subprocess.Popen[str]:
+        """A program, with `agac` on its PATH."""
+        path = os.pathsep.join([str(template().typed), str(self.programs), os.environ["PATH"]])
+        # answers of the simulator travel as those of a provider do
+        environment = clean_environment({**variables, "PATH": path, "AGAC_TEST_REAL": "1"})
+        return subprocess.Popen(
+            [str(word) for word in words], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def pod(self, manifest: str, folder: Path, index: int | None = None) -> subprocess.Popen[str]:
+        """What a pod does, by the manifest's own words."""
+        one, more = container(read(manifest)), {} if index is None else {"JOB_COMPLETION_INDEX": str(index)}
+        given = {each["name"]: each["value"] for each in one.get("env", [])} | self.variables
+        if index is not None:
+            more["SHARDS"] = str(SHARDS)
+        return self.start(folder, *one["command"], *one["args"], **given | more)
+
+    def ran(self, folder: Path, name: str, *words: str, **variables: str) -> str:
+        """A script of ours, copied beside the project, to its end."""
+        for path in SCRIPTS:
+            shutil.copy(path, folder)
+        return ended(self.start(folder, f"./{name}", *words, **variables))
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == code, said
+    return said
+
+
+def results(folder: Path) -> list[bytes]:
+    return [(folder / "output/reviews" / name).read_bytes() for name in FILES_OF_RESULTS]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with simulator() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, server: Server) -> list[bytes]:
+    """What one process writes."""
+    machines = Machines(tmp_path_factory.mktemp("alone"), server)
+    machines.project.agac("-q", "run", "-a", "reviews", code=ExitCode.ROWS_FAILED)
+    return results(machines.project.root)
+
+
+@pytest.fixture
+def machines(tmp_path: Path, server: Server) -> Machines:
+    return Machines(tmp_path, server)
+
+
+def test_the_pods_of_the_two_jobs_write_what_one_process_writes(machines: Machines, alone: list[bytes]) -> None:
+    pods = [machines.pod("kubernetes-shards.yml", machines.machine(f"pod-{i}"), i) for i in range(SHARDS)]
+    for pod in pods:
+        ended(pod)
+    folder = machines.machine("merging")
+    ended(machines.pod("kubernetes-merge.yml", folder))
+    assert results(folder) == alone
+
+
+def test_a_merge_without_all_shards_fails_with_a_code_that_the_manifest_names(machines: Machines) -> None:
+    ended(machines.pod("kubernetes-shards.yml", machines.machine("pod"), 1))
+    merging = machines.pod("kubernetes-merge.yml", machines.machine("merging"))
+    merging.communicate(timeout=100)
+    (rule,) = read("kubernetes-merge.yml")["spec"]["podFailurePolicy"]["rules"]
+    assert merging.returncode in rule["onExitCodes"]["values"]
+
+
+def test_a_pod_that_is_asked_to_end_saves_and_another_one_goes_on_from_the_remote(tmp_path: Path) -> None:
+    with simulator("--latency", "0.1") as slow:
+        machines = Machines(tmp_path, slow, concurrency=2)
+        pod = machines.pod("kubernetes-shards.yml", machines.machine("pod"), 0)
+        told(pod, slow)
+        ended(pod, ExitCode.INTERRUPTED)
+        before = slow.account()["answered"]
+        ended(machines.pod("kubernetes-shards.yml", machines.machine("pod again"), 0))
+        after = slow.account()
+    assert 0 < before < after["answered"]
+    assert after["duplicates"] == 0
+
+
+def told(process: subprocess.Popen[str], server: Server) -> None:
+    """Asks the process to end once some rows were answered."""
+    while server.account()["answered"] < 4:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+
+
+def test_an_array_of_slurm_and_the_merge_after_it_write_what_one_process_writes(
+    machines: Machines, alone: list[bytes]
+) -> None:
+    machines.program("sbatch", SBATCH_STANDS_IN)
+    machines.program("scontrol", SCONTROL)
+    said = machines.ran(machines.project.root, "slurm-submit.sh", str(SHARDS))
+    assert "shards: job 7, merge: job 8" in said
+    assert results(machines.project.root) == alone
+
+
+def test_a_task_of_slurm_whose_time_is_over_saves_and_is_queued_again(tmp_path: Path) -> None:
+    with simulator("--latency", "0.1") as slow:
+        machines = Machines(tmp_path, slow, concurrency=2)
+        machines.program("scontrol", SCONTROL)
+        folder, script = machines.project.root, FILES / "slurm-shards.sbatch"
+        task = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "1", "SHARDS": str(SHARDS)}
+        first = machines.start(folder, "bash", script, **task)
+        told(first, slow)
+        ended(first)
+        assert (folder / "requeue-9_1").is_dir()
+        (folder / "requeue-9_1").rmdir()
+        ended(machines.start(folder, "bash", script, **task))
+        assert not (folder / "requeue-9_1").exists()
+        assert slow.account()["duplicates"] == 0
+
+
+def test_shards_over_ssh_write_what_one_process_writes_although_a_connection_was_lost(
+    machines: Machines, alone: list[bytes]
+) -> None:
+    machines.program("ssh", SSH)
+    hosts = [f"host-{number}" for number in range(1, SHARDS + 1)]
+    for host in hosts:
+        machines.machine(f"hosts/{host}/project")
+    folder = machines.project.root
+    machines.ran(folder, "over-ssh.sh", "reviews", "project", *hosts, HOSTS=str(machines.folder / "hosts"), AGAIN="0")
+    assert (machines.folder / "hosts/host-2/lost").exists()
+    assert results(folder) == alone
+
+
+def test_a_shard_over_ssh_that_fails_is_named_and_nothing_is_merged(machines: Machines) -> None:
+    machines.program("ssh", SSH.replace("exec sh", "exit 2; exec sh"))
+    (machines.folder / "hosts/host-1").mkdir(parents=True)
+    for path in SCRIPTS:
+        shutil.copy(path, machines.project.root)
+    words = ["./over-ssh.sh", "reviews", "project", "host-1"]
+    said = ended(machines.start(machines.project.root, *words, HOSTS=str(machines.folder / "hosts")), 1)
+    assert "shard 1 at host-1 failed: see shard-1.log" in said
+    assert not (machines.project.root / "output").exists()
+
+
+def test_shards_on_one_machine_write_what_one_process_writes(machines: Machines, alone: list[bytes]) -> None:
+    folder = machines.project.root
+    machines.ran(folder, "on-one-machine.sh", "reviews", str(SHARDS), "2", **machines.variables)
+    assert results(folder) == alone

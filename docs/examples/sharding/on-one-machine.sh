@@ -16,4 +16,4 @@ while [ -n "$open" ]; do
       *) exit 255 ;;  # xargs begins no other one; run this script again
     esac')
 done
-agac merge -a "$WORKFLOW" || [ $? -eq 3 ] # 3: merged, and some rows failed
+agac merge -a "$WORKFLOW" || { code=$?; [ "$code" = 3 ] || exit "$code"; } # 3: merged, and some rows failed

@@ -39,4 +39,4 @@ for number in "${!running[@]}"; do
 done
 if [ "$failed" = 1 ]; then exit 1; fi
 . ./agac.env
-agac merge -a "$workflow" || [ $? -eq 3 ] # 3: merged, and some rows failed
+agac merge -a "$workflow" || { code=$?; [ "$code" = 3 ] || exit "$code"; } # 3: merged, and some rows failed
