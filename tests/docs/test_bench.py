@@ -17,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "bench" / "run.py"
 
 
-def bench(*flags: str, forked: bool = False) -> subprocess.CompletedProcess[str]:
+def bench(*flags: str, forked: bool = False, program: str = "run") -> subprocess.CompletedProcess[str]:
     """The benchmark as users call it; or with a forked `agac`: six times as quick, but its figures are none."""
     agac = str(template().typed / "agac")
-    words = ["-c", f"import processes; processes.AGAC = ({agac!r},); import run; run.main()"] if forked else [str(RUN)]
+    words = ["-c", f"import processes; processes.AGAC = ({agac!r},); import {program}; {program}.main()"]
+    words = words if forked else [str(RUN.with_name(f"{program}.py"))]
     environment = {**os.environ, "PYTHONPATH": str(RUN.parent)}
     return subprocess.run(
         [sys.executable, *words, *flags], env=environment, capture_output=True, text=True, timeout=300
@@ -110,3 +111,35 @@ def test_the_bound_of_agents_is_slots_and_the_order_of_turns(monkeypatch: pytest
 
     assert [round(agents.bound(turn), 2) for turn in (0.2, 0.5)] == [1.2, 2.5]
     assert (len(agents.PAPERS), len(set(agents.PAPERS))) == (20, 9)
+
+
+def test_shards_are_measured_and_merged_into_what_one_process_writes(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = bench("--rows", "60", "--shards", "2", "--compare", "--json", str(file), forked=True, program="shards")
+    assert run.returncode == 0, run.stderr
+    figures = {figure["what"]: figure for figure in json.loads(file.read_text("utf-8"))}
+    assert figures["asked more than once"]["value"] == 0
+    assert figures["results.jsonl, lines"]["value"] == 60
+    assert figures["results.jsonl is that of one process"]["value"] == 1
+    for sort in ("stores", "answers in the remote", "finished rows in the remote", "results.jsonl"):
+        assert figures[f"{sort}, bytes a row"]["value"] > 0
+    assert all(math.isfinite(figure["value"]) for figure in figures.values())
+
+
+def test_what_killed_shards_pay_twice_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    flags = ["--rows", "120", "--shards", "3", "--concurrency", "2", "--latency", "0.02", "--kill", "--json", str(file)]
+    run = bench(*flags, forked=True, program="shards")
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(file.read_text("utf-8"))
+    twice = [figure["value"] for figure in figures if figure["what"] == "asked twice"]
+    before = [figure["value"] for figure in figures if figure["what"] == "requests before"]
+    assert 0 <= twice[0] < before[0]
+    assert twice[1] == before[1]  # too short for answers to have come to the remote
+    assert next(figure["value"] for figure in figures if figure["what"] == "results.jsonl, lines") == 120
+
+
+def test_two_killed_shards_leave_one_to_be_measured() -> None:
+    run = bench("--rows", "9", "--shards", "2", "--kill", program="shards")
+    assert run.returncode == 2
+    assert "--kill takes two shards of at least three" in run.stderr
