@@ -166,8 +166,7 @@ class BuiltTask(BuiltWorkflow):
     async def results(
         self, root: Path, *, untold: bool = False, stage: str | None = None
     ) -> AsyncGenerator[list[AgentResult]]:
-        """Those of all rows in their order, some hundred at a time; `untold`: of those that it did not follow; `stage`:
-        of this stage, in the place of the last one."""
+        """Those of all rows in their order, some hundred at a time; `untold`: not followed; `stage`: of this one."""
         async with stored_run(root, self.run) as (database, record):
             final = FinalRows(await runs.definition_of(database, record.id), inputs=True, stage=stage)
             async for rows in final.rows(database, record.id):

@@ -1,5 +1,4 @@
-"""`agac card`: what a model will see of an AgentCard; and what the MCP servers of one offer, written into a file for
-review, from which plans are made."""
+"""`agac card`: what a model will see of an AgentCard, and what its MCP servers offer, in a file for review."""
 
 from __future__ import annotations
 

@@ -425,8 +425,7 @@ async def workflows_to_run(event: Event, *, project: Path | str | None = None) -
 
 @blocking
 async def open_runs(*, project: Path | str | None = None) -> dict[int, tuple[str, bool]]:
-    """The runs that have open batches, by number, the oldest first: the workflow of each, and whether it may go on, as
-    no other run took its place."""
+    """The runs with open batches, oldest first: the workflow of each, and whether it may go on: it is the newest."""
     opened = open_project(project, sound=True)
     await adopt_all(opened)
     async with open_for_reading(opened.store) as database:

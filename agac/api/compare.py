@@ -34,8 +34,7 @@ class ComparisonReport(NamedTuple):
 
 
 def jobs_of(output: str, options: ProcessOptions, models: Sequence[str]) -> list[tuple[str, ProcessOptions]]:
-    """The OUTPUT and the options of each model's job; all files that it writes have the model in their names. Raises
-    UsageError for an OUTPUT that is no file."""
+    """The OUTPUT and the options of each model's job; all files have the model in their names. Raises UsageError."""
     if output == STDOUT or options.to is not None:
         what = "OUTPUT -" if output == STDOUT else "the table of --to"
         raise UsageError(f"{what} cannot hold the results of several models", remedy="Name a file, and no table.")

@@ -348,8 +348,7 @@ BORDERS = {kind: light for of, (light, _) in COLOURS.items() for kind in re.find
 
 
 class _Box(NamedTuple):
-    """What a box shows, from the top down: lines as (look, text, the whole text where it begins), rows of figures as
-    (colour, text)."""
+    """What a box shows, downwards: lines as (look, text, whole text where it begins), figures as (colour, text)."""
 
     node: DrawnNode
     cell: Cell
@@ -381,8 +380,7 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
 
 
 def page_style(*, themed: bool = True) -> str:
-    """The rules of drawings: how things look, their colours on light and on dark. Where it is `themed`, `data-theme` of
-    the whole page may choose one of the two."""
+    """The rules of drawings, on light and on dark; where it is `themed`, `data-theme` of the page may choose one."""
     unless, chosen = (":root:not([data-theme=light]) ", _colours(1, "[data-theme=dark] ")) if themed else ("", "")
     return f"{_rules(FONTS)}{_colours(0)}@media (prefers-color-scheme:dark){{{_colours(1, unless)}}}{chosen}"
 

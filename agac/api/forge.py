@@ -129,8 +129,7 @@ async def post_comment(
 
 
 class _Api:
-    """Calls of a forge's API, to its address alone. What it answers is taken as its documentation says: another answer
-    is one of the exceptions of Python's types."""
+    """Calls of a forge's API, to its address alone; an answer that is not as documented is one of Python's errors."""
 
     def __init__(self, forge: _Forge, session: aiohttp.ClientSession, base: URL, project: str, token: str) -> None:
         self.forge, self.project, self.host = forge, quote(project, safe="/" if forge.comment else ""), base.host

@@ -259,8 +259,7 @@ async def row_report(
     *,
     asked: bool = True,
 ) -> dict[str, Any]:
-    """The row with its stages, or with the one called `only`. `asked`: also where a reused answer was asked for, which
-    takes a pass over all tasks."""
+    """The row with its stages, or `only` one; `asked`: also where a reused answer was asked for: a pass over all."""
     known = await RowHistory.read(database, run, stages, row)
     attempts = grouped(await history.attempts_of_row(database, row.key), lambda one: one.stage)
     turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -443,8 +442,7 @@ def in_batch(task: RowTask) -> dict[str, Any]:
 
 
 def _vote(vote: Vote | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
-    """How replicas voted, as the task's note says, and which of them have no vote; None where they did not, or not yet,
-    or in vain."""
+    """How replicas voted, as the task's note says, and which have no vote; None: they did not, or in vain."""
     if vote is None or "agreement" not in note or not all(replicas):
         return None
     numbers: dict[str | None, list[int]] = defaultdict(list)

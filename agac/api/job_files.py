@@ -1,5 +1,4 @@
-"""Jobs in files: one that was written down (`agac process --config`), and a job as the workflow file that it is
-(`--save-workflow`)."""
+"""Jobs in files: one written down (`agac process --config`), and one as a workflow (`--save-workflow`)."""
 
 from __future__ import annotations
 

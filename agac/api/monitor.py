@@ -416,8 +416,7 @@ _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,:_-]*")
 
 
 async def _failures(database: Database, run: int) -> Counter[tuple[str, str]]:
-    """How many rows failed, by stage and kind, from roll-ups. Before any stage ('') there may be more of a kind, or
-    none of one that also came at a stage."""
+    """Failed rows by stage and kind, from roll-ups; those before any stage ('') may have come at a stage as well."""
     found, others = Counter[tuple[str, str]](), Counter[str]()
     for one in await runs.counters(database, run):
         if one.outcome == Outcome.FAILED:

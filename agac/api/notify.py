@@ -71,8 +71,7 @@ def signature(secret: str, name: str, at: int, body: str) -> str:
 
 
 async def send(place: Project | Work, one: Notification, seconds: float) -> None:
-    """One attempt to bring a message, or to call a heartbeat, by the rules for addresses and the `${VAR}` of a project.
-    Raises NotSent."""
+    """One attempt to bring a message, or to call a heartbeat, with the `${VAR}` of a project. Raises NotSent."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.wrap_future(apart(partial(_send, place, one, seconds)))
@@ -139,8 +138,7 @@ def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
 
 
 async def _deliver(database: Database, work: Work, *, again: bool = True) -> None:
-    """Sends what is due, and what does not arrive `again`, for a few seconds. What is killed meanwhile is sent again,
-    with the same id."""
+    """Sends what is due, and what does not arrive `again`, for a few seconds; once killed, again with the same id."""
     until = time.monotonic() + MOST_SECONDS
     while (left := until - time.monotonic()) > 0:
         due = await runs.due_notifications(database, time.time())

@@ -446,8 +446,7 @@ def _for_windows(workflow: Workflow, project: ProjectSpec) -> list[Problem]:
 def defined(
     project: Project, name: loader.WorkflowSource, overrides: Overrides
 ) -> tuple[Workflow | None, Models, list[Problem]]:
-    """One workflow with its models, as far as its files can be read, and every problem of these: nothing of its rows is
-    looked at."""
+    """One workflow with its models, as far as its files can be read, and their problems: not those of its rows."""
     workflow, problems = loader.load_workflow(project.spec, name, overrides)
     if workflow is None:
         return None, {}, problems

@@ -229,8 +229,7 @@ async def review_queue(
 def _which(
     workflow: str | None, stage: str | None = None, reviewer: str | None = None, after: StoredReview | None = None
 ) -> dict[str, Any]:
-    """What statements are given about the reviews of a workflow and a stage, or of all, from behind one of them on.
-    The last name is after every other."""
+    """What statements are given on the reviews of a workflow and a stage, or of all, from behind one of them on."""
     begin = (after.workflow, after.stage, after.sure, after.key) if after else (workflow or "", stage or "", -1.0, b"")
     names, last = ("workflow", "stage", "sure", "key", "last_workflow", "last_stage", "reviewer"), "\U0010ffff"
     return dict(zip(names, (*begin, workflow or last, stage or last, reviewer or ""), strict=True))

@@ -197,8 +197,7 @@ def _stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedS
 
 
 async def side_of(database: Database, run: int, stage: str | None = None) -> dict[str, Any]:
-    """The summary of a run, of which calls, times and failures may be those of a `stage` alone; and what its calls cost
-    for a thousand rows for which any were made."""
+    """A run's summary, whose calls, times and failures may be a `stage`'s, and its dollars for 1,000 rows asked."""
     summary, asked = await summarise(database, await run_record(database, run)), await rows_asked(database, run)
     if stage is not None:
         own = next(one for one in summary["stages"] if one["name"] == stage)

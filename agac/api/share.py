@@ -251,8 +251,7 @@ async def push_at_end(database: Database, opened: Project, known: KnownAnswers |
 
 @dataclass(frozen=True, slots=True)
 class PullReport(Report):
-    """What was pulled for tasks of these workflows: answers by their writers, which cost `usd`. `unfit` were left: the
-    stages of today would not take them."""
+    """What was pulled for these workflows: answers by writer, which cost `usd`; `unfit`: today's stages refuse them."""
 
     remote: str
     workflows: list[str]

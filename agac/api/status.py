@@ -74,8 +74,7 @@ def no_runs_yet() -> UsageError:
 async def stored_run(
     root: Path, run: int | str | None, workflow: str | None = None, seconds: float | None = None
 ) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
-    """The database, opened for reading, for so many seconds where they are named, and one of its runs. Raises
-    UsageError as `find_run` does."""
+    """The database, opened for reading, for so many seconds if named, and a run. Raises UsageError as `find_run`."""
     async with open_for_reading(database_path(root), seconds) as database:
         record = await find_run(database, workflow, run)
         assert database is not None
@@ -246,8 +245,7 @@ async def state_of(
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many failed rows need another `input` or row `budget`, an answer about `calls` of tools or of
-    `people`, which no run can give, or to be asked `again`."""
+    """How many failed rows need another `input`, row `budget`, answer on `calls`, of `people`, or to go `again`."""
     found, kinds = Counter[str](), {ErrorType.BUDGET_EXCEEDED: "budget", ErrorType.TOOL_OUTCOME_UNKNOWN: "calls"}
     kinds[ErrorType.REJECTED] = "people"
     for error in errors:

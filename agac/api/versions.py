@@ -1,5 +1,4 @@
-"""Another version of a project, by a branch, a tag, a commit or a folder: its files as they were, opened beside the
-store and the environment that there are."""
+"""Another version of a project, by a branch, tag, commit or folder, beside the store and environment there are."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ def code(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> str:
-    """A table of cells that are Markdown already (`escaped`, `code`), or numbers. `numbers` are the columns, from 0,
-    that stand at the right."""
+    """A table of cells that are Markdown already (`escaped`, `code`) or numbers; `numbers` stand at the right."""
     at_right = set(numbers)
     marks = ["---:" if place in at_right else "---" for place in range(len(header))]
     lines = [header, marks, *([_cell(one) for one in row] for row in rows)]
@@ -45,8 +44,7 @@ def _cell(value: object) -> str:
 
 
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
-    """Details that are shown when somebody opens them. `summary` is plain text of one line; around the lines, which are
-    Markdown, forges want blank ones."""
+    """Details that can be opened, with a `summary` of one line; forges want blank lines around the Markdown in them."""
     shown = html.escape(unlinked(" ".join(summary.split())))  # a blank line would end the HTML
     yield from (f"<details><summary>{shown}</summary>", "", *lines, "", "</details>")
 
@@ -55,8 +53,7 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
-    """Of stages: what each comes to by calls, in batches and so on, where one of them has the choice; between which
-    dollars it lies, and how long it takes."""
+    """Of stages: what each comes to by calls, in batches and so on, between which dollars, and how long it takes."""
     ways = [way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)]
     rows = list[list[str]]()
     for stage in found:
@@ -127,8 +124,7 @@ _REST = "`agac-pr.json`, which the job keeps, has all"
 
 @dataclass(slots=True)
 class _Section:
-    """A part of a comment. More than `opened` of its `blocks`, each of which is a `what`, are folded; the last ones are
-    left out where there is no room."""
+    """A part of a comment. More than `opened` blocks are folded; the last ones are left out where there is no room."""
 
     what: str
     blocks: list[str]
@@ -145,8 +141,7 @@ class _Section:
 
 
 def comment_text(found: Findings) -> str:
-    """The comment: its marker, a summary on a line, then details, of which the longest part is cut where they are too
-    long."""
+    """The comment: its marker, a summary on a line, then details, the longest of which is cut where needed."""
     marker, footer = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->", _footer(found)
     if found.quiet:
         return f"{marker}\nNo workflow changed. {footer}"

@@ -118,8 +118,7 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
-    """Where it is asked; why tasks of a stage run or are blocked, with a row as an example; its batches, its groups,
-    what may change."""
+    """Where it is asked; why tasks run or are blocked, each with a row; its batches, groups, what may change."""
     if (asked := getattr(found.stage, "models", None)) and asked[0].backend:
         own = "an engine of your own: its prefix cache is read before and after the run"
         hosted = "its KV cache is the service's own: nothing controls it but a prefix that stays the same"

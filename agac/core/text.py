@@ -1,5 +1,4 @@
-"""Text as it is shown to people: in so many columns, on one line, without what controls a terminal; durations;
-the command that looks at a row."""
+"""Text as it is shown to people: its width, one line without control characters; durations; a row's command."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _AROUND = 60
 
 
 def word_diff(before: str, now: str) -> list[Span]:
-    """What two texts share and what differs, in order: the first is all that is not `added`, the second all that is not
-    `removed`."""
+    """What two texts share and what differs, in order: the first is all but what is `added`, the second `removed`."""
     old, new = _WORD.findall(before), _WORD.findall(now)
     if max(len(old), len(new)) > _MOST:
         old, new = before.splitlines(keepends=True), now.splitlines(keepends=True)

@@ -33,8 +33,7 @@ class ObjectStore:
             raise UsageError(f"the remote {url} cannot be opened: {_first_line(error)}", remedy=remedy) from error
 
     async def create(self, name: str, content: bytes) -> bool:
-        """Puts an object that must not be there yet, whole or not at all; False where it is. Of several who create one
-        at the same time one alone is told True."""
+        """Puts an object whole or not at all; False where it is there: of several who create one, one is told True."""
         from obstore import exceptions, put_async
 
         with self._explained(f"{name} cannot be written"):

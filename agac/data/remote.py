@@ -136,8 +136,7 @@ class RemoteContents:
         return asyncio.run(self._answered(url, {}, take, body))
 
     def told(self, url: str, body: str | None, headers: Mapping[str, str]) -> int:
-        """With which status an address answers the JSON `body`, or None. Nothing else of the answer is read, and no
-        redirect followed. Raises Refused."""
+        """The status with which an address answers JSON, or None; no redirect is followed. Raises Refused."""
 
         async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> int:
             return response.status

@@ -364,8 +364,7 @@ def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
 
 
 class InputDigest:
-    """What a reading of all selected rows came to: how many they are, and a hash of their ids and contents in order,
-    which is empty before their end."""
+    """How many rows a reading of all selected ones gave; a hash of their ids and contents, empty before the end."""
 
     def __init__(self) -> None:
         self.rows, self.text = 0, ""
@@ -375,8 +374,7 @@ _SUFFIX = re.compile(r"(#\d+)+\Z")
 
 
 def rows_of_shard(rows: Iterable[Row], shard: Shard, suffixed: bool, read: InputDigest | None) -> Iterator[Row]:
-    """The rows of one shard. `suffixed`: ids that come again are numbered, as `a#2`, and stay with those that they
-    repeat."""
+    """The rows of one shard. `suffixed`: ids that come again are numbered (`a#2`), and stay with the first."""
     seen = blake2b(digest_size=DIGEST_BYTES)
     for count, row in enumerate(rows, 1):
         if read is not None:

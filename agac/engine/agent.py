@@ -340,8 +340,7 @@ class Agents:
         return lanes.index(first.model, attempts.position)
 
     def _changes(self, stage: PlannedStage, tool: ToolSpec) -> bool:
-        """Whether a call changes something, by itself or by the agent that it asks, so that no other conversation makes
-        it again without being asked."""
+        """Whether a call, or the agent it asks, changes something, so that it is made again only by who is asked."""
         child = self._children[f"{stage.name}/{tool.source}"] if tool.kind == "agent" else None
         own = child.agent_spec.tools if child is not None and child.agent_spec is not None else ()
         return self.pool.changes(stage.index, tool) or any(self._changes(child, one) for one in own if child)
@@ -501,8 +500,7 @@ class Agents:
     async def _used(
         self, talk: TaskConversation, turn: Turn, place: int, places: asyncio.Semaphore
     ) -> ToolResult | RowError:
-        """What a call gave, or gave before; the error with which its row waits for its user, or fails. Raises
-        BeginAnew."""
+        """What a call gave, or gave before; the error with which its row waits or fails. Raises BeginAnew."""
         call, old = turn.reply.calls[place], talk.stored.get((turn.number, place))
         if old is not None and old.result is not None:
             return told(call, old.result, old.state)

@@ -121,8 +121,7 @@ class RemoteAnswers(Protocol):
     async def take(
         self, stage: PlannedStage, prints: Sequence[bytes], since: float
     ) -> Mapping[bytes, store.EarlierResult | None]:
-        """The stage's answers to these fingerprints, given at or after `since`, which are in the store from now on;
-        None: there is one, which is not pulled."""
+        """The stage's answers to these since `since`, from now on in the store; None: one is not pulled."""
 
 
 class Baseline:

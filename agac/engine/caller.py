@@ -104,8 +104,7 @@ class Conversing(Protocol):
 
 
 class Caller:
-    """Asks tasks. `connections`: each stage's models in the order of use, by stage index. `agents` asks those of stages
-    with tools."""
+    """Asks tasks. `connections`: models in order of use, by stage index. `agents` asks stages with tools."""
 
     agents: Conversing
 

@@ -1,5 +1,4 @@
-"""The connections of a stage to each of its models: everything about a call that is fixed for the run, and how one is
-sent."""
+"""The connections of a stage to its models: all of a call that is fixed for the run, and how one is sent."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ def request_for_model(model: PlannedModel, request: Request, position: int, repl
 
 
 class CallResult(NamedTuple):
-    """What came of a call: its answer, the status and the body of that, when it was sent, in seconds since 1970, and
-    how many seconds it took."""
+    """What came of a call: its answer, status and body, when it was sent (seconds since 1970), seconds it took."""
 
     answer: Reply | Fault
     status: int | None

@@ -45,8 +45,7 @@ class ForecastDeriver:
         return own and not any(maker.index in self._fed[index] for index in row.lists)
 
     def made(self, row: ForecastRow) -> DerivedRows:
-        """What is made of a row, as far as it is known, or what would have been made of a lost one. A row of which
-        nothing can be made fails."""
+        """What is made of a row, as far as it is known, or was lost. A row of which nothing can be made fails."""
         if row.making is not None:
             return row.making
         known = {index: rows for index, rows in row.lists.items() if rows is not None}
@@ -73,8 +72,7 @@ class ForecastDeriver:
         return made.groups.get(maker.index)
 
     def member(self, stage: AnyStage, row: ForecastRow) -> tuple[str, int, bool]:
-        """A row as the prompt of its group has it, how many characters that comes to with what is not there yet, and
-        whether all is known of it."""
+        """A row as its group's prompt has it, its characters with those that will come, and whether all is known."""
         view, member = row.view, self._deriver.members[stage.index]
         missing = [name for name in member.answers if name in view.unknown and name not in view.results]
         text, known = member.text(view), not row.guessed and view.unknown_of(member, member.answers) is None

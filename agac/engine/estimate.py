@@ -1,5 +1,4 @@
-"""What a plan says: how many tasks would be run and why, their tokens, dollars and batches; and a limit that is enough
-for what is left."""
+"""What a plan says: tasks that would run and why, their tokens, dollars and batches, and a limit that is enough."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give; stubs are n
 
 
 def _grown(stage: PlannedStage, given: float, turns: int, a_turn: float) -> float:
-    """The tokens of a request in the mean of so many turns of a conversation: with its tools, and what each turn before
-    adds."""
+    """Mean tokens of a request in a conversation of so many turns: with its tools, and what each turn adds."""
     tools = (stage.agent_spec or AgentSpec()).tools
     told = sum(len(snapshot(tool.parameters)) + len(tool.description) for tool in tools)
     return given + told / CHARACTERS_A_TOKEN + a_turn * (turns - 1) / 2
@@ -404,8 +402,7 @@ class StageForecast(Report):
 
     @property
     def questions(self) -> int:
-        """How many questions would be asked: one for each task that takes no equal one's answer, one a replica, and
-        one for each part of a group."""
+        """How many questions would be asked: one a task that none equals, a replica, and a part of a group."""
         asked = self.run - self.collapsed
         replicas = self.further - self.parts
         return asked + self.parts + round(replicas * asked / self.run) if self.run else 0

@@ -121,8 +121,7 @@ class Branches:
         return freed
 
     async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:
-        """Begins each stage once all that it needs gave True; when it is `over`, no more. Raises RunStopped when a
-        stage does, after the others have ended."""
+        """Begins each stage once all that it needs gave True; none once `over`. Raises RunStopped after all ended."""
         left = self.begin()
         working: dict[asyncio.Task[bool], AnyStage] = {}
         ready, halted = self.first, False

@@ -128,8 +128,7 @@ class Outputs:
         return TableSink(self.database, to["table"], layout, to["path"])
 
     def stamps(self, *, unwritten: bool = False) -> Stamps:
-        """What the files are now. A database is only there or not: others write into it too. `unwritten`: the table
-        could not be written."""
+        """What the files are now. A database is only there or not: others write to it. `unwritten`: no table came."""
         found = {name: stamp(file) for name in self.names if (file := self.path(name)).exists()}
         name = sinks.PREVIEW_DATABASE if self.to is None or self.preview else f"to:{self.to['path']}"
         if self.at_server or (self.database is not None and self.database.exists()):

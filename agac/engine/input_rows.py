@@ -1,5 +1,4 @@
-"""Rows of the input meet the rows of the store: unchanged ones are passed over, the others are worked on; and the rows
-of results: how many left the input."""
+"""Rows of the input meet those of the store: unchanged ones are passed over; and how many results' rows left."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ PROBES = 8  # ids of the form `id#2` that are looked up at a time for a repeated
 
 
 class RowMatcher:
-    """Finds rows by id, chunk by chunk. `moved_from` is the position from which on this pass places rows by id; before
-    it they stand as stored."""
+    """Finds rows by id, chunk by chunk. Before the position `moved_from` of this pass they stand as stored."""
 
     def __init__(self, places: InvocationRef, policy: OnDuplicateId, place: Callable[[int], str]) -> None:
         """`place` names a row by its ordinal."""

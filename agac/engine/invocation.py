@@ -163,8 +163,7 @@ class CommitWatcher(Protocol):
 
 
 class Answers(Protocol):
-    """Stands between tasks and providers in tests of workflows. `calls`: where results of tools are noted; None: as
-    always."""
+    """Stands between tasks and providers in workflow tests. `calls`: where results of tools are noted, if at all."""
 
     calls: Path | None
 

@@ -136,8 +136,7 @@ class StopRules:
             self._count(stage)
 
     def failed(self, stage: str, error: RowError, row_id: RowId, fingerprint: bytes | None) -> None:
-        """A task failed in this invocation, and with it its row. Rows with the same question count once for the
-        stop-loss: it was asked once."""
+        """A task, and so its row, failed in this invocation. Rows with one question count once for the stop-loss."""
         self.row_failed()
         if not self._guards_all or stage in self._proven:
             return
@@ -407,8 +406,7 @@ def is_free(call: Call) -> bool:
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
-    """What a call that ended is counted as, and the unknown part of it: its reported usage, the worst case for the
-    rest; nothing where nothing was done."""
+    """What a call that ended is counted as: its reported usage, the worst case for the rest; if done at all."""
     if is_free(call):
         return Amount(0.0, 0, 1), NOTHING
     unknown = call.cost is None or call.ambiguous  # of a session that was ended a part is known

@@ -63,8 +63,7 @@ class Notifier:
         await change(self.database, lambda writer: [writer.execute(sql(name), values) for name, values in found])
 
     async def ended(self, code: ExitCode, stop: StopReason | None, reviews: int, *, complete: bool) -> Lines:
-        """The end of the invocation, with so many open reviews: nobody is told of one that its user stopped, or that
-        only waits for batches."""
+        """The end of the invocation, with so many open reviews: unless its user stopped it, or it waits for batches."""
         by_user = stop in (StopReason.INTERRUPT, StopReason.QUOTE)
         if not self.targets or by_user or not (stop or complete or reviews):
             return []

@@ -25,8 +25,7 @@ FEW = 10  # tasks below which an earlier estimate says nothing of the next one
 
 
 class StageUsage(NamedTuple):
-    """What calls of a stage took in the mean: tokens in and out, the part of the input read from a cache, and calls a
-    task. `tasks` have ended."""
+    """Means of a stage's calls: tokens in and out, the share from a cache, calls a task. `tasks` have ended."""
 
     given: float
     made: float

@@ -71,8 +71,7 @@ class PrefixGate:
 
 @dataclass(slots=True)
 class Prefix:
-    """The prefix of a stage's requests to one of its models; `mark` stands for it. `keys` of a cache, each with a gate;
-    None: nobody waits."""
+    """The prefix of a stage's requests to one model, named `mark`. `keys` of a cache have gates; None: no wait."""
 
     mark: str
     keys: list[tuple[SharedPrefix, PrefixGate | None]]

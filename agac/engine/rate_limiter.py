@@ -71,8 +71,7 @@ class TriedBound:
         return Phase.CUT if self._seconds < self._span / 10 else Phase.CALM
 
     def cut(self, call: int, top: float, span: float, share: float = CUT) -> None:
-        """Falls to a share of where it stands, or of `top` if that is less; `span` seconds later it is at `top`. `call`
-        is the last one that was sent."""
+        """Falls to a share of itself, or of `top` if less; `top` again in `span` seconds. `call`: the last one sent."""
         self._proven = self._proven and self.phase is Phase.TRYING
         self.cut_at, self.top, self._span, self._seconds = call, top, span, 0.0
         self._low = self.value = max(share * min(self.value, top), DEEPEST_CUT * top)
@@ -474,8 +473,7 @@ class Lane:
             self._adaptive.overloaded(turn.number, took=took, beside=self.in_flight)
 
     def sample(self, name: str, wall: float) -> LaneSample | None:
-        """How it is now (`wall`: in seconds since 1970), and what was since the last sample; None where nothing is, and
-        the last one said so."""
+        """How it is now (`wall`: seconds since 1970), and what was since the last sample; None: nothing, again."""
         pause = self._paused_until - self._clock()
         was_idle, self._was_idle = self._was_idle, not (self.in_flight or self._waiting or pause > 0)
         held = self._held.name.lower() if self._waiting and self._held is not WaitReason.NOTHING else ""

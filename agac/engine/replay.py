@@ -73,8 +73,7 @@ class GroupContents:
     async def of_members(
         self, group: int, *, low: int = store.FIRST, high: int = store.LAST, after: int = 0, rows: int | None = None
     ) -> list[str]:
-        """The members of a group with hashes from `low` to `high`, less the first `after` of them, `rows` at most, in
-        the order of their ids: JSON texts."""
+        """JSON texts of a group's members with hashes `low` to `high`, by id: `rows` after the first `after`."""
         found: list[tuple[IdOrder, str]] = []
         async for page in self.pages(group, low=low, high=high):
             page, after = page[after:], max(after - len(page), 0)
@@ -94,16 +93,14 @@ class GroupContents:
     async def pages(
         self, group: int, *, low: int = store.FIRST, high: int = store.LAST, failed_too: bool = False
     ) -> AsyncIterator[list[store.MemberRow]]:
-        """The members of a group, those that failed only where they are wanted too, some hundred at a time, by their
-        hashes."""
+        """The members of a group, failed ones only where they are wanted, some hundred at a time, by their hashes."""
         at = (low, 0)
         while page := await store.members(self._db, group, *at, high, failed_too, store.EXPORT_RANGE):
             yield page
             at = (page[-1].sort, page[-1].key)
 
     async def of_part(self, group: int, data: str) -> list[str] | None:
-        """What a part of a group is made of, as its stored `data` says: members, or what lower parts came to; None
-        where one of these has no result."""
+        """What a part of a group is made of, by its stored `data`: members, or lower parts; None: one has no result."""
         body = json.loads(data)
         if body["parts"]:
             return await self.of_parts(body["parts"])
@@ -273,8 +270,7 @@ class FinalRows:
             yield await self._with_results(database, views, rows)
 
     async def failed(self, database: Database, run: int) -> AsyncIterator[tuple[int, list[ExportRow]]]:
-        """The failed rows that `rows` does not come to: of levels beside and before those that are written, each by its
-        number (0: the input)."""
+        """The failed rows that `rows` does not come to, on levels beside and before, each by its number (0: input)."""
         views, met = self._views(database), self._written(database, run).met
         failed = {count.origin for count in await store.made_counts(database, run) if count.state == State.FAILED}
         for number, level in enumerate(levels_of(self._stages).all):

@@ -118,8 +118,7 @@ class RowWalk:
     calls: int
 
     async def all_rows(self, input_rows: InputRows, batches: Batches | None) -> None:
-        """The rows of the input, or those of the store that a retry chose or for which a batch brought something, and
-        then those that stages made of them."""
+        """The rows of the input, or those a retry chose or a batch brought something for; then those made of them."""
         context = self.context
         work, stop_signal = context.work, context.stop_signal
         if batches is not None:
@@ -180,8 +179,7 @@ class RowWalk:
         await self.until_stopped(run_workers(sources, context.stop_signal, context.workers))
 
     async def _derived_rows(self) -> None:
-        """The rows that stages made: all that are open, whoever looked at them before. Then those go round once more of
-        which people want another answer."""
+        """The rows that stages made and are open; then those once more of which people want another answer."""
         context, reviews = self.context, self.context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.made_parked = 0

@@ -252,8 +252,7 @@ class ChildFeeds:
                 self._context.ledger.batch.on_durable.append(partial(self._stored, origin, parent))
 
     def sources(self, rows: ActiveRows, walk_of: Callable[[Level[AnyStage]], Walk]) -> list[RowSource]:
-        """The rows of the input, and the children that are made of them, level by level; `walk_of` takes the rows of a
-        level to their end."""
+        """The input's rows and what is made of them, level by level; `walk_of` takes a level's rows to their end."""
 
         def counted(level: Level[AnyStage]) -> Walk:
             walk = walk_of(level)
@@ -279,8 +278,7 @@ class ChildFeeds:
         self._ended(1)
 
     async def _children(self, level: Level[AnyStage]) -> ActiveRows:
-        """A level's children that this invocation made, so many of each parent at a time. What stood open before is
-        left to the pass over the level."""
+        """A level's children of this invocation, some of each parent at a time; older ones come in its own pass."""
         assert level.maker is not None
         (database, run, event), origin = self._context.places, level.maker.index
         parents, level_pass = self._parents[origin], LevelPass(self._context, level)

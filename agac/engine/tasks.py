@@ -75,8 +75,7 @@ FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue], RowId], Awaita
 
 @asynccontextmanager
 async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | None) -> AsyncIterator[FunctionCall]:
-    """Calls a plan's functions, which are imported here alone in the engine; or has them called `elsewhere`. Raises
-    UsageError when one cannot be."""
+    """Calls a plan's functions, imported here alone in the engine, or `elsewhere`. Raises UsageError if none can be."""
     calls: dict[int, Call] = {}
     clean = work.redactor.clean
     local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
@@ -158,8 +157,7 @@ class AnswerSource(Protocol):
     async def ask(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
     ) -> TaskReply:
-        """The answer, the error with which the task fails, or that it was enrolled in a batch. Raises RunStopped when
-        the run stops before any of these."""
+        """The answer, the error with which it fails, or that a batch has it. Raises RunStopped before any of these."""
 
 
 class Tasks:

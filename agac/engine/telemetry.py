@@ -392,8 +392,7 @@ class OtelSettings(NamedTuple):
 
 
 def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | None:
-    """What is sent, by a workflow's rules and OpenTelemetry's own variables of the process, of which its SDK reads the
-    others by itself; None: nothing."""
+    """What is sent, by a workflow's rules and the process's variables, of which the SDK reads some; None: nothing."""
     base, sent, refused = "OTEL_EXPORTER_OTLP", set[str](), ""
     if rules.otel is False or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -301,8 +301,7 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
 
 
 def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Problem]:
-    """Names in a condition of the stage that are none, and comparisons that are never true. `own`: it is a check, and
-    sees the stage's own result."""
+    """Names in a stage's condition that are none, comparisons never true. `own`: it is a check of its own result."""
     stage, workflow, fields = scope.stage, scope.workflow, scope.fields
     if hidden := next(filter(None, map(scope.label, guard.names)), None):
         return [Problem(guard.where, hidden)]

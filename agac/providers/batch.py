@@ -142,8 +142,7 @@ failed at the provider without either, which is not billed; `too_large`: its lin
 
 @dataclass(frozen=True, slots=True)
 class ResultLine:
-    """One line of results. `body` is the endpoint's payload as bytes, as a dialect's `parse` reads it; `message` what
-    is said where there is none."""
+    """A line of results. `body`: the payload's bytes, for a dialect's `parse`; `message`: said where there is none."""
 
     custom_id: str
     ended: EndedBatch
@@ -156,8 +155,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def result_lines(path: Path, longest: int) -> Iterator[bytes]:
-    """The lines of a file of results, blank ones left out; of one that has more than `longest` bytes these and one
-    more. Only a line feed ends a line."""
+    """The lines of a file of results but blank ones; above `longest` bytes one more. LF alone ends a line."""
     with path.open("rb") as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
@@ -258,8 +256,7 @@ class BatchApi:
     read_error: Callable[[Any], ErrorBody]
 
     def __init__(self, provider: Provider, traits: BatchTraits, redactor: Redactor) -> None:
-        """Raises AgacError when the SDK is not installed, UsageError when the address, a header, a proxy or the
-        certificates cannot be used."""
+        """Raises AgacError without its SDK, UsageError when address, header, proxy or certificates cannot be used."""
         client, self._status_error, sdk_error = self.sdk()
         import httpx2
 
@@ -307,13 +304,11 @@ class BatchApi:
         raise NotImplementedError
 
     async def upload(self, path: Path, name: str) -> str | Fault:
-        """Uploads an input file and gives its id. Killed or failing, it may leave a file behind, which costs nothing;
-        `uploaded` finds it."""
+        """Uploads an input file and gives its id. Killed, it may leave a file, free of charge; `uploaded` finds it."""
         raise NotImplementedError
 
     async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        """The id of an input file with this name and size that is at the provider; here and below: none, where nothing
-        is uploaded."""
+        """The id of an input file with this name and size at the provider; none where nothing is uploaded."""
         return None
 
     async def create(self, order: Order) -> ProviderBatch | Fault:

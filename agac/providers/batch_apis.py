@@ -238,8 +238,7 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
 
 
 def _failed(custom_id: str, error: Any, status: int | None, body: bytes) -> ResultLine:
-    """A line with an error of its own. One that comes with an answer is read as the endpoint's error: what it means is
-    the dialect's to say."""
+    """A line with an error of its own; one that comes with an answer is the endpoint's, for the dialect to read."""
     code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
     if ended := _ENDED.get(code):
         return ResultLine(custom_id, ended, message=message or code)

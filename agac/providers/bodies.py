@@ -49,8 +49,7 @@ MAX_COUNT = 1 << 53  # a count beyond that is none: nothing bills so much, and n
 
 
 def loads(body: bytes | str) -> Any:
-    """JSON as a server sent it, whatever its numbers: one with thousands of digits, which Python refuses, is infinite.
-    Raises ValueError, RecursionError."""
+    """JSON as a server sent it; a number that Python refuses is infinite. Raises ValueError, RecursionError."""
     try:
         return json.loads(body)
     except ValueError as problem:

@@ -142,8 +142,7 @@ def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> F
 
 
 def calls_of(asked: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
-    """Calls of tools, each an id, a name and arguments. An id that is missing or was given before, as by servers that
-    make none, becomes one of our own."""
+    """Calls of tools: id, name and arguments each. A missing or repeated id becomes one of our own."""
     calls: dict[str, ToolCall] = {}
     for call_id, name, arguments in asked:
         if not (call_id := storable(call_id)) or call_id in calls:

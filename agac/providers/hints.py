@@ -41,8 +41,7 @@ class HintingSender:
         self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None,
         through: Callable[..., Awaitable[HttpReply | Fault]] | None = None,
     ) -> HttpReply | Fault:  # fmt: skip
-        """As `Sender.send`. A request whose hints are refused is sent again without, and so are all others. `through`
-        stands in the place of the sender."""
+        """As `Sender.send`. Once hints are refused, requests go without. `through` stands in the sender's place."""
         send = through or self._sender.send
         if not self._refused:
             started, (kind, hints, headers) = time.monotonic(), self._about(loads(wire))

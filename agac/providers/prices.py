@@ -61,8 +61,7 @@ def _own(provider: Provider, model: str) -> Price | None:
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """Dollars for a call's tokens and for tools that its provider ran; None when the price of one, or how many tokens
-    came or went, is not known."""
+    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of tokens, is unknown."""
     if price is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     uses = 0.0

@@ -106,8 +106,7 @@ class ConnectionSettings:
         self.tls = tls_context(env) if "https" in (self.url.scheme, self.proxy and self.proxy.scheme) else None
 
     def fault(self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None) -> Fault:
-        """What an exception of a request means, in the words that its rule has fields for; `said` is the status that
-        came with it, `bounds` are those of the call."""
+        """What an exception of a request means, in the words of its rule; `said` is the status that came with it."""
         words: dict[str, object] = {
             "provider": self.provider.name,
             "host": self.url.host,

@@ -140,8 +140,7 @@ def read_messages(data: Mapping[str, Any]) -> Conversation:
 def read_format(
     form: Any, place: str, messages: Sequence[tuple[str, str]], within: str = "", needed: tuple[str, ...] = ("name",)
 ) -> dict[str, Any]:
-    """What the parameter `place` requests, as fields of a ModelCall. A schema is described in it, or in its key
-    `within`, by what is `needed`."""
+    """What the parameter `place` requests, as fields of a ModelCall; `needed` describes a schema, in it or `within`."""
     if form is None:
         return replies.prompted_schema(messages)
     kind = form.get("type") if isinstance(form, dict) else None

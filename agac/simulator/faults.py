@@ -256,8 +256,7 @@ FAULTS: dict[str, KnownFault] = {
 
 
 class FaultPlan:
-    """Picks the fault of each single request, and those of batches; counts how often each question was sent, if a rule
-    needs it."""
+    """Picks the fault of each request, and of batches; counts how often a question was sent, if a rule needs it."""
 
     def __init__(self, rules: Sequence[FaultRule], seed: int = 0) -> None:
         self.seed = seed
@@ -300,8 +299,7 @@ class FaultPlan:
         return found
 
     def of_line(self, rules: Sequence[FaultRule], number: int, raw: bytes, custom_id: str) -> list[FaultRule]:
-        """Those of a batch's `line_rules` that apply to a request: all about its line, and the first that replaces its
-        answer."""
+        """Those of a batch's `line_rules` for a request: all about its line, and the first that replaces its answer."""
         found: list[FaultRule] = []
         for rule in rules:
             if (

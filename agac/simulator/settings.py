@@ -164,8 +164,7 @@ class Refusal(NamedTuple):
 
 
 class RateLimits:
-    """Requests and tokens a minute; None is no limit. `burst`: requests that may come at once, by default a minute's
-    worth. A refused request takes nothing."""
+    """Requests and tokens a minute; None: no limit. `burst`: so many may come at once. A refused one takes nothing."""
 
     def __init__(self, rpm: int | None = None, tpm: int | None = None, burst: int | None = None) -> None:
         self._buckets = []

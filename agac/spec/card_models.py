@@ -314,8 +314,7 @@ NO_LIMIT = 1_000  # turns of a planner that has no limit of its own: what bounds
 
 
 def as_agent(keys: CardKeys) -> tuple[CardKeys, str]:
-    """The agent that a router is, or a planner: the cards that it may ask are its tools; and what it is told of
-    planning. Others stay as they are."""
+    """The agent that a router or planner is: cards it may ask are its tools; it is told to plan. Others stay."""
     same = {name: getattr(keys, name) for name in keys.model_fields_set & CardFile.model_fields.keys() - {"type"}}
     if isinstance(keys, RouterFile):
         return CardFile().model_copy(update=same | {"agents": []}), ""

@@ -68,8 +68,7 @@ class _Layout:
         return "\n".join(written) + ("\n" if written and (self.ended or not in_text) else "")
 
     def _column(self, number: int) -> int:
-        """The column of a line. A comment goes with what follows it, or, where it is indented more than that, with the
-        block that it ends."""
+        """The column of a line. A comment goes with what follows it, or with the block it ends, if indented more."""
         if number in self.new:
             return self.new[number]
         column = _indent(self.lines[number])

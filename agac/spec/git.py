@@ -102,8 +102,7 @@ class Repository:
         return int(self._ask("rev-list", "--count", f"{commit}..{ref}")[0] or 0)
 
     def entries(self, commit: str) -> list[Entry]:
-        """The files of the project in a commit: not those of submodules, nor agac's own state; none where the commit
-        does not have its folder."""
+        """The project's files in a commit, without submodules and agac's state; none where its folder is missing."""
         text = self._ask("ls-tree", "-r", "-z", "--full-tree", f"{commit}:{self.prefix}")[0] or ""
         lines = (line.partition("\t") for line in text.split("\0")[:-1])  # MODE blob NAME, and the path
         found = (Entry(header[:6], header.rpartition(" ")[2], path) for header, _, path in lines)

@@ -1,5 +1,4 @@
-"""What `agac lint` finds in a project's files, and the comments that leave findings out. What needs models and prices
-is found in `plan/checks`."""
+"""What `agac lint` finds in files, and comments that leave findings out; `plan/checks` has models and prices."""
 
 from __future__ import annotations
 

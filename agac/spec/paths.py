@@ -136,8 +136,7 @@ _SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
 
 
 def refuse_secret(path: Path, root: Path) -> None:
-    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep for
-    themselves in the project at `root`."""
+    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep."""
     own = any(path.is_relative_to(root.resolve() / state) for state in STATE_FOLDERS)
     if own or _SECRET.fullmatch(path.name):
         why = "is agac's or git's own" if own else "is an environment file"

@@ -125,8 +125,7 @@ class GarbageCollector:
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
     async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops definitions and conversations that no run needs, all endpoints but these, old results of tools and old
-        samples of lanes."""
+        """Drops definitions and conversations no run needs, other endpoints, old results of tools and lane samples."""
 
         def write(writer: sqlite3.Connection) -> None:
             for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):

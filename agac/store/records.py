@@ -285,8 +285,7 @@ class LaneSample(NamedTuple):
 
 
 class NewReview(NamedTuple):
-    """An answer that waits for people, or for what they say of it after the decision numbered `last`. `seen` and `why`
-    are JSON."""
+    """An answer that waits for people, or for a word after the decision `last`. `seen` and `why` are JSON."""
 
     key: bytes
     workflow: str

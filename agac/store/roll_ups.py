@@ -47,8 +47,7 @@ _LOWEST = -(1 << 63)  # no key, place, number as an id, or repetition is less
 
 
 class IndexedRows(NamedTuple):
-    """Rows in the order of an index. `name` tells it from the others of a list, which come in the order of theirs;
-    `start` is before its first row."""
+    """Rows in an index's order. `name` tells lists apart; `start` stands before the first row of its list."""
 
     statement: str
     name: list[Any]

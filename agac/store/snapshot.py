@@ -85,8 +85,7 @@ def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connect
 
 
 def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
-    """These runs as they are at one moment: the name of their snapshot, which is the hash of its content, and that.
-    Raises StoreError where it is too long."""
+    """These runs at one moment: the hash of their content is the name. Raises StoreError where it is too long."""
     from zstandard import ZstdCompressor
 
     packed = BytesIO()

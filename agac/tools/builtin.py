@@ -60,8 +60,7 @@ class Builtins:
     web: RemoteContents | None
 
     def changes(self, arguments: Mapping[str, JSONValue]) -> JSONValue:
-        """What tells equal calls apart: a file may be another one meanwhile, and addresses may be asked as somebody
-        else."""
+        """What tells equal calls apart: a file may change meanwhile, and addresses may be asked as somebody else."""
         if self.web is not None and self.settings.keys() & {"allow", "url"}:
             return digest(canonical([expand(one, self.web.env)[0] for one in self._sent()])).hex()
         try:

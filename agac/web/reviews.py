@@ -72,8 +72,7 @@ def _value(item: ReviewItem, given: Mapping[str, str]) -> JSONValue:
 
 
 async def decide(request: Request) -> Response:
-    """Takes a decision of a form. One about what was decided on since the form was shown is not taken: the page shows
-    both, and a button that overrides."""
+    """Takes a decision of a form; one about what was decided on meanwhile is not taken: the page shows both."""
     given, project, problem, status = form_of(request), request.app.state.project, "", 422
     item = await api.areview_item(given.get("id", ""), project)
     if item is None:

@@ -36,8 +36,7 @@ def form_token(token: str) -> str:
 
 
 def form_of(request: Request) -> dict[str, str]:
-    """The fields of the form that a request brings, as AccessCheck read them: starlette would need a further package
-    for it."""
+    """The fields of a request's form, as AccessCheck read them: starlette would need a further package for it."""
     found: dict[str, str] = request.scope.get("form", {})
     return found
 

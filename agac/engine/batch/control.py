@@ -1,5 +1,4 @@
-"""The control state of a workflow in a remote: who works on its batches, and all that another machine needs to go on
-with them when this one vanishes."""
+"""The control state of a workflow in a remote: who works on its batches, and what others need to go on with them."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class Control:
         self._stored: object = None  # what was there when the snapshot was made
 
     async def last(self) -> LogEntry | None:
-        """The last entry that can be believed, if there is a log. What cannot is said. Raises AgacError where none can,
-        or a newer agac wrote one."""
+        """The last entry that can be believed, if any. Raises AgacError: there is none, or a newer agac wrote one."""
         pattern = re.compile(rf"{FOLDER}/{re.escape(self._name)}/(\d{{10}})")
         found = filter(None, map(pattern.fullmatch, await self._remote.sizes(f"{FOLDER}/{self._name}")))
         numbers = sorted((int(one[1]) for one in found), reverse=True)

@@ -152,8 +152,7 @@ class Batches:
         return True
 
     async def _stale(self) -> Stale:
-        """Open batches with tasks that are no longer needed: those of other runs of the workflow, and those of this
-        run where its rows changed."""
+        """Open batches with tasks no longer needed: of other runs of the workflow, or of this one's changed rows."""
         context = self._context
         await context.ledger.durable()
         database, run = context.database, context.run

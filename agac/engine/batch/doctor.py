@@ -235,8 +235,7 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:
-    """Ends a batch at whatever step it is: whether anything was to be ended. Killed anywhere: the decision stays, the
-    next look at it asks its provider again."""
+    """Ends a batch at whatever step it is: whether it could be. Killed anywhere, the next look at it asks again."""
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
         forget_files(context, await context.journal.release(record, ENDED, ENDED_UNSENT))

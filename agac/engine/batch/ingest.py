@@ -246,8 +246,7 @@ class ResultReader:
                 self.take_line(task, result, views.get(task.row_key))
 
     def take_line(self, task: PlacedTask, line: ResultLine, view: RowView | None) -> None:
-        """A line that tells of a task. The stage's checks are of the row of this view; None: who takes up the answer
-        looks at them."""
+        """A line that tells of a task. `view` is its row's, for the checks; None: they are made by who takes it up."""
         if line.ended != "answered" and line.ended != "too_large":
             self._not_answered(task, line.ended, line.message)
             return

@@ -233,8 +233,7 @@ def foreign(record: BatchRecord, provider_id: str | None) -> str:
 
 
 class Intake(NamedTuple):
-    """What was taken of a batch in this invocation: how often its results were downloaded, what the answers in them
-    cost, and how many have no known price."""
+    """What was taken of a batch in this invocation: downloads, the answers' cost, and how many have no price."""
 
     downloads: int = 0
     real: Amount = NOTHING

@@ -46,8 +46,7 @@ _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s
 
 
 class Found(NamedTuple):
-    """It is there. `sure` False: by its time alone, to be confirmed by a result. `others` are further batches under its
-    name, which should not exist."""
+    """It is there. `sure` False: by its time alone, until a result confirms it. `others` have its name too."""
 
     seen: ProviderBatch
     sure: bool = True
@@ -132,8 +131,7 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
 async def _by_results(
     context: BatchContext, record: BatchRecord, form: BatchFormat, listed: Sequence[ProviderBatch]
 ) -> Verdict | Fault:
-    """Which of these batches is ours: nothing but the names in their results tells them apart, once they have ended;
-    counts may be wrong."""
+    """Which of these batches is ours, by the names in their results once they ended; counts may be wrong."""
     unsure = []
     for one in listed:
         mine = await _is_ours(context, record, form, one) if one.state.is_terminal else None
@@ -365,8 +363,7 @@ async def look_once(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 def deadline(context: BatchContext, form: BatchFormat, *, day_only: bool = False) -> float | None:
-    """When what is not finished is cancelled, in seconds since 1970. `day_only`: only where it is a time of day, which
-    counts for what waits for room, too."""
+    """When what is not finished is cancelled, in seconds since 1970; `day_only`: where it is a time of day."""
     wish, now = form.stage.batch.deadline if form.stage.batch.on_deadline == "sync" else None, context.clocks.wall()
     if isinstance(wish, DayTime):  # the next one where the program runs
         here = datetime.fromtimestamp(now)  # noqa: DTZ006 (a time of day is meant where its author lives)
