@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
-from agac.api.report import RunReport
-from agac.api.share import FOLDER, SharedAnswers, push_at_end, push_since, remote_of, writer_of
+from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.keys import canonical, is_job
@@ -24,7 +23,6 @@ from agac.core.types import Report, Shard, dollars_in_all
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
 from agac.engine.invocation import Work
-from agac.engine.run import Invocation
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, runs_folder
 from agac.engine.sharding.group_packs import changed_since
 from agac.engine.sharding.row_packs import ShardRows
@@ -53,12 +51,10 @@ def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
 async def sharded(
     opened: Project, database: Database, work: Work, checked: CheckedWorkflow | None = None
 ) -> AsyncIterator[Work]:
-    """The work, which is that of one shard alone for the block where its selection names one. Raises UsageError for
-    what no shard can do, LeaseHeld where another process is at work on it."""
+    """The work as that of the shard alone that its selection names, for the block. Raises UsageError for what no shard
+    can do, LeaseHeld where another process is at work on it."""
     plan, shard = work.plan, work.plan.selection.shard
-    if shard is None:
-        yield work
-        return
+    assert shard is not None
     refused = {f"stage {stage.name!r} compares all rows (dedupe)": stage.makes == "kept" for stage in plan.stages}
     refused |= {
         "--fresh would ask again what other shards have": work.fresh,
@@ -74,14 +70,6 @@ async def sharded(
             rows = work.rows if checked is None else partial(checked.rows, plan.selection, read=read)
             own = ShardRun(lease, read, answers.push)
             yield replace(work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own))
-
-
-async def ended(database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport) -> None:
-    """What an invocation leaves in the remote."""
-    if work.sharding is None:
-        await push_at_end(database, opened)
-    else:
-        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary)
 
 
 class ShardAnswers:

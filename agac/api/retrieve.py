@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
-from agac.api.merge import ended, sharded
 from agac.api.notify import reported
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
 from agac.api.run import batching_of, executor_of, reachable, recorded_plan, walk_through, work_of
-from agac.api.share import adopt_all, controlled
+from agac.api.share import adopt_all, controlled, ended
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, UsageError
@@ -106,7 +105,10 @@ async def retrieve(
         batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes)
         batching = replace(batching, control=control)
         work = work_of(opened, plan, batching, lambda: iter(()), str)
-        work = await stack.enter_async_context(sharded(opened, database, work))
+        if plan.selection.shard is not None:
+            from agac.api.merge import sharded
+
+            work = await stack.enter_async_context(sharded(opened, database, work))
         work = replace(work, scope=Scope(frozenset())) if only_takes else work
         work = replace(work, executor=await executor_of(opened, database, plan, executor))
         invocation = Invocation(given=given_flags(before))

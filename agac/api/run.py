@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.inspect import refuse_foreign, write_traces
-from agac.api.merge import ended, sharded
 from agac.api.notify import notifying, reported
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
-from agac.api.share import controlled, pull_in, push_at_end
+from agac.api.share import controlled, ended, pull_in, push_at_end
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.errors import AgacError, ErrorType, ExitCode, LeaseHeld, Problem, SpecError, UsageError
@@ -107,7 +106,9 @@ async def invoke(
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
         work = await ready_work(stack, database, opened, checked, options, confirm)
-        if answers is None and not elsewhere:
+        if work.plan.selection.shard is not None and answers is None and not elsewhere:
+            from agac.api.merge import sharded
+
             work = await stack.enter_async_context(sharded(opened, database, work, checked))
         asks = work.plan.asking if answers is None else ()
         control = await stack.enter_async_context(controlled(opened, database, work.plan.workflow, asks))

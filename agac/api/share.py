@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agac.api.project import Project, RunOptions, made_ready, open_project
 from agac.api.status import this_shard
@@ -23,7 +24,7 @@ from agac.data.object_store import ObjectStore
 from agac.engine.baseline import Baseline, BaselineRun
 from agac.engine.batch.control import Control
 from agac.engine.dry_run import dry_run
-from agac.engine.invocation import Scope
+from agac.engine.invocation import Scope, Work
 from agac.engine.validate import Checker
 from agac.plan.plan import make_plan
 from agac.plan.stage import LocalStage, PlannedStage
@@ -36,6 +37,10 @@ from agac.store.db import Database, select
 from agac.store.packs import Damaged, KnownAnswers, PackedAnswer, endpoint_mark
 from agac.store.rows import EarlierResult, earlier_results
 from agac.store.writer import open_database
+
+if TYPE_CHECKING:
+    from agac.api.report import RunReport
+    from agac.engine.run import Invocation
 
 FOLDER = "v1"  # of all packs, by writer; the number is that of their form
 READERS = {
@@ -238,6 +243,14 @@ async def put_new(
     if waiting:
         await put()
     return PushReport(shared.remote.url, writer, usd=usd, **told)
+
+
+async def ended(database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport) -> None:
+    """What an invocation leaves in the remote."""
+    if work.sharding is None:
+        await push_at_end(database, opened)
+    else:
+        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary)
 
 
 async def push_at_end(database: Database, opened: Project, known: KnownAnswers | None = None) -> None:

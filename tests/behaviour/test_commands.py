@@ -269,6 +269,17 @@ def test_light_commands_and_completion_load_nothing_heavy(finished: ProjectFolde
         assert not asked or b"plain,reviews\n" in ran.stdout
 
 
+def test_a_run_loads_nothing_of_shards_and_workers(finished: ProjectFolder) -> None:
+    program = (
+        "import sys, agac\n"
+        "assert not agac.run('reviews', agac.RunOptions(fresh=True)).exit_code\n"
+        "print([name for name in sys.modules if name == 'ray' or 'sharding' in name or 'workers' in name])\n"
+    )
+    done = [sys.executable, "-c", program]
+    ran = subprocess.run(done, cwd=finished.root, env=clean_environment(None), stdout=subprocess.PIPE, check=True)
+    assert ran.stdout == b"[]\n"
+
+
 def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:
     project.numbered(2)
     project.write("agac.yml", "providers:\n  own: {dialect: gemini, base_url: 'http://127.0.0.1:1/v1'}\n")
