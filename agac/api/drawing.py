@@ -152,7 +152,13 @@ def place(cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]) -> tuple[li
         cell.place = len(ranks[cell.rank])
         ranks[cell.rank].append(cell)
     _order(ranks)
-    _spread(ranks)
+    # each cell gets its x: near its neighbours, in its layer's order, clear of those beside it
+    for rank in ranks:
+        _settle(rank, [(0.0, 1.0)] * len(rank))
+    for sweep in range(LAYOUT_SWEEPS):
+        down = sweep % 2 == 0
+        for rank in ranks if down else reversed(ranks):
+            _settle(rank, [_wanted(cell, down, sweep) for cell in rank])
     for chain in chains:
         _straighten(chain[1:-1], ranks)
     left = min((cell.x - cell.width / 2 for cell in everything), default=0.0)
@@ -197,16 +203,6 @@ def _crossings(ranks: list[list[Cell]]) -> int:
             for place in ends:
                 insort(ended, place)
     return crossings
-
-
-def _spread(ranks: list[list[Cell]]) -> None:
-    """Gives each cell its x: near its neighbours above and below, in its layer's order, clear of those beside it."""
-    for rank in ranks:
-        _settle(rank, [(0.0, 1.0)] * len(rank))
-    for sweep in range(LAYOUT_SWEEPS):
-        down = sweep % 2 == 0
-        for rank in ranks if down else reversed(ranks):
-            _settle(rank, [_wanted(cell, down, sweep) for cell in rank])
 
 
 def _wanted(cell: Cell, down: bool, sweep: int) -> tuple[float, float]:

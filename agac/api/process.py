@@ -129,32 +129,27 @@ async def _ready(
     if options.overwrite and options.resume:
         raise UsageError("--overwrite and --resume exclude each other", remedy="Keep one of them.")
     if not options.overwrite:
-        await _refuse_foreign(job, output, options)
+        async with open_for_reading(database_path(job.root)) as database:
+            last = await runs.last_invocation(database, job.name) if database else None
+            written = await runs.files_written(database, job.output) if database else []
+        before = last.invocation.body.get("given", {}).get("job") if last else None
+        there = job.file is not None and job.file.exists()
+        job.adopts = before is None and there
+        if job.adopts and not options.resume:
+            what = f"{output} exists, and this job did not write it"
+            raise UsageError(what, remedy=f"{_OVERWRITE} --resume adopts its results.")
+        known = [one for run in written for one in run.files.values()]
+        # what an invocation was to write that was killed before it noted that it did
+        begun = {} if before is None or any(run.shown for run in written) else before
+        for one in WRITTEN:
+            path = Path(getattr(options, one) or "")
+            if _is_foreign(path, known, job.name) and begun.get(one) != stored_path(str(path), job.root):
+                raise UsageError(f"{path} exists, and this job did not write it", remedy=_OVERWRITE)
+        if before is not None and there and before["input"] != job.input:
+            raise UsageError(f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE)
+        if options.resume is False and there:
+            raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
     return job
-
-
-async def _refuse_foreign(job: Job, output: str, options: ProcessOptions) -> None:
-    """Raises UsageError for files in the place of this job's that it did not write, unless it `adopts` the OUTPUT."""
-    async with open_for_reading(database_path(job.root)) as database:
-        last = await runs.last_invocation(database, job.name) if database else None
-        written = await runs.files_written(database, job.output) if database else []
-    before = last.invocation.body.get("given", {}).get("job") if last else None
-    there = job.file is not None and job.file.exists()
-    job.adopts = before is None and there
-    if job.adopts and not options.resume:
-        what = f"{output} exists, and this job did not write it"
-        raise UsageError(what, remedy=f"{_OVERWRITE} --resume adopts its results.")
-    known = [one for run in written for one in run.files.values()]
-    # what an invocation was to write that was killed before it noted that it did
-    begun = {} if before is None or any(run.shown for run in written) else before
-    for one in WRITTEN:
-        path = Path(getattr(options, one) or "")
-        if _is_foreign(path, known, job.name) and begun.get(one) != stored_path(str(path), job.root):
-            raise UsageError(f"{path} exists, and this job did not write it", remedy=_OVERWRITE)
-    if before is not None and there and before["input"] != job.input:
-        raise UsageError(f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE)
-    if options.resume is False and there:
-        raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
 
 
 def _is_foreign(path: Path, known: list[list[int]], job: str) -> bool:

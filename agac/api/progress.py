@@ -210,7 +210,24 @@ class LineStyle:
 
 def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max_lines: int | None = None) -> list[str]:
     """One line per stage, then those of the whole run. Of more than `max_lines`, idle stages share one line."""
-    notes = _notes(snapshot, style)
+    notes = []
+    for batch in snapshot.batches:
+        counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")
+        batches = counted(batch.batches, "batch", "batches")
+        notes.append(f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}")
+    if snapshot.unusable and snapshot.last_error is not None:
+        shown_with_a_stage = any(stage.counts.failed for stage in snapshot.stages)
+        last = "" if shown_with_a_stage else _last_error(snapshot, style)
+        notes.append(f"unusable rows {snapshot.unusable:,}{last}")
+    if snapshot.waiting_for is not None and not snapshot.stopping:
+        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
+    if snapshot.waits and not snapshot.stopping:
+        notes.append(waits_text(snapshot.waits))
+    if snapshot.stopping:
+        calls = counted(snapshot.in_flight, "call")
+        notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")
+    if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
+        notes.append(f"elapsed {duration(snapshot.elapsed)}")
     room = None if max_lines is None else max(1, max_lines - len(notes))
     shown = list(snapshot.stages)
     if room is not None and len(shown) > room:
@@ -290,28 +307,6 @@ def _cut_detail(detail: str, room: int, style: LineStyle) -> str:
     if cells(kind) + len(", row ") + LEAST_DETAIL <= room:
         return cropped(detail, room - 1, style.mark) + ")"
     return f"{kind})" if cells(kind) < room else ""
-
-
-def _notes(snapshot: Snapshot, style: LineStyle) -> list[str]:
-    notes = []
-    for batch in snapshot.batches:
-        counts = f"{batch.done:,}/{batch.requests:,} done" + (f", {batch.failed:,} failed" if batch.failed else "")
-        batches = counted(batch.batches, "batch", "batches")
-        notes.append(f"{on_one_line(batch.stage, style.encoding)}: {batches} {batch.status}, {counts}")
-    if snapshot.unusable and snapshot.last_error is not None:
-        shown_with_a_stage = any(stage.counts.failed for stage in snapshot.stages)
-        last = "" if shown_with_a_stage else _last_error(snapshot, style)
-        notes.append(f"unusable rows {snapshot.unusable:,}{last}")
-    if snapshot.waiting_for is not None and not snapshot.stopping:
-        notes.append(f"retrying: {on_one_line(snapshot.waiting_for.message, style.encoding)}")
-    if snapshot.waits and not snapshot.stopping:
-        notes.append(waits_text(snapshot.waits))
-    if snapshot.stopping:
-        calls = counted(snapshot.in_flight, "call")
-        notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")
-    if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
-        notes.append(f"elapsed {duration(snapshot.elapsed)}")
-    return notes
 
 
 TO_LINE_END, TO_SCREEN_END, UP = "\x1b[K", "\x1b[J", "\x1b[{}A"

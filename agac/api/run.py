@@ -124,7 +124,11 @@ async def invoke(
         if retry is None:
             warnings += await remote_moves(database, opened, checked.workflow)
         else:
-            await _refuse_another_version(database, retry.run, plan)
+            if canonical(await runs.definition_of(database, retry.run)) != canonical(plan.body):
+                raise UsageError(
+                    f"run {retry.run} was made from another version of workflow {plan.workflow!r}",
+                    remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
+                )
             invocation.chosen = await chosen_counts(database, retry.run, retry)
             count = partial(RowCount, sum(rows for _, _, rows in invocation.chosen), exact=True)
         if options.replay is not None:
@@ -182,15 +186,6 @@ def _refuse_batches(stages: Iterable[WrittenStage]) -> None:
         if stage.run_mode == "batch":
             what = f"--stream: stage {stage.name!r} is asked in batches, whose replies come whole"
             raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
-
-
-async def _refuse_another_version(database: Database, run: int, plan: Plan) -> None:
-    """Raises UsageError where a run that is to be retried was made from other files."""
-    if canonical(await runs.definition_of(database, run)) != canonical(plan.body):
-        raise UsageError(
-            f"run {run} was made from another version of workflow {plan.workflow!r}",
-            remedy=f"`agac run -a {plan.workflow}` runs the present one and reuses what still holds.",
-        )
 
 
 async def _refuse_replay(database: Database, workflow: str, run: int) -> None:

@@ -140,33 +140,29 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
 def inspect_lines(report: InspectReport) -> Iterator[str]:
     run, rows = report.run, report.rows
     if rows is None:
-        yield from _run(run)
+        yield from run_lines(run)
+        for one in run.get("remote", ()):
+            version = f"commit {one['commit']}, {one['name']}" if one["commit"] else one["hash"] or "read where it is"
+            yield f"Remote {one['what']}: {one['reference']} ({version})"
+        for stage in run["definition"]["stages"]:
+            yield ""
+            needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
+            does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
+            yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
+            if stage.get("when"):
+                yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
+            if "operation" not in stage:
+                yield from _definition(stage)
+        if run["errors"]:
+            yield from ("", "Errors:")
+        for error in run["errors"]:
+            example = error["example"]
+            yield f"{error_head(error)}, e.g. {example['id']!r}:"
+            yield f"    {terminal.first_line(example['message'])}"
+            yield f"    {row_command(run['run'], example['id'])}"
+        yield from ("", f"Look at one row with: agac inspect {run['run']} ROW")
     for number, row in enumerate(rows or ()):
         yield from ["", *_row(run, row)] if number else _row(run, row)
-
-
-def _run(run: dict[str, Any]) -> Iterator[str]:
-    yield from run_lines(run)
-    for one in run.get("remote", ()):
-        version = f"commit {one['commit']}, {one['name']}" if one["commit"] else one["hash"] or "read where it is"
-        yield f"Remote {one['what']}: {one['reference']} ({version})"
-    for stage in run["definition"]["stages"]:
-        yield ""
-        needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
-        does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
-        yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
-        if stage.get("when"):
-            yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
-        if "operation" not in stage:
-            yield from _definition(stage)
-    if run["errors"]:
-        yield from ("", "Errors:")
-    for error in run["errors"]:
-        example = error["example"]
-        yield f"{error_head(error)}, e.g. {example['id']!r}:"
-        yield f"    {terminal.first_line(example['message'])}"
-        yield f"    {row_command(run['run'], example['id'])}"
-    yield from ("", f"Look at one row with: agac inspect {run['run']} ROW")
 
 
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
@@ -299,22 +295,18 @@ def _stage(stage: dict[str, Any]) -> Iterator[str]:
     for attempt in stage["attempts"]:
         yield from _attempt(attempt)
         if turn := turns.get((attempt["invocation"], attempt["number"], attempt["fingerprint"])):
-            yield from _turn(turn)
+            agent = f" of {turn['agent']}" if turn["agent"] else ""
+            ended = f", the conversation ended: {turn['ended']}" if turn["ended"] else ""
+            yield f"    turn {turn['number']}{agent}: {counted(len(turn['calls']), 'call')} of tools{ended}"
+            for call in turn["calls"]:
+                how = f", {call['how']}" if call["how"] else ""
+                took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
+                state = "begun, its end is not known" if call["state"] == "intent" else call["state"]
+                head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {state}{how}{took}"
+                yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
 
 MOST_SHOWN = 500  # characters of a call's arguments, and of its result; `--json` has all
-
-
-def _turn(turn: dict[str, Any]) -> Iterator[str]:
-    agent = f" of {turn['agent']}" if turn["agent"] else ""
-    ended = f", the conversation ended: {turn['ended']}" if turn["ended"] else ""
-    yield f"    turn {turn['number']}{agent}: {counted(len(turn['calls']), 'call')} of tools{ended}"
-    for call in turn["calls"]:
-        how = f", {call['how']}" if call["how"] else ""
-        took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
-        state = "begun, its end is not known" if call["state"] == "intent" else call["state"]
-        head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {state}{how}{took}"
-        yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:

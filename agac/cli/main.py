@@ -383,7 +383,17 @@ def _main() -> int:
         # a word of the command line whose bytes are not text in the encoding of this environment
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
-            return _say_bug(error)
+            # a bug of agac: the report goes to a file that can be attached to an issue
+            report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
+            head = f"agac {__version__}\nPython {sys.version}\n{terminal.typed_command()}\n\n"
+            text = head + "".join(traceback.format_exception(error))
+            report.write_text(text, encoding="utf-8", errors="backslashreplace")
+            terminal.say_error(
+                f"this is a bug in agac: {type(error).__name__}: {error}",
+                f"The details are in {report}; please report them. Stored answers are safe: run the same command to "
+                "resume.",
+            )
+            return ExitCode.FAILED
         what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
         return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)
 
@@ -393,19 +403,6 @@ def say_known(error: AgacError, context: click.Context | None) -> int:
         terminal.print_problems(error.problems, sys.stderr)
     terminal.say_error(error.message, *([named_here(error.remedy, context)] if error.remedy else []))
     return error.exit_code
-
-
-def _say_bug(error: Exception) -> int:
-    """A bug of agac: the report goes to a file that can be attached to an issue."""
-    report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
-    head = f"agac {__version__}\nPython {sys.version}\n{terminal.typed_command()}\n\n"
-    text = head + "".join(traceback.format_exception(error))
-    report.write_text(text, encoding="utf-8", errors="backslashreplace")
-    terminal.say_error(
-        f"this is a bug in agac: {type(error).__name__}: {error}",
-        f"The details are in {report}; please report them. Stored answers are safe: run the same command to resume.",
-    )
-    return ExitCode.FAILED
 
 
 EXAMPLES = {

@@ -174,7 +174,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: 
     width = shutil.get_terminal_size().columns
     columns = [*zip(header, *([cropped(plain(_cell(value)), width) for value in row] for row in rows), strict=True)]
     if one_line:
-        columns = _cut_to(width, columns)
+        # the cells are cut so far that a row fits, where that leaves something of them to be read
+        widest, room = [max(map(cells, one)) for one in columns], width - 2 * len(columns) + 2
+        fits = next((n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room), width)
+        columns = [tuple(cropped(text, fits) for text in one) for one in columns]
     least = [max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns]
     if sum(least) + 2 * (len(least) - 1) > width:
         return "\n".join(record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True))
@@ -191,13 +194,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: 
     with console.capture() as capture:
         console.print(shown)
     return "\n".join(line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n"))
-
-
-def _cut_to(width: int, columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The cells cut so far that a row fits, where that leaves something of them to be read."""
-    widest, room = [max(map(cells, one)) for one in columns], width - 2 * len(columns) + 2
-    fits = next((n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room), width)
-    return [tuple(cropped(text, fits) for text in one) for one in columns]
 
 
 NARROW = 8  # cells of a column that may be cut: of less nothing could be read

@@ -189,7 +189,24 @@ class ParquetSink(AtomicFile):
             return
         self._spool.finish()
         with explained(self.path):
-            self._convert()
+            import duckdb
+
+            columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
+            types = {f"c{place}": _TYPES.get(kind, _TEXT) for place, kind in enumerate(self._kinds)}
+            rows = read_json(no_pattern(self._spool.temporary), types, self._longest)
+            query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
+            target = literal(str(self.temporary))
+            # so many rows are held in memory until they are written: fewer where they are long
+            group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
+            try:
+                self._connection.execute(f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})")
+            except duckdb.IOException as error:
+                raise OSError(None, str(error).splitlines()[0]) from error
+            except duckdb.Error as error:
+                remedy = "Remove parquet from output.format, then run again: all results are safe in the store."
+                raise AgacError(
+                    f"{self.path}: cannot be written: {str(error).splitlines()[0]}", remedy=remedy
+                ) from error
         self._spool.abort()
         super().finish()
 
@@ -206,24 +223,6 @@ class ParquetSink(AtomicFile):
             is_null = value is None or (isinstance(value, float) and not math.isfinite(value))
             values[place] = None if is_null else encode(value)
         return encode({f"c{place}": value for place, value in enumerate(values) if value is not None}) + "\n"
-
-    def _convert(self) -> None:
-        import duckdb
-
-        columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
-        types = {f"c{place}": _TYPES.get(kind, _TEXT) for place, kind in enumerate(self._kinds)}
-        rows = read_json(no_pattern(self._spool.temporary), types, self._longest)
-        query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
-        target = literal(str(self.temporary))
-        # so many rows are held in memory until they are written: fewer where they are long
-        group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
-        try:
-            self._connection.execute(f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})")
-        except duckdb.IOException as error:
-            raise OSError(None, str(error).splitlines()[0]) from error
-        except duckdb.Error as error:
-            remedy = "Remove parquet from output.format, then run again: all results are safe in the store."
-            raise AgacError(f"{self.path}: cannot be written: {str(error).splitlines()[0]}", remedy=remedy) from error
 
 
 def memory_database() -> DuckDBPyConnection:

@@ -64,25 +64,19 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
             async for chunk in chunks:
                 await walk.through(chunk)
         await walk.through_groups()
-    _doubt(found.stages)
-    await _estimate(baseline, found)
-    return found
-
-
-def _doubt(found: Sequence[StageForecast]) -> None:
-    """Takes back what is not sure, as rows may leave or fail beside a stage: whether it is run for one that leaves
-    depends on which is first; one that fails makes no others, and its group lacks it."""
     line = dict[str, set[str]]()  # a stage and all that it follows
-    for one in found:
+    for one in found.stages:
         line[one.name] = {one.name}.union(*(line[need] for need in one.stage.needs))
     beside = {
-        one.name: [x for x in found if x.run and one.name not in line[x.name] and x.name not in line[one.name]]
-        for one in found
+        one.name: [x for x in found.stages if x.run and one.name not in line[x.name] and x.name not in line[one.name]]
+        for one in found.stages
     }
-    for one in found:
-        if any(beside[x.name] for x in found if x.stage.makes is not None and x.name in line[one.name]):
+    for one in found.stages:
+        if any(beside[x.name] for x in found.stages if x.stage.makes is not None and x.name in line[one.name]):
             one.sure, one.again = 0, one.reuse
         one.sure *= not any(x.stage.may_drop for x in beside[one.name])
+    await _estimate(baseline, found)
+    return found
 
 
 async def _estimate(baseline: Baseline, found: PlanReport) -> None:

@@ -324,7 +324,24 @@ async def _final_rows(
     """What reads the rows that are written, and the columns for `tables` and for results that are merged with rows."""
     layout = None
     if formed := tables or outputs.merge not in PLAIN_MERGES:
-        layout = await _observe_layout(database, run, outputs, source)
+        # the columns of all rows, by a look at each
+        definition = await runs.definition_of(database, run.id)
+        stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
+        ends = [stages[place] for place in ends_of(definition)]
+        observed = Observed(shape_of_ends(ends), outputs.fields)
+        async for rows in (source or FinalRows(definition, formed=True)).rows(database, run.id):
+            for row in rows:
+                if row.state in (State.DONE, State.SKIPPED, State.FAILED):  # which have a line
+                    data = _fields(row)
+                    observed.row(data)
+                    if (own := _own_id(row, data, id_field)) is not None:
+                        observed.row_id(own)
+                if row.state == State.DONE and row.value is not None:
+                    observed.result(_decoded(row.value))
+        maker = written_of(definition)
+        grouped = is_grouped(stages, None if maker is None else stages[maker])
+        name = result_name([end.name for end in ends])
+        layout = observed.layout(outputs.merge or "extend", name, id_field, grouped=grouped)
     return source or await rows_of_run(database, run, outputs, formed=formed), layout
 
 
@@ -471,29 +488,6 @@ def keep_previous(folder: Path) -> None:
         for file in sinks.result_files(folder):
             if file.is_file() and not file.is_symlink():
                 put_aside(file, PREVIOUS, replace=True)
-
-
-async def _observe_layout(
-    database: Database, run: RunRecord, outputs: Outputs, source: ShardRows | None = None
-) -> TableLayout:
-    """The columns of all rows, by a look at each."""
-    definition = await runs.definition_of(database, run.id)
-    stages, id_field = recorded_stages(definition), definition["input"]["id_field"]
-    ends = [stages[place] for place in ends_of(definition)]
-    observed = Observed(shape_of_ends(ends), outputs.fields)
-    async for rows in (source or FinalRows(definition, formed=True)).rows(database, run.id):
-        for row in rows:
-            if row.state in (State.DONE, State.SKIPPED, State.FAILED):  # which have a line
-                data = _fields(row)
-                observed.row(data)
-                if (own := _own_id(row, data, id_field)) is not None:
-                    observed.row_id(own)
-            if row.state == State.DONE and row.value is not None:
-                observed.result(_decoded(row.value))
-    maker = written_of(definition)
-    grouped = is_grouped(stages, None if maker is None else stages[maker])
-    name = result_name([end.name for end in ends])
-    return observed.layout(outputs.merge or "extend", name, id_field, grouped=grouped)
 
 
 def is_grouped(stages: Sequence[StageNode], maker: StageNode | None) -> bool:

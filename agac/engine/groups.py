@@ -436,28 +436,25 @@ class Deduplicator:
                 return
             at, after = (after, 1 << 62), max(firsts)  # beyond every key of the last page
             while rows := await store.dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
-                await self._write(rows, firsts)
+                changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
+                prior = await store.prior_tasks(self._db, [row.key for row in changed])
+                settler, ledger = self._context.settler, self._context.ledger
+                for one in changed:
+                    first = firsts[one.hash]
+                    new = NewRow(Row(one.id, 0, {}), 0, b"", "", State(one.state), one.key, one.origin)
+                    row = ActiveRow(new, self._context.preparer.view(None), prior=prior.get(one.key, {}))
+                    if one.key == first.key:
+                        settler.not_asked(row, self._stage, Outcome.DONE, None)
+                        kept, state = [Child(one.id, one.content, "{}")], State(one.came_as)
+                    else:
+                        note = partial(canonical, {"dedupe": self._fields, "first": first.id, "values": {}})
+                        settler.not_asked(row, self._stage, Outcome.DROPPED, note)
+                        kept, state = [], State.FILTERED
+                    ledger.batch.children.append(Children(one.key, self._stage.index, kept))
+                    settler.row_moved(row, one.state, state, one.result_id)
+                if changed:
+                    await ledger.durable()
                 at = (rows[-1].hash, rows[-1].key)
-
-    async def _write(self, rows: Sequence[store.DedupeRow], firsts: dict[bytes, store.DedupeRow]) -> None:
-        changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
-        prior = await store.prior_tasks(self._db, [row.key for row in changed])
-        settler, ledger = self._context.settler, self._context.ledger
-        for one in changed:
-            first = firsts[one.hash]
-            new = NewRow(Row(one.id, 0, {}), 0, b"", "", State(one.state), one.key, one.origin)
-            row = ActiveRow(new, self._context.preparer.view(None), prior=prior.get(one.key, {}))
-            if one.key == first.key:
-                settler.not_asked(row, self._stage, Outcome.DONE, None)
-                kept, state = [Child(one.id, one.content, "{}")], State(one.came_as)
-            else:
-                note = partial(canonical, {"dedupe": self._fields, "first": first.id, "values": {}})
-                settler.not_asked(row, self._stage, Outcome.DROPPED, note)
-                kept, state = [], State.FILTERED
-            ledger.batch.children.append(Children(one.key, self._stage.index, kept))
-            settler.row_moved(row, one.state, state, one.result_id)
-        if changed:
-            await ledger.durable()
 
     def _is_new(self, row: store.DedupeRow, first: store.DedupeRow) -> bool:
         """Whether what becomes of the row is not what is stored, its note of who is first included."""

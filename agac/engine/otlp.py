@@ -38,7 +38,7 @@ from agac.engine.rate_limiter import Lane
 from agac.engine.settle import Totals
 from agac.engine.telemetry import OtelSettings
 from agac.store.history import AttemptRecord, attempts_of_row
-from agac.store.records import Call, Endpoint, ToolCallRecord
+from agac.store.records import Call, Endpoint
 
 _log = logging.getLogger("agac.otel")
 
@@ -282,7 +282,12 @@ def row_spans(
     @cache
     def tool(key: ToolKey) -> int:
         one = notes.tools[key]
-        about = _of_tool(one, shown, text)
+        about = {
+            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
+            "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
+            "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
+            "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
+        }  # fmt: skip
         end = one.started_at + (one.duration or 0.0)
         return add(above_of(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
 
@@ -312,16 +317,6 @@ def _nested(traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int) 
         traces.span(name, context, start, end, about, None if context is own[0] else own[above])
         for context, (above, name, start, end, about) in zip(own, nodes, strict=True)
     ]
-
-
-def _of_tool(one: ToolCallRecord, shown: Callable[[str], str], text: Callable[[str | None], str]) -> Attributes:
-    """What is said of a call of a tool."""
-    return {
-        "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
-        "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
-        "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
-        "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
-    }  # fmt: skip
 
 
 def _of_call(one: TracedCall) -> Attributes:

@@ -85,18 +85,16 @@ def _told(
         called = import_function(found, root) if isinstance(found, FunctionRef) else found
         return describe(found, root), declared_of(called).rules
     if tool.kind == "agent":
-        return _child_tool(tool, stage, children)
+        card = next(one.card for one in stage.children if one.card and one.card.name == tool.source)
+        assert stage.card is not None, "only a card names agents"
+        own, told, version = stage.card.keys, card.keys.description or f"Asks the agent {card.name}.", ""
+        for child in children:
+            if child.name == f"{stage.name}/{tool.source}":  # by all that decides what it answers, not by its name
+                body = {
+                    key: value for key, value in stage_body(child).items() if key not in ("name", "needs", "children")
+                }
+                version = digest(canonical(body)).hex()
+        schema = card.keys.tool_input_schema or _MESSAGE
+        spec = ToolSpec(safe_name(f"agent__{card.name}"), told, schema, "agent", card.name, version)
+        return spec, ToolRules(timeout=own.child_timeout_sec or _CHILD_TIMEOUT, concurrency=own.max_parallel)
     return describe_builtin(tool.source, tool.settings, root), ToolRules(cacheable=True)
-
-
-def _child_tool(tool: NamedTool, stage: WrittenStage, children: Sequence[PlannedStage]) -> tuple[ToolSpec, ToolRules]:
-    card = next(one.card for one in stage.children if one.card and one.card.name == tool.source)
-    assert stage.card is not None, "only a card names agents"
-    own, told, version = stage.card.keys, card.keys.description or f"Asks the agent {card.name}.", ""
-    for child in children:
-        if child.name == f"{stage.name}/{tool.source}":  # by all that decides what it answers, not by its name
-            body = {key: value for key, value in stage_body(child).items() if key not in ("name", "needs", "children")}
-            version = digest(canonical(body)).hex()
-    schema = card.keys.tool_input_schema or _MESSAGE
-    spec = ToolSpec(safe_name(f"agent__{card.name}"), told, schema, "agent", card.name, version)
-    return spec, ToolRules(timeout=own.child_timeout_sec or _CHILD_TIMEOUT, concurrency=own.max_parallel)

@@ -212,7 +212,15 @@ class OpenAIBatches(BatchApi):
         status = _status(response)
         body = _body(mapping(response).get("body"))
         if error:
-            return _failed(custom_id, error, status, body)
+            code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
+            if ended := _ENDED.get(code):
+                return ResultLine(custom_id, ended, message=message or code)
+            status = status or _status(error) or 0
+            if status >= 400 or code:
+                # an error that comes with no status, or with a good one, is known by its code
+                body = body if body and status >= 400 else encode({"error": error})
+                return ResultLine(custom_id, "answered", max(status, 200), body, message)
+            return ResultLine(custom_id, "unanswered", message=message or "an error without words")
         if not isinstance(response, dict):
             return ResultLine(custom_id, "unanswered", message="neither a response nor an error")
         if status is None:
@@ -235,19 +243,6 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
         message = redactor.clean(text(error, "message") or code)[:MESSAGE_LENGTH]
         read.append(batch.BatchError(redactor.clean(code), message, line or None))
     return tuple(read)
-
-
-def _failed(custom_id: str, error: Any, status: int | None, body: bytes) -> ResultLine:
-    """A line with an error of its own; one that comes with an answer is the endpoint's, for the dialect to read."""
-    code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
-    if ended := _ENDED.get(code):
-        return ResultLine(custom_id, ended, message=message or code)
-    status = status or _status(error) or 0
-    if status >= 400 or code:
-        # an error that comes with no status, or with a good one, is known by its code
-        body = body if body and status >= 400 else encode({"error": error})
-        return ResultLine(custom_id, "answered", max(status, 200), body, message)
-    return ResultLine(custom_id, "unanswered", message=message or "an error without words")
 
 
 def _status(of: Any) -> int | None:
@@ -378,7 +373,16 @@ class AnthropicBatches(BatchApi):
                 why = "the batch was cancelled before the request was worked on"
                 return ResultLine(custom_id, "cancelled", message=why)
             case "errored":
-                return _errored(custom_id, found.get("error"))
+                # the reason is an error within the error; some who look alike leave the outer one out
+                outer = found.get("error")
+                inner = mapping(outer).get("error")
+                error = inner if isinstance(inner, dict) else outer
+                kind, words, request_id = text(error, "type"), text(error, "message"), text(outer, "request_id")
+                if not kind:
+                    words = words or (outer if isinstance(outer, str) else "an error without words")
+                    return ResultLine(custom_id, "unanswered", message=words)
+                body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
+                return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words)
             case kind:
                 return ResultLine(custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}")
 
@@ -390,18 +394,6 @@ async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
         size -= len(piece)
         yield piece.replace(b"\n", b",")
     yield _CLOSE
-
-
-def _errored(custom_id: str, outer: Any) -> ResultLine:
-    """The reason is an error within the error; some who look alike leave the outer one out."""
-    inner = mapping(outer).get("error")
-    error = inner if isinstance(inner, dict) else outer
-    kind, words, request_id = text(error, "type"), text(error, "message"), text(outer, "request_id")
-    if not kind:
-        words = words or (outer if isinstance(outer, str) else "an error without words")
-        return ResultLine(custom_id, "unanswered", message=words)
-    body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
-    return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words)
 
 
 BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic": AnthropicBatches}

@@ -272,7 +272,20 @@ def read_openai_error(data: Any) -> ErrorBody:
     data = mapping(data[0] if isinstance(data, list) and data else data)
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
-        return _read_object(error)
+        code, delay = text(error, "code"), None
+        if error.get("param") in ("response_format", "text.format.schema") and not code:
+            code = "invalid_json_schema"  # OpenAI names a bad schema by its parameter, with or without a code
+        if mapping(error.get("metadata")).get("reasons"):
+            code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
+        # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
+        for detail in objects(error.get("details")):
+            if detail.get("reason") == "API_KEY_INVALID":
+                code = "API_KEY_INVALID"
+            elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
+                code = "daily_quota_exceeded"
+            delay = duration(text(detail, "retryDelay")) or delay
+        kind, status = text(error, "type") or text(error, "status"), http_status(error.get("code"), 400)
+        return ErrorBody(text(error, "message"), kind, code, status, delay)
     code, kind = text(data, "code"), text(data, "type")
     if isinstance(error, str):
         return ErrorBody(error, kind, code)
@@ -284,23 +297,6 @@ def read_openai_error(data: Any) -> ErrorBody:
 
 def _choice_error(data: dict[str, Any]) -> Any:
     return mapping(next(iter(items(data.get("choices"))), None)).get("error")
-
-
-def _read_object(error: dict[str, Any]) -> ErrorBody:
-    code, delay = text(error, "code"), None
-    if error.get("param") in ("response_format", "text.format.schema") and not code:
-        code = "invalid_json_schema"  # OpenAI names a bad schema by its parameter, with or without a code
-    if mapping(error.get("metadata")).get("reasons"):
-        code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
-    # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
-    for detail in objects(error.get("details")):
-        if detail.get("reason") == "API_KEY_INVALID":
-            code = "API_KEY_INVALID"
-        elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
-            code = "daily_quota_exceeded"
-        delay = duration(text(detail, "retryDelay")) or delay
-    kind, status = text(error, "type") or text(error, "status"), http_status(error.get("code"), 400)
-    return ErrorBody(text(error, "message"), kind, code, status, delay)
 
 
 # Decided on status, `error.type` and `error.details.error_code`; by their words only where nothing else says it.

@@ -49,7 +49,10 @@ class HintingSender:
             came = await send(told, timeout, within=within, fresh=fresh, begins=begins, headers=headers)
             names = [name.encode() for name in ("nvext", "agent_hints", *hints)]  # by which a refusal is known
             if isinstance(came, Fault) or came.status not in (400, 422) or not any(one in came.body for one in names):
-                self._learn(kind, came)
+                data = mapping(json_of(came.body) if isinstance(came, HttpReply) and came.status == 200 else None)
+                if (written := count(data.get("usage"), "completion_tokens")) is not None:
+                    calls = any(mapping(one.get("message")).get("tool_calls") for one in objects(data.get("choices")))
+                    self._seen[kind].append((written, calls))
                 return came
             if not self._refused:
                 words = "%s refuses hints and gets none from now on; is `version` of its backend right?"
@@ -78,13 +81,6 @@ class HintingSender:
             headers = {"X-Dynamo-Session-ID": own, "X-Dynamo-Parent-Session-ID": f"agac-{self._run}"}
             headers |= {} if may_call or self._repair else {"X-Dynamo-Session-Final": "true"}
         return kind, hints, headers
-
-    def _learn(self, kind: Kind, came: HttpReply | Fault) -> None:
-        """Notes what came of a request: how long its reply was, and whether it called tools."""
-        data = mapping(json_of(came.body) if isinstance(came, HttpReply) and came.status == 200 else None)
-        if (written := count(data.get("usage"), "completion_tokens")) is not None:
-            calls = any(mapping(one.get("message")).get("tool_calls") for one in objects(data.get("choices")))
-            self._seen[kind].append((written, calls))
 
 
 def hinting(sender: Sending, provider: Provider, stage: Stage, run: int) -> Sending | HintingSender:

@@ -332,7 +332,24 @@ def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, st
     address = address.strip()
     read = _read_query(query) if question else _Reading()
     if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
-        return _short(address, read, providers, aliases)
+        name, colon, route = address.partition(":")
+        own = aliases.get(name)
+        target = ALIASES[name] if own is None else own
+        # without itself, so that a project may give a known name to something else, and no circle is endless
+        others = {} if own is None else {key: value for key, value in aliases.items() if key != name}
+        base = _read(target, providers, others)
+        messages = [f"'{name}' means {target}: {message}" for message in base.messages] + read.messages
+        if colon and not base.messages:
+            if not route:
+                messages.append(f"'{address}' ends in a colon without a route; write {name}, or {name}:<route>")
+            elif not providers[base.provider].routed:
+                messages.append(f"'{name}' means {target}, which has no routes; leave out ':{route}'")
+        decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
+        return replace(
+            read, provider=base.provider, model=base.model, route=route or base.route,
+            values={**base.values, **read.values}, messages=messages,
+            warnings=list(dict.fromkeys([*base.warnings, *read.warnings])), written=address + _write_query(decisive),
+        )  # fmt: skip
     try:
         if (name := address.partition(":")[0]) in TEST_MODELS:
             raise Refused(f"'{name}' is a test model of another program; write simulator/small, which costs nothing")
@@ -346,28 +363,6 @@ def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, st
     except Refused as refused:
         read.messages.insert(0, str(refused))
     return read
-
-
-def _short(address: str, read: _Reading, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Reading:
-    """A short name, its own route and keys under those that are written with it, `read`."""
-    name, colon, route = address.partition(":")
-    own = aliases.get(name)
-    target = ALIASES[name] if own is None else own
-    # without itself, so that a project may give a known name to something else, and no circle is endless
-    others = {} if own is None else {key: value for key, value in aliases.items() if key != name}
-    base = _read(target, providers, others)
-    messages = [f"'{name}' means {target}: {message}" for message in base.messages] + read.messages
-    if colon and not base.messages:
-        if not route:
-            messages.append(f"'{address}' ends in a colon without a route; write {name}, or {name}:<route>")
-        elif not providers[base.provider].routed:
-            messages.append(f"'{name}' means {target}, which has no routes; leave out ':{route}'")
-    decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
-    return replace(
-        read, provider=base.provider, model=base.model, route=route or base.route,
-        values={**base.values, **read.values}, messages=messages,
-        warnings=list(dict.fromkeys([*base.warnings, *read.warnings])), written=address + _write_query(decisive),
-    )  # fmt: skip
 
 
 def _address(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> tuple[str, str]:

@@ -275,7 +275,17 @@ class Program:
             return Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, what)
         finally:
             async with self._freed:
-                self._give_back(data, folder, seen.session)
+                # a session is kept while it may be asked again, which is at once; its folder goes with it
+                self._sessions[seen.session or str(folder)] = data, folder
+                self._used[data] = self._used.get(data, 0) + 1
+                full = self._used[data] >= SESSIONS
+                old = [key for key, one in self._sessions.items() if full and one[0] == data]
+                for key in dict.fromkeys((*old, *list(self._sessions)[: -2 * self._how.max_agents])):
+                    shutil.rmtree(self._sessions.pop(key)[1], ignore_errors=True)
+                if full:
+                    shutil.rmtree(data, ignore_errors=True)
+                    self._used[data] = 0
+                self._idle.append(data)
                 self._freed.notify_all()
         took = time.monotonic() - started
         return HttpReply(200, NO_HEADERS, encode(seen.body(process.returncode, took)), took)
@@ -294,19 +304,6 @@ class Program:
             *words, *(("--session", session) if session else ()), cwd=folder, env={**self._env, **own}, stdin=PIPE,
             stdout=PIPE, stderr=PIPE, limit=LINE, start_new_session=True,
         )  # fmt: skip
-
-    def _give_back(self, data: Path, folder: Path, session: str | None) -> None:
-        """A session is kept while it may be asked again, which is at once; its folder goes with it."""
-        self._sessions[session or str(folder)] = data, folder
-        self._used[data] = self._used.get(data, 0) + 1
-        full = self._used[data] >= SESSIONS
-        old = [key for key, one in self._sessions.items() if full and one[0] == data]
-        for key in dict.fromkeys((*old, *list(self._sessions)[: -2 * self._how.max_agents])):
-            shutil.rmtree(self._sessions.pop(key)[1], ignore_errors=True)
-        if full:
-            shutil.rmtree(data, ignore_errors=True)
-            self._used[data] = 0
-        self._idle.append(data)
 
 
 async def _version(command: str, env: Mapping[str, str]) -> str:

@@ -111,7 +111,19 @@ class BatchCall:
             return web.FileResponse(path, headers=self.file_headers)
         self.store.counted(f"fault.{cut.kind}")
         if cut.kind == "batch_junk":
-            return await self._send_junk(cut.value("body"), path)
+            body = cut.value("body")
+            if body == "error":
+                return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
+            lines = path.read_bytes().splitlines()
+            sent = {"array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b""}
+            if body in sent:
+                return web.Response(body=sent[body], headers=self.file_headers)
+            response = web.StreamResponse(headers=self.file_headers)
+            with suppress(ConnectionError):
+                await response.prepare(self.http)
+                while True:
+                    await response.write(b"x" * DOWNLOAD_PIECE)
+            return response
         content, after = path.read_bytes(), cut.value("after_bytes")
         response = web.StreamResponse(headers=self.file_headers | {"Accept-Ranges": "bytes"})
         response.content_length = len(content)
@@ -119,20 +131,6 @@ class BatchCall:
             await response.prepare(self.http)
             await response.write(content[: len(content) // 2 if after is None else after][: max(0, len(content) - 1)])
         drop_connection(self.http)
-        return response
-
-    async def _send_junk(self, body: str, path: Path) -> web.StreamResponse:
-        if body == "error":
-            return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
-        lines = path.read_bytes().splitlines()
-        sent = {"array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b""}
-        if body in sent:
-            return web.Response(body=sent[body], headers=self.file_headers)
-        response = web.StreamResponse(headers=self.file_headers)
-        with suppress(ConnectionError):
-            await response.prepare(self.http)
-            while True:
-                await response.write(b"x" * DOWNLOAD_PIECE)
         return response
 
     def existing(self, name: str) -> Path:

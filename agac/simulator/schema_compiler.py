@@ -350,7 +350,13 @@ class SchemaCompiler:
 
         def draw(draft: Draft, depth: int, name: str) -> Any:
             generous = depth < FLAT and draft.left > 0
-            keys = _chosen(draft, named, required, least, most, generous)
+            # those required, and of the others the ones that lead least deep
+            chosen = set(required)
+            optional = [key for key, part in named.items() if part.height < ENDLESS and key not in chosen]
+            for key in sorted(optional, key=lambda key: named[key].height):
+                if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
+                    chosen.add(key)
+            keys = [key for key in named if key in chosen] + [key for key in required if key not in named]
             invented = len(keys)
             wanted = min(max(least, len(keys) + 2 if generous and is_map else 0), most)
             while len(keys) < wanted and others.height < ENDLESS:
@@ -417,18 +423,6 @@ class SchemaCompiler:
             shape.draw, shape.measure = lambda draft, depth, name: FORMATS[form](draft), lambda: 0
         else:
             shape.draw = lambda draft, depth, name: text_of(draft, name, least, most)
-
-
-def _chosen(
-    draft: Draft, named: Mapping[str, ValueShape], required: Iterable[str], least: float, most: float, generous: bool
-) -> list[str]:
-    """The keys of an object that are written: those required, and of the others the ones that lead least deep."""
-    chosen = set(required)
-    optional = [key for key, part in named.items() if part.height < ENDLESS and key not in chosen]
-    for key in sorted(optional, key=lambda key: named[key].height):
-        if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
-            chosen.add(key)
-    return [key for key in named if key in chosen] + [key for key in required if key not in named]
 
 
 def walk_schema(schema: Any, lists: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:

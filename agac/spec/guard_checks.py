@@ -104,17 +104,14 @@ def _node_faults(node: CelNode, text: str) -> Iterator[str]:
     else:
         yield f"{at}: unknown function `{name}`; {did_you_mean(name, FUNCTIONS, 'functions')}"
     if method and name == "matches" and node.parts[-1].kind == "literal":
-        yield from _pattern_faults(node.parts[-1], text)
-
-
-def _pattern_faults(pattern: CelNode, text: str) -> Iterator[str]:
-    try:
-        cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
-    except RuntimeError as refused:
-        reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
-        large = "it is too large; repeat less in it" if "size limit" in str(refused) else "its syntax is not known"
-        why = reason[1] if reason else large
-        yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
+        pattern = node.parts[-1]
+        try:
+            cel_library().compile(f'"".matches({text[pattern.start : pattern.end]})').execute()
+        except RuntimeError as refused:
+            reason = re.search(r"\nerror: (.+?)(?:\. Check function arguments|\n|\Z)", str(refused))
+            large = "it is too large; repeat less in it" if "size limit" in str(refused) else "its syntax is not known"
+            why = reason[1] if reason else large
+            yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
 
 
 def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
@@ -193,31 +190,27 @@ def _slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
         case "sign" if word == "?" and (is_member or after.text in (".", "?")):
             message, end = "`?.` and `??` do not exist here; write `has(x.y) && x.y …`", after.end
         case "bad":
-            return _bad_slip(text, before, piece)
+            # a character that begins nothing, and the word that it ends
+            at, sign, rest = piece.start, piece.text, text[piece.start :]
+            if placeholder := re.match(r"\$\{([^{}\n]*)\}?", rest):
+                name = placeholder[1].strip() or "x"
+                return at, at + placeholder.end(), f"`{placeholder[0]}` stands in prompts; in a guard write `{name}`"
+            if sign in "\"'":
+                return at, len(text), f"a text is never closed: {rest[:24]!r}; add the {sign}"
+            if letters := re.match(r"\w+", rest):
+                start = before.start if before.kind == "name" and before.end == at and sign.isalnum() else at
+                name = text[start : at + letters.end()]
+                written = f'["{name}"]` for `.{name}' if text[:start].endswith(".") else f'row["{name}"]'
+                return start, at + letters.end(), f"names have the letters A to Z, digits and _; write `{written}`"
+            if quoted := re.match(r"`([^`\n]+)`", rest):
+                return at, at + quoted.end(), f'a name in backticks is written `row["{quoted[1]}"]`'
+            message = _OTHER_SIGNS.get(sign, f"`{sign}` means nothing in CEL; remove it")
+            if sign.isspace():
+                message = f"the blank U+{ord(sign):04X} is none that CEL knows; write a plain space"
+            return at, piece.end, message
         case _:
             return None
     return piece.start, end, message
-
-
-def _bad_slip(text: str, before: Token, piece: Token) -> _Slip:
-    """A character that begins nothing, and the word that it ends."""
-    at, sign, rest = piece.start, piece.text, text[piece.start :]
-    if placeholder := re.match(r"\$\{([^{}\n]*)\}?", rest):
-        name = placeholder[1].strip() or "x"
-        return at, at + placeholder.end(), f"`{placeholder[0]}` stands in prompts; in a guard write `{name}`"
-    if sign in "\"'":
-        return at, len(text), f"a text is never closed: {rest[:24]!r}; add the {sign}"
-    if word := re.match(r"\w+", rest):
-        start = before.start if before.kind == "name" and before.end == at and sign.isalnum() else at
-        name = text[start : at + word.end()]
-        written = f'["{name}"]` for `.{name}' if text[:start].endswith(".") else f'row["{name}"]'
-        return start, at + word.end(), f"names have the letters A to Z, digits and _; write `{written}`"
-    if quoted := re.match(r"`([^`\n]+)`", rest):
-        return at, at + quoted.end(), f'a name in backticks is written `row["{quoted[1]}"]`'
-    message = _OTHER_SIGNS.get(sign, f"`{sign}` means nothing in CEL; remove it")
-    if sign.isspace():
-        message = f"the blank U+{ord(sign):04X} is none that CEL knows; write a plain space"
-    return at, piece.end, message
 
 
 def _where_it_stopped(text: str, refused: str) -> str:

@@ -170,7 +170,24 @@ class _Explainer:
             return f"`{node.value}` is missing in this row; it has: {has}; {remedy}"
         if node.kind in ("select", "index", "has"):
             return self._missing_step(node.parts[0] if node.kind == "has" else node, values)
-        return self._cannot_be_computed(node, values, error)
+        text = self._shown(node)
+        what = f"`{text}` cannot be computed"
+        if node.kind not in ("call", "method", "op", "macro"):
+            return f"{what}: {_reason(error)}"
+        deciding = node.parts[:1] if node.kind == "macro" or node.value == "?:" else node.parts
+        sides = [(part, self._run(part, values)) for part in deciding]
+        for part, value in sides:
+            if value is None and node.value not in ("==", "!=") and part.kind != "literal":
+                return self._null(part, what)
+        said = [(self._shown(part), value) for part, value in sides]
+        if node.kind == "macro":
+            name, value = said[0]
+            if isinstance(value, list | dict):
+                return f"{what}: {_reason(error)}"
+            return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
+        given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
+        what += f": {' and '.join(given) or _reason(error)}"
+        return _failed_operation(node, text, said, what, error) if node.kind == "op" else _failed_call(node, said, what)
 
     def _shown(self, node: CelNode) -> str:
         return self._text[node.start : node.end].strip()
@@ -222,27 +239,6 @@ class _Explainer:
         if isinstance(value, list):
             return f"`{before}` is a list, which has no field {step}; write `{before}[0]` or `{before}.exists(item, …)`"
         return f"`{before}` is {_described(value)}, which has no field {step}"
-
-    def _cannot_be_computed(self, node: CelNode, values: Values, error: Exception) -> str:
-        """A function, an operation or a macro that its values do not fit."""
-        text = self._shown(node)
-        what = f"`{text}` cannot be computed"
-        if node.kind not in ("call", "method", "op", "macro"):
-            return f"{what}: {_reason(error)}"
-        deciding = node.parts[:1] if node.kind == "macro" or node.value == "?:" else node.parts
-        sides = [(part, self._run(part, values)) for part in deciding]
-        for part, value in sides:
-            if value is None and node.value not in ("==", "!=") and part.kind != "literal":
-                return self._null(part, what)
-        said = [(self._shown(part), value) for part, value in sides]
-        if node.kind == "macro":
-            name, value = said[0]
-            if isinstance(value, list | dict):
-                return f"{what}: {_reason(error)}"
-            return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
-        given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
-        what += f": {' and '.join(given) or _reason(error)}"
-        return _failed_operation(node, text, said, what, error) if node.kind == "op" else _failed_call(node, said, what)
 
 
 def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:

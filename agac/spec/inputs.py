@@ -218,7 +218,22 @@ class _Resolver:
         if len(texts) == 1 and text == PIPED:
             return replace(self._made(self.project.root / INPUTS, PIPED, self._piped_format()), piped=True)
         if len(texts) == 1 and (text.startswith(SCHEME) or paths.POSTGRES.match(text)):
-            return self._database(text)
+            declared = self.keys.format
+            found: InputFormat = "postgres" if paths.POSTGRES.match(text) else "sqlite"
+            if declared not in (None, found) and not self.typed:
+                kind = "PostgreSQL" if found == "postgres" else "SQLite"
+                raise Refused(f"the path names a {kind} database, and format says {declared}; remove format")
+            try:
+                url = parse_database(text)
+            except Refused as error:
+                raise Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
+            if found == "postgres":
+                made = self._made(self.project.root / INPUTS, text, found)
+                return replace(made, statement=url.statement, ordered=url.ordered)
+            path = self._place(url.path)
+            if not path.is_file():
+                raise Refused(f"no such database: {url.path!r}")
+            return replace(self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
         if len(texts) == 1 and paths.is_reference(text):
             return self._fetched(text)
         if len(texts) == 1 and text.startswith(paths.SCHEMES):
@@ -319,24 +334,6 @@ class _Resolver:
         if self.keys.format in NO_FILES:
             raise Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
-
-    def _database(self, text: str) -> InputSpec:
-        declared = self.keys.format
-        found: InputFormat = "postgres" if paths.POSTGRES.match(text) else "sqlite"
-        if declared not in (None, found) and not self.typed:
-            kind = "PostgreSQL" if found == "postgres" else "SQLite"
-            raise Refused(f"the path names a {kind} database, and format says {declared}; remove format")
-        try:
-            url = parse_database(text)
-        except Refused as error:
-            raise Refused(str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}") from None
-        if found == "postgres":
-            made = self._made(self.project.root / INPUTS, text, found)
-            return replace(made, statement=url.statement, ordered=url.ordered)
-        path = self._place(url.path)
-        if not path.is_file():
-            raise Refused(f"no such database: {url.path!r}")
-        return replace(self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered)
 
     def _several(self, texts: Sequence[str]) -> InputSpec:
         """Files and patterns. With the format files each file is a row with its path as id, and a folder all in it."""

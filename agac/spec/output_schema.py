@@ -384,7 +384,18 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     if "|" in text:
-        return _choice(text, path, faults)
+        choices = [choice.strip() for choice in text.split("|")]
+        if not all(choices):
+            faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
+        if mixed := [choice for choice in choices if choice in (*TYPES, "null") or choice.endswith(("[]", "?"))]:
+            remedy = (
+                f"write an optional field as '{choices[0]}?'" if "null" in mixed else "write a JSON Schema with anyOf"
+            )
+            faults.append((path, f"{text!r} mixes texts to choose from with the type {mixed[0]!r}; {remedy}"))
+        twice = next((choice for choice in choices if choices.count(choice) > 1), None)
+        if twice:
+            faults.append((path, f"{text!r} names {twice!r} twice"))
+        return {"type": "string", "enum": choices}
     if text in TYPES:
         return {"type": text}
     meant = _ALIASES.get(text.lower()) or nearest(text, TYPES)
@@ -401,16 +412,3 @@ def _in_our_words(text: str) -> str:
     if match[1].lower() == "optional":
         return f"{inner}?"
     return "object" if kind == "object" else f"({inner})[]" if "|" in inner else f"{inner}[]"
-
-
-def _choice(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
-    choices = [choice.strip() for choice in text.split("|")]
-    if not all(choices):
-        faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
-    if mixed := [choice for choice in choices if choice in (*TYPES, "null") or choice.endswith(("[]", "?"))]:
-        remedy = f"write an optional field as '{choices[0]}?'" if "null" in mixed else "write a JSON Schema with anyOf"
-        faults.append((path, f"{text!r} mixes texts to choose from with the type {mixed[0]!r}; {remedy}"))
-    twice = next((choice for choice in choices if choices.count(choice) > 1), None)
-    if twice:
-        faults.append((path, f"{text!r} names {twice!r} twice"))
-    return {"type": "string", "enum": choices}

@@ -185,7 +185,22 @@ def parse_reference(
     agent may have any parameters, all others are called with one row. Its file may lie in the folder `base`, too."""
     named, _, name = (part.strip() for part in text.rpartition(":"))
     try:
-        file = _function_file(text, named, name, root, base)
+        if not named or not name.isidentifier():
+            raise Refused(f"{text!r} is not {FORM}")
+        beside = inside(root, named, base=base)
+        file = beside if base and named.startswith("../") else inside(root, named)
+        if beside.exists() and beside != file:
+            if file.exists():
+                raise Refused(f"{named!r} is there twice, beside the card and in the project; rename one of them")
+            file = beside
+        if not file.exists():
+            raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
+        if file.suffix != ".py" or not file.is_file():
+            raise Refused(f"{named!r} is not a Python file; write {FORM}")
+        parts = module_parts(file.relative_to(root.resolve()).as_posix())
+        if not parts or any("." in part for part in parts):
+            reason = "no dots in the names of its folders, nor the project's own __init__.py"
+            raise Refused(f"{named!r} cannot be imported: {reason}")
         shown = file.relative_to(root.resolve()).as_posix()
         functions, unfit = _outline(python_source(file, shown), shown, tool)
         if name in unfit:
@@ -205,26 +220,6 @@ def same_function(ref: FunctionRef, root: Path) -> None:
     """Raises UsageError when the text of a recorded function is no longer what it was."""
     if source_hash(ref.file, root)[0] != ref.source_hash:
         raise UsageError(f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED)
-
-
-def _function_file(text: str, named: str, name: str, root: Path, base: Path | None) -> Path:
-    if not named or not name.isidentifier():
-        raise Refused(f"{text!r} is not {FORM}")
-    beside = inside(root, named, base=base)
-    file = beside if base and named.startswith("../") else inside(root, named)
-    if beside.exists() and beside != file:
-        if file.exists():
-            raise Refused(f"{named!r} is there twice, beside the card and in the project; rename one of them")
-        file = beside
-    if not file.exists():
-        raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
-    if file.suffix != ".py" or not file.is_file():
-        raise Refused(f"{named!r} is not a Python file; write {FORM}")
-    parts = module_parts(file.relative_to(root.resolve()).as_posix())
-    if not parts or any("." in part for part in parts):
-        reason = "no dots in the names of its folders, nor the project's own __init__.py"
-        raise Refused(f"{named!r} cannot be imported: {reason}")
-    return file
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +269,21 @@ def _unfit(node: ast.stmt, tool: bool) -> str | None:
     """Why this cannot be called, after its line. What a decorator makes of it is seen when it is imported."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return _unfit_function(node, tool)
+            own: list[ast.AST] = list(node.body)  # its parts that are not those of a function within it
+            for inner in own:
+                if isinstance(inner, (ast.Yield, ast.YieldFrom)):
+                    return f": it is a generator; return a list{'' if tool else ' of rows'}"
+                if not isinstance(inner, (*_DEFS, ast.Lambda, ast.ClassDef)):
+                    own += ast.iter_child_nodes(inner)
+            given = node.args
+            required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
+            named = [
+                arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+            ]
+            if tool or node.decorator_list or (required == 1 and not named):
+                return None
+            needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
+            return f": it takes {needs}; it is called with one row: def {node.name}(row)"
         case ast.ClassDef():
             return " makes it a class; name a function"
         case ast.Import() | ast.ImportFrom():
@@ -282,22 +291,6 @@ def _unfit(node: ast.stmt, tool: bool) -> str | None:
         case ast.Assign(value=ast.Lambda()) | ast.AnnAssign(value=ast.Lambda()):
             return " makes it a lambda; write def"
     return " makes it a value; name a function that is written with def"
-
-
-def _unfit_function(node: _Function, tool: bool) -> str | None:
-    own: list[ast.AST] = list(node.body)  # its parts that are not those of a function within it
-    for inner in own:
-        if isinstance(inner, (ast.Yield, ast.YieldFrom)):
-            return f": it is a generator; return a list{'' if tool else ' of rows'}"
-        if not isinstance(inner, (*_DEFS, ast.Lambda, ast.ClassDef)):
-            own += ast.iter_child_nodes(inner)
-    given = node.args
-    required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
-    named = [arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
-    if tool or node.decorator_list or (required == 1 and not named):
-        return None
-    needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
-    return f": it takes {needs}; it is called with one row: def {node.name}(row)"
 
 
 # Imports modules of a project, each project's by themselves: no name of theirs meets one of another's.

@@ -225,7 +225,16 @@ class _Composer:
 
     def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event, path)
+            if event.anchor not in self._anchors:
+                self._refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
+            node = self._anchors[event.anchor]
+            if node is None:
+                self._refuse(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
+            self._expanded += node.weight
+            if self._expanded > MAX_EXPANDED:
+                self._refuse(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
+            # the mark is the alias's own: that is where the user looks, and what he can change
+            return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
         if event.tag is not None:
             remedy = f"remove {_tag(event.tag)} and quote the value if needed"
             self._problem(event, f"tags are not supported; {remedy}", path)
@@ -289,18 +298,6 @@ class _Composer:
         elif event.tag is not None:
             self._problem(event, f"tags are not supported; remove {_tag(event.tag)}", path)
         return event.value, self._mark(event)
-
-    def _alias(self, event: Any, path: Path_) -> _Node:
-        if event.anchor not in self._anchors:
-            self._refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
-        node = self._anchors[event.anchor]
-        if node is None:
-            self._refuse(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
-        self._expanded += node.weight
-        if self._expanded > MAX_EXPANDED:
-            self._refuse(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
-        # the mark is the alias's own: that is where the user looks, and what he can change
-        return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
 
     def _mark(self, event: Any) -> tuple[int, int]:
         return event.start_mark.line + self._first_line, event.start_mark.column + 1

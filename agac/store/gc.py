@@ -167,23 +167,20 @@ class GarbageCollector:
         """All of it or nothing, and only while all leases are ours and no other process came in."""
 
         def whole(writer: sqlite3.Connection) -> T:
-            self._prove_alone(writer)
+            for lease in self._leases:
+                lease.prove(writer, self._clock(), "", _AGAIN)
+            ours = {lease.workflow for lease in self._leases}
+            for workflow, holder, _ in writer.execute(sql("leases")):
+                if workflow not in ours and not is_dead(holder):
+                    raise LeaseHeld(f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN)
+            (newest,) = writer.execute(sql("gc_event_newest")).fetchone()
+            if self._event is not None and newest != self._event:
+                raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
             return write(writer)
 
         done = await change(self._database, whole)
         self._beaten = self._clock()
         return done
-
-    def _prove_alone(self, writer: sqlite3.Connection) -> None:
-        for lease in self._leases:
-            lease.prove(writer, self._clock(), "", _AGAIN)
-        ours = {lease.workflow for lease in self._leases}
-        for workflow, holder, _ in writer.execute(sql("leases")):
-            if workflow not in ours and not is_dead(holder):
-                raise LeaseHeld(f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN)
-        (newest,) = writer.execute(sql("gc_event_newest")).fetchone()
-        if self._event is not None and newest != self._event:
-            raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
 
     def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> bool:
         """Drops some rows, where there are any, with what they and their tasks count in the roll-ups. Rows that left

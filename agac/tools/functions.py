@@ -345,7 +345,13 @@ class Threads:
         try:
             return await call.waiter
         except asyncio.CancelledError:
-            self._leave(call)
+            # its thread cannot be stopped, so another may take its place
+            if call.begun and not call.ended and self._left < MAX_LEFT:
+                call.left = True
+                self._left += 1
+                with self._lock:
+                    self._serving -= 1
+                self._serve()
             raise
         finally:
             self._open -= 1
@@ -360,15 +366,6 @@ class Threads:
                 return
             self._serving += 1
         threading.Thread(target=self._work, name="agac python stage", daemon=True).start()
-
-    def _leave(self, call: _Call) -> None:
-        """A call that was cancelled: its thread cannot be stopped, so another may take its place."""
-        if call.begun and not call.ended and self._left < MAX_LEFT:
-            call.left = True
-            self._left += 1
-            with self._lock:
-                self._serving -= 1
-            self._serve()
 
     def _work(self) -> None:
         while (call := self._waiting.get()) is not None:

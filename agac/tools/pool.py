@@ -401,21 +401,19 @@ class ToolPool:
             else:
                 outcome = await self._run(tool, arguments, scope)
             if not outcome.error:
-                self._keep(key, outcome.text, tool.rules.ttl)
+                ttl = tool.rules.ttl
+                if key not in self._kept:
+                    self._kept_bytes += KEPT_EACH
+                self._kept_bytes += len(outcome.text) - len(self._kept.pop(key, ("", 0))[0])
+                self._kept[key] = outcome.text, math.inf if ttl is None else self._context.monotonic() + ttl
+                while self._kept_bytes > KEPT_BYTES:
+                    self._kept_bytes -= KEPT_EACH + len(self._kept.popitem(last=False)[1][0])
                 if later is not None and not outcome.how:
                     await later.put(key, tool.spec.name, outcome.text, tool.rules.ttl)
             return outcome
         finally:
             if self._flights.get(key) is own:
                 del self._flights[key]
-
-    def _keep(self, key: bytes, text: str, ttl: float | None) -> None:
-        if key not in self._kept:
-            self._kept_bytes += KEPT_EACH
-        self._kept_bytes += len(text) - len(self._kept.pop(key, ("", 0))[0])
-        self._kept[key] = text, math.inf if ttl is None else self._context.monotonic() + ttl
-        while self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= KEPT_EACH + len(self._kept.popitem(last=False)[1][0])
 
     async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
         """One execution, and further tries where its rules allow them."""

@@ -62,7 +62,11 @@ class AccessCheck:
         entered = _same(scope["path"].removeprefix(ENTRANCE), self.token) and scope["path"].startswith(ENTRANCE)
         refusal = self._refusal(scope, entered=entered)
         if refusal is None and entered:
-            refusal = self._entrance()
+            # not by a status: coming from elsewhere, browsers would hold the cookie back
+            page = '<!doctype html><title>agac</title><link rel="icon" href="data:,"><a href="/">To the monitor</a>'
+            response = HTMLResponse(page, headers={"Refresh": "0; url=/"})
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
+            refusal = response
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             body = await _body(Request(scope, receive))
             scope["form"] = dict(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True))
@@ -77,7 +81,9 @@ class AccessCheck:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         origin, site = headers.get("origin", "null"), headers.get("sec-fetch-site", "none")
-        if _name(host) not in HOSTS:
+        if (
+            host.lower().partition("]")[0] + "]" if host.startswith("[") else host.lower().partition(":")[0]
+        ) not in HOSTS:
             return PlainTextResponse(
                 f"{host!r} is not a name of this machine: open the monitor as 127.0.0.1 or localhost, with the address "
                 "that `agac ui` printed",
@@ -95,21 +101,10 @@ class AccessCheck:
             return PlainTextResponse("this monitor only reads: start it with `agac ui --write`", 403)
         return None
 
-    def _entrance(self) -> Response:
-        """The cookie, and the way on. Not by a status: coming from elsewhere, browsers would hold the cookie back."""
-        page = '<!doctype html><title>agac</title><link rel="icon" href="data:,"><a href="/">To the monitor</a>'
-        response = HTMLResponse(page, headers={"Refresh": "0; url=/"})
-        response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
-        return response
-
 
 def _same(given: str, token: str) -> bool:
     """Compares in a time that does not tell how much is right."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
-
-
-def _name(host: str) -> str:
-    return host.lower().partition("]")[0] + "]" if host.startswith("[") else host.lower().partition(":")[0]
 
 
 async def _body(request: Request) -> bytes | None:

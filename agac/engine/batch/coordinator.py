@@ -203,7 +203,14 @@ class Batches:
         """Everything that was filled, and what waited before; as far as there is room."""
         context = self._context
         with suppress(RunStopped):
-            await self._all_built()
+            # until all that was filled is built and on its way; no longer once a user insists on the end
+            waits = (self.enrolment.full.join(), self._context.stop_signal.forced.wait())
+            ends = [asyncio.ensure_future(one) for one in waits]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in ends:
+                    one.cancel()
             waiting = await self._of(WAITING)
             if not waiting:
                 await clean_up(context)  # of what was refused since
@@ -236,16 +243,6 @@ class Batches:
         """Frees what was reserved for a batch that never ran."""
         if self._context.budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
             self._context.budget.ingested(record.id, NOTHING)
-
-    async def _all_built(self) -> None:
-        """Waits until everything that was filled is built and on its way; no longer once a user insists on the end."""
-        waits = (self.enrolment.full.join(), self._context.stop_signal.forced.wait())
-        ends = [asyncio.ensure_future(one) for one in waits]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in ends:
-                one.cancel()
 
     async def _collect(self) -> bool:
         """Looks at every batch at its provider once and takes in what has ended: whether anything was ingested."""

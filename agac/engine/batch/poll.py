@@ -76,7 +76,20 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         _log.warning("batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word)
     record = await context.journal.seen(record, seen)
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
-        return await _refused(context, record, seen)
+        if capped := next((one for one in seen.errors if is_cap(one.code, one.message)), None):
+            return await over_cap(context, record, capped.message)
+        errors: dict[int, RowError] = {}
+        for one in seen.errors:
+            if one.line is not None:
+                message = f"line {one.line} was refused: {one.words}"
+                errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
+        reasons = seen.reasons or "no reason was given"
+        note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
+        form = await context.format(record)
+        record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
+        if not errors:
+            raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
+        return record
     if seen.state.is_terminal:
         return await context.journal.step(record, BatchStep.TERMINAL, seen.reasons or None)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
@@ -111,25 +124,6 @@ async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
         fatal = fault.kind is FaultKind.FATAL
         if fatal or not await context.wait_and_retry(fault, next(attempts), f"cancelling batch {record.id}"):
             return await context.journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
-    return record
-
-
-async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
-    """Nothing of it ran. Too many tokens enqueued: it waits. Lines that the provider cannot take fail their tasks, the
-    others go into another batch; what would meet every batch stops the run."""
-    if capped := next((one for one in seen.errors if is_cap(one.code, one.message)), None):
-        return await over_cap(context, record, capped.message)
-    errors: dict[int, RowError] = {}
-    for one in seen.errors:
-        if one.line is not None:
-            message = f"line {one.line} was refused: {one.words}"
-            errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
-    reasons = seen.reasons or "no reason was given"
-    note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
-    form = await context.format(record)
-    record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
-    if not errors:
-        raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
     return record
 
 
