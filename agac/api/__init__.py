@@ -2,12 +2,10 @@
 
 import agac
 
-report = agac.run("product_reviews", project=".")
-print(report.rows.done, report.exit_code)
+report = agac.run("product_reviews", project=".") print(report.rows.done, report.exit_code)
 
 Functions that wait are synchronous and work where an event loop runs already, as in a notebook; each has an async twin
-whose name begins with `a`: `await agac.arun("product_reviews")`.
-"""
+whose name begins with `a`: `await agac.arun("product_reviews")`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """`agac eval`: the answers of a stage held against labels that its workflow does not see, model by model, on the same
-rows. What the models answer is stored, and reused by whatever asks the same.
-"""
+rows. What the models answer is stored, and reused by whatever asks the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the monitor shows, as values: runs, one run, its curves, its rows, its errors; and what it asks of a process.
 
-Each reader takes READ_SECONDS at most, whatever the store holds: counts come from roll-ups, lists go by an index.
-"""
+Each reader takes READ_SECONDS at most, whatever the store holds: counts come from roll-ups, lists go by an index."""
 
 from __future__ import annotations
 
@@ -125,9 +124,8 @@ class RunCurves(Report):
 class RowFilters:
     """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what became of its task:
     these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in the input, the result or the message; by
-    whole words, where `agac index` made an index of them (`wor*`: words that begin so), lists by id apart.
-    `made_by`: the stage that made the rows, None: those of the input. `sort`: one of `RowPage.sorts`; None: the first.
-    """
+    whole words, where `agac index` made an index of them (`wor*`: words that begin so), lists by id apart. `made_by`:
+    the stage that made the rows, None: those of the input. `sort`: one of `RowPage.sorts`; None: the first."""
 
     state: str | None = None
     stage: str | None = None

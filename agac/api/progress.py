@@ -1,7 +1,6 @@
 """Progress of a run: one line per stage that changes on a terminal, plain lines now and then elsewhere.
 
-classify ████████░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 12s | $0.84 | errors 3 (last: SchemaMismatch, row r-1089)
-"""
+classify ████████░░ 1,247/10,000 (12.5%) | 45/s | ETA 3m 12s | $0.84 | errors 3 (last: SchemaMismatch, row r-1089)"""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The attempts of one task, as many as the policy grants: every one of them is stored.
-
-A model is asked; a reply of the wrong form is asked again, `repair` times at most; when that brings no valid answer the
-next model of `fallback` is asked. This is the only place that tries anything again.
-"""
+"""The attempts of one task, as many as the policy grants: every one of them is stored. A model is asked; a reply of the
+wrong form is asked again, `repair` times at most; when that brings no valid answer the next model of `fallback` is
+asked. This is the only place that tries anything again."""
 
 from __future__ import annotations
 
@@ -135,7 +133,6 @@ class Caller:
         in_batch: bool = False,
     ) -> Answer | RowError:
         """The answer, or the error with which the task fails. Raises RunStopped when the run stops before either.
-
         `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
         request quotes what was wrong with replies to batches, as many of them. `of`: the stage whose child this is."""
         models, tried, turns = self._connections[stage.index], "", stage.most_turns

@@ -129,7 +129,6 @@ class CallResult(NamedTuple):
 @dataclass(frozen=True)
 class ModelConnection(Route):
     """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
-
     `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet. `through` stands in
     the place of the sender, which asks by `transport`: `body`, `sse`, `ws` or `auto`."""
 
@@ -164,7 +163,6 @@ class ModelConnection(Route):
         self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool, begins: Begins = None
     ) -> CallResult:
         """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
-
         The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
         `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
         connection. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded when the row's
@@ -219,10 +217,9 @@ class ModelConnection(Route):
 async def open_connections(
     work: Work, run: int, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
-    """Each stage's connections, its model's first, by the stage's index.
-
-    Calls to one model share its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits`
-    is called with the name of a lane and the seconds of each long wait in it."""
+    """Each stage's connections, its model's first, by the stage's index. Calls to one model share its lane, those of
+    stages and of fallbacks; calls to one provider share its sender. `waits` is called with the name of a lane and the
+    seconds of each long wait in it."""
     plan = work.plan
     budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)

@@ -315,15 +315,14 @@ class StageForecast(Report):
     """What would become of a stage's tasks, and what that takes. `run` are asked, at most: one after a new answer may
     turn out the same, and `undecided` of them have a guard that looks at an answer which is not there yet. `further`
     counts the questions beyond one for each of them: replicas (`spared` of these may not be needed, in a vote that ends
-    once an answer leads), and `parts` of groups that one call does not hold. Of
-    those `in_flight` the question is in a batch already: it is neither asked nor paid again.
+    once an answer leads), and `parts` of groups that one call does not hold. Of those `in_flight` the question is in a
+    batch already: it is neither asked nor paid again.
 
     `exact`: how many tasks come to the stage is known; else it rests on a guess, which is its own or one upstream.
     `sure` are run whatever answers that are not there yet say; of `reuse`, `again` are run if rows fail elsewhere; of
-    `run`, those in `remote` are answered there.
-    `aliases` are the short names of its models, as {written, means, meant}; `meant` is what the first one stood for in
-    the run compared with, where that is something else. `batches` are those of a stage that is asked in batches,
-    `rounds` those of one with tools."""
+    `run`, those in `remote` are answered there. `aliases` are the short names of its models, as {written, means,
+    meant}; `meant` is what the first one stood for in the run compared with, where that is something else. `batches`
+    are those of a stage that is asked in batches, `rounds` those of one with tools."""
 
     JSON_KEYS = (
         "name=stage.name", "model=stage.lane", "run_mode", "aliases", "run", "reuse", "blocked", "skipped", "dropped",
@@ -451,13 +450,12 @@ class PlanTotals:
 
 @dataclass(slots=True)
 class PlanReport(PlanTotals, Report):
-    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with,
-    from which these keys of the input differ: `input_changes`.
-
-    `rows`: the `total` of the input, of which `unusable` ones are never asked and `dropped` ones repeat an id.
-    `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
-    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested. `past_error`:
-    how far the estimates of earlier runs were off; None: none was made from history."""
+    """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with, from
+    which these keys of the input differ: `input_changes`. `rows`: the `total` of the input, of which `unusable` ones
+    are never asked and `dropped` ones repeat an id. `budgets`: each with what this run has spent of it, and in `enough`
+    whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first. `prompts` are the
+    rendered ones that were requested. `past_error`: how far the estimates of earlier runs were off; None: none was made
+    from history."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",

@@ -1,8 +1,6 @@
 """Rows that are looked at together: groups (`group_by`), called once all members are there, large ones in parts; and
-equal rows, of which the first one goes on (`dedupe`).
-
-A group that is too large for one call is reduced as a tree: first members, then results of parts, go into one call.
-"""
+equal rows, of which the first one goes on (`dedupe`). A group that is too large for one call is reduced as a tree:
+first members, then results of parts, go into one call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Beside its work an invocation notes how its lanes are, and reads what the monitor asks of it.
-
-What is asked stands in the `inbox`, which everybody may add to without the lease. Each line is applied in the commit
-that says so: batches are decided on there, and who is stopped after it is stopped by that one process, or was killed.
-"""
+"""Beside its work an invocation notes how its lanes are, and reads what the monitor asks of it. What is asked stands in
+the `inbox`, which everybody may add to without the lease. Each line is applied in the commit that says so: batches are
+decided on there, and who is stopped after it is stopped by that one process, or was killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The limits of a run, and how it is stopped: budgets, failed rows (`max_errors`), and stages that fail from the start.
-
-Budgets are kept by reservation: before a call its worst case is reserved, afterwards corrected to its cost.
-"""
+Budgets are kept by reservation: before a call its worst case is reserved, afterwards corrected to its cost."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics, sent by OTLP over HTTP.
-
 Spans are made after the fact. While a row walks, what it comes to is noted beside it (`RowNotes`); at its end its
 failure, or a hash of its id, decides whether spans are made of that. A thread sends them: nothing waits for it, and
 what there is no room for is left out. Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI
-conventions (`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`.
-"""
+conventions (`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`."""
 
 from __future__ import annotations
 

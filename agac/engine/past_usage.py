@@ -1,6 +1,5 @@
 """What earlier runs of a workflow tell of the calls of its stages: tokens, how much tasks differ, how long calls took,
-how many characters a token has, how far earlier estimates were off.
-"""
+how many characters a token has, how far earlier estimates were off."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Where calls wait: the bound on uncommitted calls, the stage's bound, and the lane of the model.
-
-How much a server takes is found by trying: calls at once and calls per second, raised and cut by a cubic curve.
-"""
+"""Where calls wait: the bound on uncommitted calls, the stage's bound, and the lane of the model. How much a server
+takes is found by trying: calls at once and calls per second, raised and cut by a cubic curve."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row.
-
-The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies."""
+"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row. The engine owns
+every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The one place where an outcome is decided and written, with the record of every call that led to it, and counted.
-
-Which answer of replicas wins, and how many agree with it, is decided here too.
-"""
+Which answer of replicas wins, and how many agree with it, is decided here too."""
 
 from __future__ import annotations
 

@@ -68,7 +68,6 @@ class StoredFile:
 @dataclass(slots=True)
 class Batch:
     """A batch: what was requested, and how far it is. Times are seconds by the simulator's clock; sizes are bytes.
-
     `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
     for it, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad` ones. By then its
     input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled."""

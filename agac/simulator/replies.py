@@ -95,13 +95,11 @@ def retry_headers(seconds: float, *, in_ms: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One request for one reply, which follows from `digest` (16 bytes): it names seed and whole content.
-
-    `schema` is what the reply must conform to, `schema_key` a text that is different for different schemas,
-    `strict_name` is set in OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an
-    estimate. `may_call`: the `tools` are not only told, they may be called; `turns` are the calls of each
-    turn that asked for some. `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime. `hints`
-    are Dynamo's."""
+    """One request for one reply, which follows from `digest` (16 bytes): it names seed and whole content. `schema` is
+    what the reply must conform to, `schema_key` a text that is different for different schemas, `strict_name` is set in
+    OpenAI's strict mode; no schema with `wants_json` is any object. `prompt_tokens` is an estimate. `may_call`: the
+    `tools` are not only told, they may be called; `turns` are the calls of each turn that asked for some.
+    `cached_tokens` of the prompt came from a cache, `cache_written` are by lifetime. `hints` are Dynamo's."""
 
     model: str
     messages: tuple[tuple[str, str], ...]

@@ -1,8 +1,6 @@
-"""JSON Schemas, compiled to shapes that write values: references followed, `allOf` merged, alternatives spread.
-
-A schema is compiled once; its shape then writes any number of values. Where its keywords are more than shapes can keep
-by themselves (`unsure`), each value is checked with jsonschema before it is used.
-"""
+"""JSON Schemas, compiled to shapes that write values: references followed, `allOf` merged, alternatives spread. A
+schema is compiled once; its shape then writes any number of values. Where its keywords are more than shapes can keep by
+themselves (`unsure`), each value is checked with jsonschema before it is used."""
 
 from __future__ import annotations
 

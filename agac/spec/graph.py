@@ -189,12 +189,11 @@ def descent(stages: Sequence[S], maker: S | None) -> tuple[S, ...]:
 
 
 class _Places:
-    """On which rows each stage works, as far as it is known before a function is called.
-
-    `home` is what made the rows that a stage gives results to, `_after` what made those that stages after it see,
-    `base` what made those that the stage begins with. `lines` is the descent of the rows that something made, the
-    nearest last; `_functions` are those upstream of a stage. `apart` are stages that cannot meet their needs in one
-    row, each with two needs of it on different lines of descent."""
+    """On which rows each stage works, as far as it is known before a function is called. `home` is what made the rows
+    that a stage gives results to, `_after` what made those that stages after it see, `base` what made those that the
+    stage begins with. `lines` is the descent of the rows that something made, the nearest last; `_functions` are those
+    upstream of a stage. `apart` are stages that cannot meet their needs in one row, each with two needs of it on
+    different lines of descent."""
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
         self.home: dict[str, str | None] = {}

@@ -32,7 +32,6 @@ AtDeadline = Literal["wait", "sync"]
 @dataclass(frozen=True, slots=True)
 class BatchRules:
     """How a stage's batches are cut, waited for and ended. Bytes, seconds; None: the provider's, or agac's default.
-
     `retry`: where a request is asked again that a batch left without a good answer; `max_rounds` in how many batches it
     may be. A `deadline` in seconds counts from the submission of a batch, one of a day is the next after it; None: only
     the provider ends it. `stuck_after` is how long nothing may move. Of conversations: `linger` is how long a batch
@@ -271,12 +270,11 @@ class Visibility:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """How a field of a Stage is kept with a run: in the definition, which says what is the same, or beside it.
-
-    In the definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default,
-    unless `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named
-    `beside` is set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model and
-    have it set. `write` and `read` turn the value into JSON and back."""
+    """How a field of a Stage is kept with a run: in the definition, which says what is the same, or beside it. In the
+    definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default, unless
+    `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named `beside` is
+    set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model and have it set.
+    `write` and `read` turn the value into JSON and back."""
 
     key: str = ""
     always: Literal["all", "asks", ""] = ""
@@ -438,13 +436,11 @@ class Stage(StageNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStage(Stage):
-    """A stage as its files have it, for checks and for choosing its model.
-
-    `model` and `fallback`, the models asked after it, and `backend` are strings; `params` holds, for each level, the
-    fields of `Params` that it sets, weakest level first. `where` says where each key stands that the stage uses,
-    wherever it was given (`model` may point into a card); `""` is the stage itself. `path` is the stage's place in its
-    file (`stages[1]`). `levels` has who said each key that several may say (one of `batch` as `batch.deadline`).
-    `named_tools` are its tools."""
+    """A stage as its files have it, for checks and for choosing its model. `model` and `fallback`, the models asked
+    after it, and `backend` are strings; `params` holds, for each level, the fields of `Params` that it sets, weakest
+    level first. `where` says where each key stands that the stage uses, wherever it was given (`model` may point into a
+    card); `""` is the stage itself. `path` is the stage's place in its file (`stages[1]`). `levels` has who said each
+    key that several may say (one of `batch` as `batch.deadline`). `named_tools` are its tools."""
 
     where: Mapping[str, Where]
     path: str = ""

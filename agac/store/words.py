@@ -1,7 +1,5 @@
-"""The words in the rows of a run as an index: a file beside the database, which may be deleted at any time.
-
-It is a file of its own so that making it never holds up a commit of a run, and costs none anything.
-"""
+"""The words in the rows of a run as an index: a file beside the database, which may be deleted at any time. It is a
+file of its own so that making it never holds up a commit of a run, and costs none anything."""
 
 from __future__ import annotations
 
