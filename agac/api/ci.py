@@ -15,14 +15,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agac import __version__
-from agac.api.diff import WorkflowDiff, differences
+from agac.api.diff import Version, WorkflowDiff, differences, project_at, version_of
 from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.share import adopt_all, loses_disk, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
-from agac.api.versions import Version, project_at, version_of
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
 from agac.engine.estimate import CostEstimate, PlanTotals, summed

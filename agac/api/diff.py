@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import filecmp
 import json
+import os
+import tempfile
 from collections.abc import Container, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +17,83 @@ from agac.api.plan import plan_in, planned
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_workflow, defined, open_project, project_of
 from agac.api.status import workflow_name
 from agac.api.sync import blocking
-from agac.api.versions import Version, project_at, version_of
 from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
-from agac.core.types import Report
+from agac.core.types import Moment, Report
 from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of
 from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
+from agac.spec.git import Repository
+from agac.spec.inputs import DATABASES, SUFFIXES, suffix_of
 from agac.spec.json_schema import compiled
+from agac.spec.paths import PROJECT_FILE, matches
+from agac.spec.test_files import FOLDER
 from agac.spec.workflow import Overrides, Workflow
 from agac.store.db import open_for_reading
+
+_OF_ROWS = (SUFFIXES.keys() - {".json", ".txt"}) | DATABASES
+"""Suffixes of files that hold rows, if anything: of another version those alone are read that a workflow names."""
+
+_IN_LFS = (
+    "its content at {0} is in git LFS, which is not read; where it is an input the rows of the working tree are taken, "
+    "for all else name a folder with that version (`git worktree add FOLDER {0}`)"
+)
+
+
+def _holds_rows(path: str) -> bool:
+    return suffix_of(path) in _OF_ROWS and not path.startswith(f"{FOLDER}/")  # there are recorded replies
+
+
+@dataclass(frozen=True, slots=True)
+class Version(Report):
+    """What a project is compared with: the `ref` that was typed, or a commit that was chosen, which is shared with
+    `main` there; where that is a commit its name and when it was made, and how many commits main has more."""
+
+    ref: str
+    commit: str | None = None
+    made_at: Moment | None = None
+    main: str | None = None
+    behind: int | None = None
+
+
+def version_of(ref: str | None, project: Project) -> Version:
+    """What `ref` means: a folder that holds a project, else a commit; None: the one that the working tree's HEAD shares
+    with main (or master, or those of origin). Raises UsageError."""
+    if ref is not None and (Path(ref) / PROJECT_FILE).is_file():
+        return Version(ref)
+    repository = Repository.of(project.state, os.environ)
+    if ref is not None:
+        commit = repository.commit(ref)
+        return Version(ref, commit, repository.made_at(commit))
+    commit = repository.merge_base(main := repository.main())
+    return Version(commit, commit, repository.made_at(commit), main, repository.behind(commit, main))
+
+
+@contextmanager
+def project_at(ref: str, project: Project) -> Iterator[Project]:
+    """The project as it was at `ref`, for the block: with its files, the store, environment and fetched content of
+    `project`, and the working tree's inputs where git does not have them. Raises UsageError, SpecError."""
+    if (commit := version_of(ref, project).commit) is None:
+        yield open_project(project.state, files=Path(ref).resolve(), untrusted=project.untrusted)
+        return
+    repository = Repository.of(project.state, os.environ)
+    entries = repository.entries(commit)
+    if not any(one.path == PROJECT_FILE for one in entries):
+        where = f"in {repository.prefix}" if repository.prefix else "at the top of the repository"
+        raise UsageError(f"{ref} has no {PROJECT_FILE} {where}", remedy="Name a commit in which the project is there.")
+    with tempfile.TemporaryDirectory(prefix="agac-") as made:
+        folder = Path(made).resolve()
+        pointers = repository.write([one for one in entries if not _holds_rows(one.path)], folder)
+        opened = open_project(project.state, files=folder, untrusted=project.untrusted)
+        named = loader.input_paths(opened.spec)
+        rows = (one for one in entries if _holds_rows(one.path))
+        read = [
+            one for one in rows if any(one.path.startswith(f"{text}/") or matches(text, one.path) for text in named)
+        ]
+        pointers += repository.write(read, folder)
+        problems = [Problem(Where(path), _IN_LFS.format(ref), "warning") for path in pointers]
+        yield replace(opened, problems=[*opened.problems, *problems])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from agac.core.word_diff import Span, value_diff
 
 if TYPE_CHECKING:
     from agac.api.ci import PlanFigures, StageFigures
-    from agac.api.diff import PlanComparison
-    from agac.api.versions import Version
+    from agac.api.diff import PlanComparison, Version
     from agac.engine.estimate import CostEstimate, PlanReport, StageForecast
     from agac.engine.past_usage import PastError
     from agac.plan.changes import Change

@@ -30,7 +30,7 @@ from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, nearest
 COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
-    "test": ("testing", "Run the tests of workflows: offline, without keys."),
+    "test": ("ci", "Run the tests of workflows: offline, without keys."),
     "fmt": ("project", "Make the white space of YAML files regular."),
     "lint": ("project", "Find what is allowed and seldom meant."),
     "run": ("run", "Run a workflow, or resume it."),
@@ -59,7 +59,7 @@ COMMANDS = {
     "card": ("project", "Show AgentCards."),
     "batch": ("batch", "Follow, retrieve and cancel batches."),
     "doctor": ("batch", "Compare the store with the providers, and repair what differs."),
-    "notify": ("notify", "Try who is told of runs."),
+    "notify": ("status", "Try who is told of runs."),
     "push": ("share", "Put your answers into the team's remote."),
     "pull": ("share", "Take answers out of the team's remote."),
     "remote": ("share", "Look at the team's remote."),

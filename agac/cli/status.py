@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
-from agac.cli import terminal
+from agac.cli import main, terminal
 from agac.cli.completion import named_here
 from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, review_lines, serving_lines
@@ -20,6 +21,7 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport
+    from agac.api.notify import NotifyReport
     from agac.api.shard_states import ShardsReport
     from agac.api.status import StatusReport
 
@@ -259,3 +261,24 @@ def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
         return f"; force a retry with: agac retry {run['run']}"
     first = "raise row_budget" if by_remedy["budget"] else "fix these rows in the input"
     return f"; {first}, then run: {again}"
+
+
+@click.command(help="Try who is told of runs (`test`): send a message that says so to every target.")
+@click.argument("what", metavar="test", type=click.Choice(["test"]))
+@click.option("-a", "--workflow", "workflows", metavar="NAME", multiple=True, help="Only its targets.")
+@main.json_option
+@click.pass_obj
+def notify(settings: main.Globals, what: str, workflows: tuple[str, ...], as_json: bool) -> int:
+    """Exit 0, or 1 where a message did not arrive."""
+    report = main.long_running(api.notify_test)(workflows, project=settings.project_dir)
+    terminal.print_report(report, notify_lines, as_json=as_json)
+    return ExitCode.FAILED if any(one.error for one in report.messages) else ExitCode.DONE
+
+
+def notify_lines(report: NotifyReport) -> Iterator[str]:
+    lines = []
+    for one in report.messages:
+        way, written = next((way, written) for way, written in one.target.items() if way != "secret")
+        target = f"{way} {written if isinstance(written, str) else shlex.join(written)}"
+        lines.append([one.body["workflow"], target, one.error or "sent"])
+    yield terminal.table(["workflow", "target", "state"], lines)

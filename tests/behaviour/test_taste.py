@@ -16,8 +16,8 @@ PACKAGE = Path(agac.__file__).parent
 OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor",
-                "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share", "status",
-                "testing"}  # fmt: skip
+                "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share",
+                "status"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
