@@ -42,8 +42,7 @@ def simulator(
     """A simulator for the time of the block, in which all models of the provider `simulator` are asked of it. `script`
     and `faults` are files as `agac simulate` takes them, or lists of such rules: a rule of a script is `{"match": TEXT,
     "turn": N, "reply": VALUE}`, or has `calls` in the place of `reply`, each with the `name` and the `arguments` of a
-    tool. Further `settings` are named as the flags of `agac simulate`, as `latency="0.1"`. Raises SimulatorError for
-    what is wrong with them."""
+    tool. Further `settings` are named as the flags of `agac simulate`, as `latency="0.1"`. Raises SimulatorError."""
     with tempfile.TemporaryDirectory() as folder:
         for name, rules in (("script", script), ("faults", faults)):
             if rules is not None and not isinstance(rules, str | Path):

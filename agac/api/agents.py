@@ -85,8 +85,7 @@ class OpenCodeRuntime:
 class AgentResult:
     """What came of one row: its `output`, an instance of the model where a Pydantic model is the schema, or its
     `error`. `input` has its fields. `usage`, `cost` (US dollars; None: unknown) and `turns` (model calls that were
-    answered) are those of all calls that its run made for it, also when that was long ago: zero where the answer is
-    that of another row or run."""
+    answered) are those of all calls that its run made for it: zero where another row or run has it."""
 
     row_id: RowId
     output: Any

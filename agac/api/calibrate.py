@@ -69,8 +69,7 @@ class Threshold(NamedTuple):
 
 
 class JudgedRow(NamedTuple):
-    """A row that was to be looked at: its number, and whether the answer was `right`, which it counts as not while
-    nobody has decided. `drawn`: it is one of the sample."""
+    """A row to be looked at: its number, and whether the answer was `right`; `drawn`: it is one of the sample."""
 
     score: float
     right: bool

@@ -104,8 +104,7 @@ async def gc(
 ) -> GcReport:
     """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none of them needs. That
     is their rows, calls and roll-ups, results that no kept row uses, and rows that left the input of kept runs. Runs
-    with open batches stay as they are. Killed at any point, the same call finishes it. Raises LeaseHeld while any
-    workflow is at work."""
+    with open batches stay as they are. Raises LeaseHeld while any workflow is at work."""
     if keep_runs < 1:
         raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
     root, workflow = project_root(project), workflow_name(workflow)
@@ -227,8 +226,7 @@ def show_data(
 ) -> DataReport:
     """Looks at an input: a path, several, a pattern, a database, or `-`; a project is not needed. The first `rows` rows
     are in the report (of a database alone, its tables), columns are told from the first `look_at`. `format` says what
-    the name does not; `sql` is one SELECT over the rows, which are the table `input`. Raises UsageError when the input
-    cannot be read."""
+    the name does not; `sql` is one SELECT over the rows, which are the table `input`. Raises UsageError."""
     texts = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     if not texts:
         raise UsageError("no input is named", remedy="Name a file, a pattern, a database, or - for standard input.")
@@ -342,8 +340,7 @@ def _files_of(example: str) -> dict[Path, Path]:
 def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
     """Makes a project in `folder`, or the one of an example, and gives the files that were made. Raises UsageError, and
     writes nothing, when one of them is there already. An example may be added to a project, whose own settings and
-    equal files stay. A folder inside another project is fine: commands that are given there use the nearest
-    agac.yml."""
+    equal files stay. A folder inside another project is fine: commands use the nearest."""
     folder = Path(folder)
     with as_file(files(__package__) / "template") as template:
         sources = sorted(path for path in template.rglob("*") if path.is_file() and path.suffix != ".pyc")

@@ -148,8 +148,7 @@ async def graph(
 async def _counts(
     database: Database | None, record: RunRecord | None
 ) -> tuple[dict[str, dict[str, int]], dict[str, int] | None, dict[str, int] | None]:
-    """What became of the rows of each stage that the run knows; of the input's rows; and of those that are written,
-    where a stage made them (None: they are the input's)."""
+    """What became of each stage's rows, of the input's, and of those written if a stage made them (else None)."""
     if database is None or record is None:
         return {}, None, None
     counts, outcomes = await counters(database, record.id), dict[str, dict[str, int]]()

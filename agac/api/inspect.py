@@ -65,8 +65,7 @@ class RunsReport(Report):
 async def runs(
     workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None
 ) -> RunsReport:
-    """The runs of one workflow or of all, with what changed from one to the next. Changes nothing. Raises UsageError
-    for a workflow that neither has a file nor was ever run."""
+    """Runs of one workflow or all, with what changed between them. Raises UsageError for no such workflow."""
     root, workflow = project_root(project), workflow_name(workflow)
     path = database_path(root)
     async with open_for_reading(path) as database:

@@ -60,8 +60,7 @@ class NotSent(Exception):
 
 
 def signature(secret: str, name: str, at: int, body: str) -> str:
-    """The signature of Standard Webhooks: HMAC-SHA256 over `ID.TIMESTAMP.BODY`, with the key that stands in base64
-    behind `whsec_`. Raises NotSent for another secret."""
+    """The signature of Standard Webhooks: HMAC-SHA256 over `ID.TIMESTAMP.BODY`. Raises NotSent for an unfit secret."""
     key = b""
     with suppress(ValueError):
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)

@@ -179,8 +179,7 @@ FIRST_ROWS = 20  # so many rows are run before the others are quoted
 class Quote(NamedTuple):
     """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so far and the prompts
     that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`:
-    ids of the first rows, each with its result or its error. Its text is the question, to which "batch" is an answer
-    too where there are both prices."""
+    ids of the first rows, each with its result or its error. With both prices the answer may be "batch"."""
 
     rows: int
     usd: float | None

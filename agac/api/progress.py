@@ -92,8 +92,7 @@ async def plainly(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     every: int | None = None,
 ) -> None:
-    """Whole lines without control characters, for files, pipes and the logs of CI, until it is cancelled; now and then,
-    or each time when `every` so many more rows are settled."""
+    """Whole lines for files, pipes and logs of CI, until cancelled; now and then, or per `every` settled rows."""
     observed, style = ObservedRun(watched), LineStyle(None, sys.stderr.encoding, bars=False)
     printed_at, printed_share, printed_rows, waiting_at = clock(), 0.0, 0, -inf
     while True:

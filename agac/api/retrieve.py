@@ -183,8 +183,7 @@ async def batch_wait(
     batch_id: str | int | None = None, *, timeout: float | None = None, project: Path | str | None = None
 ) -> WaitReport:
     """Waits until a batch has ended at its provider, or all open ones of the run that submitted last; takes nothing in.
-    `timeout` in seconds; past it the exit code is 75. Raises UsageError for an id that no batch has, and when none is
-    open."""
+    `timeout` in seconds; past it the exit code is 75. Raises UsageError for no such batch."""
     ends = None if timeout is None else time.monotonic() + timeout
     report = await asynchronous(batch_status)(batch_id, only_open=True, project=project)
 
@@ -278,8 +277,7 @@ async def doctor(
     """Compares the store with the providers, and sets right what can be. `clean` deletes files of ours at the providers
     that nothing needs; `adopt` is a provider's id for the batch that could not be found, `resubmit` says that there is
     none; `batch_id` names that batch where several wait for a decision. Exit code 75 while a batch, or results whose
-    store is lost, wait for a decision, 1 when a provider could not be asked. Raises UsageError for ids that do not
-    fit."""
+    store is lost, wait for a decision, 1 when a provider could not be asked. Raises UsageError for unfit ids."""
     findings: list[Finding] = []
     async with _opened(project) as (opened, database):
         if adopt is not None or resubmit:

@@ -468,8 +468,7 @@ async def retry(
     progress: Watch | bool = False, confirm: Confirm | None = None, handle_signals: bool = False,
 ) -> RunReport:  # fmt: skip
     """Takes the chosen rows of a run up again. `options` may bound it (`budget`, `max_errors`, `concurrency`) and say
-    its `run_mode`. Raises UsageError when nothing is chosen, and when the workflow's files no longer are what the run
-    was made from."""
+    its `run_mode`. Raises UsageError when nothing is chosen, and when the workflow's files changed since."""
     opened = open_project(project)
     found, record, due = await _chosen(opened.root, run, choice)
     if not found.rows and _begun(record, choice) is None:

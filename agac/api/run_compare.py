@@ -184,8 +184,7 @@ async def compare_page(
 
 
 def _stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedStage]:
-    """The stages of two definitions that are called alike, or only have another name; where the results of both come
-    from one stage each, those two, whatever they are called."""
+    """The stages of two definitions with one name, or renamed; or the two from which the results of both come."""
     old, new = ([stage["name"] for stage in one["stages"]] for one in (before, now))
     pairs = {name: name for name in new if name in old}
     pairs |= {one.now: one.before for one in changes_of(before, now) if one.what == "renamed"}

@@ -213,8 +213,7 @@ async def put_new(
     waiting, size, usd, told = list[PackedAnswer](), 0, 0.0, dict.fromkeys(("answers", "packs", "there", "kept"), 0)
 
     async def put() -> None:
-        """Puts a pack of the waiting answers, and then its index, by which it is found: after a kill in between the
-        next push makes the same pack again of the same answers."""
+        """Puts a pack of waiting answers, then its index; after a kill in between, the next push makes it again."""
         name, *parts = packs.packed(waiting)
         for kind, content in zip(("pack", "index"), parts, strict=True):
             await shared.remote.create(f"{FOLDER}/{writer}/{name}.{kind}", content)

@@ -111,8 +111,7 @@ class TaskInputs(Report):
 @dataclass(frozen=True, slots=True)
 class WhyReport(Report):
     """A task, the last one of the same row and stage in an earlier run, and what differs: lines of words and of diffs.
-    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs from the earlier
-    run."""
+    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs."""
 
     JSON_KEYS = (
         "workflow", "row=row_id", "stage", "**now", "before", "differences", "asked_before_in_this_run=again",

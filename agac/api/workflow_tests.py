@@ -1,5 +1,4 @@
-"""`agac test`: workflows on the rows of their tests, in the ordinary engine on a store that is thrown away; who answers
-is in `cassettes`. The pytest plugin uses it, too."""
+"""`agac test`: workflows on the rows of their tests, on a store thrown away; `cassettes` answer. Used by pytest."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ async def try_offline(
     project: Project, workflow: str, rows: GivenRows | Path, state: Path, answers: Answers, *,
     confirm: Confirm | None = None, live: bool = False, **options: Any,
 ) -> TriedRun:  # fmt: skip
-    """Runs a workflow on rows with its state in the folder `state`; unless it is `live`, nothing goes out to providers
-    and they need no key. Raises what `run` raises."""
+    """Runs a workflow on rows, its state in `state`; unless `live`, without network and keys. Raises as `run`."""
     project = replace(project, state=state)
     if not live:
         offline: dict[str, Any] = {"embedded": False, "missing_variables": (), "engine": None, "offline": True}

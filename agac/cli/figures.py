@@ -35,8 +35,7 @@ def version_words(version: Version) -> str:
 def change_words(
     change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
 ) -> str:
-    """A change with what differs of its text, or with what becomes of an answer's fields and of who reads them. `most`:
-    characters of each of two texts that are shown."""
+    """A change with what differs of its text, or of an answer's fields and readers. `most`: characters of each text."""
     text, before, now = shown(change.text), change.before, change.now
     if change.what == "renamed":
         return f"{text}; its stored results stay valid"

@@ -101,8 +101,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """A graph as its paths: each starts with the needs of its first stage, and ends where it forks or joins. `needs`:
-    of each stage, in the order in which a row meets them."""
+    """A graph as its paths, from needs to forks and joins. `needs`: of each stage, in the order a row meets them."""
     followers: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed in needs.items():
         for need in needed:

@@ -64,8 +64,7 @@ def printable(line: str) -> str:
 
 
 def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
-    """The fields of each row below one another, further lines of a value indented; with `cut`, each on one line of the
-    terminal, of a longer one the beginning and its length."""
+    """The fields of each row below one another, a value's lines indented; with `cut`, each cut to one line."""
     width = shutil.get_terminal_size().columns
     for number, row in enumerate(rows, start=1):
         yield f"row {number}"

@@ -156,8 +156,7 @@ class OutputFolder:
 
 
 def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
-    """Raises UsageError when results cannot be written there: it leaves `root`, or something is in the way, also of
-    the files `names` besides those that are always written."""
+    """Raises UsageError when results cannot be written: it leaves `root`, or something is in the way of `names`."""
     real, inside = folder.resolve(), root.resolve()
     if real != inside and inside not in real.parents:
         remedy = "Choose a folder inside the project with output.dir."

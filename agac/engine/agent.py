@@ -257,8 +257,7 @@ async def open_agents(
     context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
 ) -> AsyncIterator[None]:
     """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when one cannot be had.
-    `since`: earlier conversations count that began then or later, in seconds since 1970. `elsewhere` calls
-    functions."""
+    `since`: earlier conversations count that began then or later, in seconds since 1970.."""
     work, stages = context.work, [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
         yield

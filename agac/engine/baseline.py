@@ -464,8 +464,7 @@ class StoredAnswers:
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
     ) -> dict[bytes, store.EarlierResult]:
-        """The stage's results for these fingerprints that would be taken for rows that are `chosen` or not; empty ones
-        of replicas that failed, where a vote goes on without them."""
+        """The stage's results for these that `chosen` rows, or others, would take; empty ones of failed replicas."""
         found: dict[bytes, store.EarlierResult] = {}
         retries = chosen and self.baseline.retry is not None
         remote, database = self.baseline.remote, self.baseline.database

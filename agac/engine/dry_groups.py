@@ -289,8 +289,7 @@ class GroupForecaster:
         return rows
 
     def _unknown(self, stage: PlannedStage, unassigned: UnassignedRows, known: int) -> list[ForecastRow]:
-        """One row that stands for the groups that are not known yet. Some of their rows come to groups that are: each
-        may change one that would be reused, and a part of it."""
+        """One row that stands for groups not known yet: each may change, with a part, one that would be reused."""
         found, past = self._answers.of(stage), self._baseline.each.get(stage.name)
         least = 0 if known else 1
         further = min(max(round(past) - known if past is not None else 0, least), unassigned.rows)
@@ -319,8 +318,7 @@ class GroupForecaster:
         return [row]
 
     async def _cut(self, stage: PlannedStage, groups: Sequence[ForecastRow]) -> int:
-        """Cuts groups that one call does not hold, and says of each what it is about, or how many of its parts would be
-        run before. Gives how many parts have their results."""
+        """Cuts groups too large for a call: what each is about, and its parts to be run. Gives parts with results."""
         tops: list[TreeNode] = []
         for number, group in enumerate(groups):
             members = self._scratch.members(stage.index, group.id)

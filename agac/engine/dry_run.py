@@ -120,8 +120,7 @@ GUESSED_PART = 2 / 3  # of tasks passes a guard that nobody can decide yet, and 
 
 def _part_asked(found: StageForecast, staying: dict[str, float], past: PastUsage) -> float:
     """Which part of a stage's tasks is expected to be asked: guards that nobody can decide yet pass over so many as in
-    earlier runs, and so many rows leave or fail upstream. `staying`: the part of rows that go on after each stage, to
-    which this one is added."""
+    earlier runs, and so many rows leave or fail upstream. `staying`: the part that goes on after each stage."""
     stage, run = found.stage, found.run or 1
     came = math.prod(staying[name] for name in stage.ancestors)
     asked, left = past.part(stage.name, *_ASKED), past.part(stage.name, Outcome.DROPPED, Outcome.FAILED)

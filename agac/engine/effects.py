@@ -161,8 +161,7 @@ def is_leave(stage: AnyStage, value: str) -> bool:
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
-    """Does to a row's view what the stage did when the row came through it, by the stage's stored result. Answers are
-    read where the stage is one of those `followed`."""
+    """Does to a row's view what the stage did, by its stored result; answers are read of stages `followed`."""
     if stage.rows_of not in view.forms:
         return
     if result.skipped:

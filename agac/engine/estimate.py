@@ -146,8 +146,7 @@ def summed(dollars: Iterable[float | None]) -> float | None:
 
 
 def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
-    """Dollars when every model is asked, every re-ask is needed, and every reply is as long as it may be. Where calls
-    take over what batches leave, they cost what calls do."""
+    """Dollars when all models, all re-asks and longest replies are needed; what calls take over costs as calls."""
     costs, asked = [], given
     rules = stage.batch
     waits = rules.deadline is None or rules.on_deadline == "wait"
@@ -454,8 +453,7 @@ class PlanReport(PlanTotals, Report):
     which these keys of the input differ: `input_changes`. `rows`: the `total` of the input, of which `unusable` ones
     are never asked and `dropped` ones repeat an id. `budgets`: each with what this run has spent of it, and in `enough`
     whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first. `prompts` are the
-    rendered ones that were requested. `past_error`: how far the estimates of earlier runs were off; None: none was made
-    from history."""
+    rendered ones that were requested. `past_error`: how far the estimates of earlier runs were off; None: unknown."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
@@ -548,8 +546,7 @@ MARGIN = 1.2  # a limit that is proposed has a fifth more than the estimate says
 @dataclass(frozen=True, slots=True)
 class Finishing(Report):
     """Rows without an outcome and, estimated, what they need. `usd` is None when a price is not known. What was
-    reached, and what should do in its place: `budget` as `--budget` takes it, which is a stage's own when `stage` names
-    it; or `max_errors`."""
+    reached, and what should do in its place: `budget` as `--budget` takes it (a `stage`'s own), or `max_errors`."""
 
     rows: int
     usd: Usd | None

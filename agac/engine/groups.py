@@ -37,8 +37,7 @@ WIDTH = 64  # bits of a hash, as `keys.member_hash` gives it
 class NodeId(NamedTuple):
     """Names a node within its group, by nothing but what it holds. `low` and `high` are the ends of the longest prefix
     that all its members share: exactly its members have hashes from `low` to `high`. But for members of equal hashes
-    that one call does not hold: then `low` equals `high`, and `after` counts those of this hash that lie in earlier
-    nodes."""
+    that one call does not hold: then `low` equals `high`, and `after` counts those in earlier nodes."""
 
     height: int
     low: int
@@ -59,8 +58,7 @@ class TreeNode(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CallSize:
     """What one call may hold: `max_rows` members or results, `max_tokens` of their text; None: no such limit.
-    `result_tokens` is what a node's result is taken to come to. Two results always go into one call: else no tree
-    ends."""
+    `result_tokens` is what a node's result is taken to come to. Two results always fit: else no tree ends."""
 
     max_rows: int | None = None
     max_tokens: int | None = None

@@ -53,8 +53,7 @@ UnknownCalls = Literal["ask", "repeat", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`stages` are the names of those that may be asked, None: all. What others lack keeps a row open. Without
-    `retry_failed` rows that failed at a stage stay as they are."""
+    """`stages`: names that may be asked, None: all; other rows stay open. `retry_failed` False: failed rows stay."""
 
     stages: frozenset[str] | None = None
     retry_failed: bool = True
@@ -106,8 +105,7 @@ class Retry(RowChoice):
 
 
 class ReopenedRows(NamedTuple):
-    """Rows that a retry opened before it was broken off: those placed from the invocation `first` on. From the stage at
-    `again_from` on they take only answers made at or after `since`."""
+    """Rows that a broken retry opened, from invocation `first` on; from `again_from` on answers made since `since`."""
 
     first: int
     again_from: int | None

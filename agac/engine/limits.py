@@ -285,8 +285,7 @@ class BudgetLimiter:
     async def reserve(self, stage: str, row: BudgetBalance | None, worst: Amount) -> Reservation:
         """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits. A caller that
         waits here holds no slot of any lane, so that calls that can make room continue. Raises RowBudgetExceeded,
-        BlockedByBatches when only open batches can make room, and RunStopped when the run stops, which it does here
-        when the amount can never fit."""
+        BlockedByBatches when only open batches can make room, RunStopped also when it can never fit."""
         self._stop_signal.check()
         if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
             raise RowBudgetExceeded
@@ -398,8 +397,7 @@ def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalanc
 
 
 def is_free(call: Call) -> bool:
-    """A refused call (429, 500, or a refusal by rate inside a 200), or one that never left, costs nothing. A time-out
-    may have cost something, also that of a gateway (504)."""
+    """A refused call, or one that never left, costs nothing; a time-out may have, also that of a gateway (504)."""
     return call.cost is None and call.usage.input_tokens is None and not call.answered and not call.ambiguous
 
 

@@ -248,8 +248,7 @@ class Traces:
 def row_spans(
     traces: Traces, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None, now: float
 ) -> list[ReadableSpan]:
-    """The spans of a row that came to this: itself, its stages, their calls of models and of tools; those of a child
-    agent are in the call of the tool that asked it."""
+    """A row's spans: itself, stages, calls of models and tools; a child agent's are in its tool call."""
     stages, texts, calls = traces.plan.stages, traces.plan.rules.otel_prompts, notes.calls
     ends = {one.stage: one for one in notes.ends if not one.replica}
     nodes: list[list[Any]] = []

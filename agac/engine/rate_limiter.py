@@ -251,8 +251,7 @@ class Adaptive:
         return min(wanted, 2 * max(self._delays)) if self._delays else wanted
 
     def _measure(self, now: float) -> float:
-        """What the server took a second since it last said that it was too much: from one end of what it allows to the
-        next, so that what it had saved up for us does not count."""
+        """What the server took a second between refusals: what it had saved up for us does not count."""
         since, before = self._newer
         taken = self._sent - before - self._refused_since
         self._newer, self._refused_since = (now, self._sent), 0
@@ -554,8 +553,7 @@ class Lane:
 
 class CallLimit:
     """So many calls at a time, in the order of asking: those of a stage that has its own bound; and calls in flight
-    plus replies not yet durable, of which a kill can cost that many at most. (asyncio's Semaphore costs more on the way
-    that never waits.)"""
+    plus replies not yet durable, of which a kill can cost that many at most. (asyncio's Semaphore is slower.)"""
 
     def __init__(self, most: float) -> None:
         self._free = most

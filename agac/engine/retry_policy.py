@@ -42,8 +42,7 @@ def backoff(attempt: int) -> float:
 
 def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1) -> int:
     """The hard cap on the calls of one task in one invocation: each of its models is asked, in so many `turns`, and
-    re-asked `repair` times, and each of these questions is sent in so many `attempts`, and again after refusals by
-    rate."""
+    re-asked `repair` times, each sent in so many `attempts`, and again after refusals by rate."""
     return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
@@ -120,8 +119,7 @@ class RowDeadlineExceeded(Exception):
 
 
 class RowDeadline:
-    """The time that one row has for all its calls, and for what it waits between them. `seconds` None: as long as it
-    takes. `clock` is the event loop's: monotonic seconds."""
+    """The time a row has for calls and waits. `seconds` None: no limit. `clock` is the loop's: monotonic seconds."""
 
     __slots__ = ("_clock", "_ends_at", "_seconds")
 

@@ -130,8 +130,7 @@ class Reviewing:
         return Verdict("approved", value, decided)
 
     def standing(self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float) -> Standing:
-        """How an answer stands by what was decided about it from `since` on, and by the time that has gone by: then
-        the decision has the number 0, where none is stored."""
+        """How an answer stands by decisions from `since` on, and by the time gone by: that one has the number 0."""
         (found, due), asks = known or ((), None), self.asks
         stood = store.standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
         if stood.state == "decided" or asks.on_timeout == "wait" or due is None or due > now:

@@ -87,8 +87,7 @@ async def killed_before(database: Database, workflow: str) -> tuple[runs.Invocat
 
 
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
-    """The retry with which the run's last invocation did not come to its end, or whose rows may wait for batches: a
-    plain run finishes the rows that it opened as it would have."""
+    """The retry that the last invocation did not end, or whose rows wait for batches: a plain run finishes it."""
     record = await runs.run_record(database, run)
     last = record.invocation
     if last is None or not last.body.get("retry"):
@@ -376,8 +375,7 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 async def _context(
     database: Database, work: Work, invocation: Invocation, ledger: Ledger, event: int
 ) -> InvocationContext:
-    """What the parts of the invocation share: its budgets, filled with what was spent before, the rules that stop it,
-    and what is known beforehand of how much there is to do."""
+    """What the parts share: budgets, filled with what was spent, rules that stop it, and what is known of the work."""
     plan, totals, stop_signal, run = work.plan, invocation.totals, invocation.stop_signal, invocation.run
     counts = await runs.counters(database, run)
     totals.stages |= {stage.name: StageTotals() for stage in plan.stages}

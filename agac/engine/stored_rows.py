@@ -28,8 +28,7 @@ ActiveRows = AsyncGenerator[list[ActiveRow], None]
 
 
 async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
-    """The rows that a retry chose, in the order of the input, some hundred at a time, each open in the store before it
-    is given out. Their tasks stay until they are settled anew."""
+    """The rows that a retry chose, in input order, some hundred at a time, each stored as open before it comes."""
     (database, run, _), ledger = context.places, context.ledger
     async for rows in store.rows_of_retry(database, run, retry):
         if context.stop_signal.stop is not None:
@@ -95,8 +94,7 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
 
 async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     """Whether rows of a level that a stage makes may need work, as the store stands once everything is committed. A
-    level that looks at all rows before it waits where some of those are open, or with other shards: its own are then
-    counted as left."""
+    level that looks at all rows before it waits where some of those are open, or with other shards."""
     await context.ledger.durable()
     (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
     assert level.maker is not None
@@ -233,8 +231,7 @@ def is_fed(context: InvocationContext, level: Level[AnyStage]) -> bool:
 class ChildFeeds:
     """Gives out the children of rows that are walked, as soon as those are stored. Of a parent only its key is held,
     and how many of its children were given out: they are read back by their places. Parents take turns, so that one
-    with many children does not hold up those of others. All ends once the input was read to its end and every row that
-    was given out has ended."""
+    with many children does not hold up those of others. All ends with the input and every row that was given out."""
 
     def __init__(self, context: InvocationContext) -> None:
         self._context = context

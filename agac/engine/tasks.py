@@ -128,8 +128,7 @@ class LocalCall(NamedTuple):
 
 
 class Parked(Enum):
-    """The end of a task that has no answer in this invocation: its row stays open. It may not be asked; or it is in a
-    batch, or waits for one; or it waits for a person."""
+    """The end of a task without an answer now: its row stays open, for it may not be asked, or it waits."""
 
     PARKED = "parked"
     ENROLLED = "enrolled"

@@ -229,8 +229,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
 
 
 def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> list[dict[str, Any]]:
-    """How rows failed, the most frequent way first: each with the first row that did. Without a stage it was the input
-    itself; else all count that failed so at the stage."""
+    """How rows failed, most frequent first, each with its first row; without a stage it was the input itself."""
     tasks = Counter[tuple[str | None, str]]()
     for count in counts:
         tasks[count.stage, count.error_type] += count.tasks if count.outcome == "failed" else 0

@@ -217,8 +217,7 @@ _BEFORE_ALL = (401, 403, 404, 405, 407, 410, 411, 413, 414, 415, 429, 431)
 
 def proves_nothing(status: int, data: Any) -> bool:
     """Whether an error status leaves open that what was to be created is there. `data` is the JSON that came with it.
-    An API that refuses says so in JSON, before it creates anything; 408, 409, 499 and all from 500 on may come
-    later."""
+    An API that refuses says so in JSON, before it creates anything; 408, 409, 499 and 5xx may come later."""
     if status in _BEFORE_ALL:
         return False
     return status in (408, 409, 425, 499) or not 400 <= status < 500 or not isinstance(data, (dict, list))
@@ -244,8 +243,7 @@ else that went wrong, the reason as its cause. All SDKs of one generator have th
 class BatchApi:
     """The files and batches of one account. An SDK left to itself sends a request that creates something up to three
     times when its answer is lost; here every call is one request. Nothing here sleeps, retries or logs: what could not
-    be done comes back as a `Fault`, which is `ambiguous` where something may have been created, and the engine decides.
-    """
+    be done comes back as a `Fault`, `ambiguous` where something may have been created. """
 
     uploads: ClassVar[bool]
     """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""

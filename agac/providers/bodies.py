@@ -128,8 +128,7 @@ _MILLISECONDS_FROM = 100_000_000_000
 
 
 def moment(value: Any) -> float | None:
-    """Seconds since 1970 of a number, of a text that is one, or of a date, until the year 5138 (what comes
-    later cannot be written as a date); None for anything else."""
+    """Seconds since 1970 of a number, a text that is one, or a date, until the year 5138; None for anything else."""
     if isinstance(value, str):
         value = number(value) or date(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1000 * _MILLISECONDS_FROM:

@@ -28,8 +28,7 @@ Kind = tuple[int, bool]  # of a turn: how many were before it, and whether it ma
 
 
 class HintingSender:
-    """Sends one stage's requests as its `sender` does, chat completions with hints for Dynamo 1.`minor`, until the
-    server refuses them. Whoever opened `sender` closes it."""
+    """Sends as its `sender`, with hints for Dynamo 1.`minor` until refused; who opened `sender` closes it."""
 
     def __init__(self, sender: Sender, minor: int, stage: Stage, run: int) -> None:
         self._sender, self._minor, self._run, self._repair = sender, minor, run, stage.repair
@@ -64,8 +63,7 @@ class HintingSender:
     def _about(self, data: Mapping[str, Any]) -> tuple[Kind, dict[str, JSONValue], dict[str, str]]:
         """The kind of turn that a request is, its hints, and of an agent's the headers with the ids of its conversation
         and of the run. A prefill of the next turn has to be asked for with this one, whose reply nobody knows: it is
-        asked for where tools may be called, after which another turn always comes, and at least half of such replies so
-        far did."""
+        asked for where tools may be called, after which another turn always comes, once half of such replies did."""
         replies = [n for n, one in enumerate(data["messages"]) if one["role"] == "assistant"][self._said :]
         kind = done, may_call = len(replies), "tools" in data and "tool_choice" not in data
         hints: dict[str, JSONValue] = {"priority": 1 + done} if self._minor else {"latency_sensitivity": 1.0 + done}

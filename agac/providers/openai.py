@@ -35,8 +35,7 @@ def _headers(provider: Provider) -> dict[str, str]:
 def _messages(
     instruction: str | None, messages: Iterable[Message], turn: Callable[[Message], list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Messages on the wire, the first one, a system message, ending with `instruction`, where there is one. `turn` is
-    given those that hold calls of tools or their results."""
+    """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given those of tools."""
     wire: list[dict[str, Any]] = []
     for message in messages:
         if type(message) is Message:
@@ -205,8 +204,7 @@ _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage"
 
 
 class ChatAssembly(dialect.Assembly):
-    """A completion. It ends with `[DONE]`; a server that leaves this out must have said why the model stopped. The
-    first choice counts, as it does where nothing is streamed."""
+    """A completion; without `[DONE]` at its end, the model must have said why it stopped. The first choice counts."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
@@ -329,8 +327,7 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
 
 
 def _items_of_turn(message: Message) -> list[dict[str, Any]]:
-    """What a model said with its calls of tools, or their results, as items. Reasoning goes back where its content came
-    with it: nothing is stored by which the API would find it."""
+    """Calls of tools, or results, as items; reasoning goes back with its content, as nothing is stored there."""
     if isinstance(message, ToolMessage):
         kind = {"type": "function_call_output"}
         return [{**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results]
@@ -349,8 +346,7 @@ def _call_item(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
 
 def _read_response(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
     """A response. Commentary on the way to the answer (`phase`) and items that say nothing are no answers; nor is
-    reasoning. The parts of an item belong together: it is one message. One that was cut counts where no other is
-    complete."""
+    reasoning. The parts of an item belong together: it is one message. A cut one counts where none is complete."""
     output = mapping(data).get("output")
     if not isinstance(output, list):
         return dialect.unreadable(provider, status, "a body that is no response")

@@ -84,8 +84,7 @@ def cost(usage: Usage, price: Price | None) -> float | None:
 
 
 def dated_versions(provider: Provider, model: str) -> list[str]:
-    """Names of a model with a date or number of a version at their end that the price library knows, the oldest first.
-    Where there are none, there may still be some."""
+    """Names with a date or version at their end that the price library knows, oldest first; it may lack some."""
     from genai_prices.data_snapshot import get_snapshot
 
     def named(clause: Any) -> list[str]:

@@ -54,8 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(env: Mapping[str, str]) -> ssl.SSLContext:
-    """Verifies servers against the file that the environment names, else against the system's certificates. Raises
-    UsageError for a file that is not there or holds no certificates."""
+    """Certificates of the environment's file, else the system's. Raises UsageError for a file without any."""
     variable = next((variable for variable in CA_VARIABLES if env.get(variable)), None)
     if variable is None:
         return ssl.create_default_context()
@@ -77,8 +76,7 @@ def _user_agent() -> str:
 
 
 class ConnectionSettings:
-    """What every call to a provider needs: the address `url`, the headers, the proxy and the certificates (None:
-    straight, and without TLS); and faults in words that name them."""
+    """What calls to a provider need: `url`, headers, proxy, certificates (None: none of it); faults in its words."""
 
     def __init__(self, provider: Provider, path: str, env: Mapping[str, str], redactor: Redactor) -> None:
         """`path` is put after the provider's base URL. Raises UsageError when the address, a header, a proxy or the

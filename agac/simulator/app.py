@@ -84,8 +84,7 @@ class SimulatorAccount:
 
 
 class Channel:
-    """Sends what becomes of a POST, as a whole or as events; `response` is what the application gives back. `headers`
-    are made when they are sent. A client that has left is no error."""
+    """Sends what becomes of a POST, whole or as events; `headers` are made then. A client that left is no error."""
 
     def __init__(self, api: ModelApi, http: web.Request, headers: Callable[[], dict[str, str]]) -> None:
         self.api, self.http, self._headers = api, http, headers

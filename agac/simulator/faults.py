@@ -147,8 +147,7 @@ def other_calls(change: Callable[[AskedTool], AskedTool]) -> Callable[[FaultRule
 
 class KnownFault:
     """A row of the table: when a fault takes effect, its meaning, the keys that only it takes, and their defaults.
-    `effect` makes the error of a kind of the phase `error`, of the model's name, or the other answer of one of the
-    phase `answer`."""
+    `effect` makes the error of a kind of the phase `error`, of the model's name, or another answer (phase `answer`)."""
 
     def __init__(
         self, phase: str, meaning: str, keys: str = "", effect: Callable[..., Any] | None = None, /, **defaults: Any

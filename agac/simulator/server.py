@@ -80,8 +80,7 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[str]:
-    """The base URL of a simulator that runs until the block ends; raises SimulatorError if it does not start. Ctrl-C in
-    a terminal does not reach it: it is in a session of its own."""
+    """The base URL of a simulator until the block ends; raises SimulatorError. Ctrl-C does not reach it."""
     command = [sys.executable, "-P", "-m", "agac.simulator", (settings or Settings()).written()]
     root, environ = Path(__file__).parents[2], dict(os.environ)
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed

@@ -23,8 +23,7 @@ class SimulatorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is given on a command line: `kind` converts the text; a bool has no value. `name` is that of the
-    setting if it is empty; `least` and `most` bound a number."""
+    """How a setting is given: `kind` converts the text (a bool has none), `name` if another, bounds `least`, `most`."""
 
     kind: type
     help: str
@@ -40,8 +39,7 @@ def setting(default: Any, kind: type, help_text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a simulator does. `latency` is read by `parse_latency`; None is no limit, and of `burst` a minute's
-    worth. `state` is None for a file that ends with the simulator."""
+    """What a simulator does. `latency`: see `parse_latency`; None: no limit. `state` None: a file that ends with it."""
 
     port: int = setting(0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535)
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")

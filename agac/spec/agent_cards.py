@@ -162,10 +162,9 @@ def load_card(
     trusted: bool = False,
     tools: Iterable[str] = (),
 ) -> tuple[Card | None, list[Problem]]:
-    """The card in `path`, its instruction filled with `variables`, or None and every problem. Warnings may come with
-    a card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no
-    variables of the environment, which it could send away, and no files; nothing else, unless it is `trusted`. `tools`
-    are those that its stage names."""
+    """The card in `path`, its instruction filled with `variables`, or None and every problem. Warnings may come with a
+    card. One that is `remote` gives its instruction, model, parameters and servers by their URLs: it reads no variables
+    of the environment, which it could send away, and no files, unless it is `trusted`. `tools`: its stage's."""
     keys, document, below, problems = read_card(path, project, remote, trusted=trusted)
     shown, name = document.shown, str(keys.name)
     place, kind = project.paths.agentcards / f"{name}.md" if remote else path, keys.type

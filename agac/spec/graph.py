@@ -118,8 +118,7 @@ def giving(name: str, stages: Sequence[S]) -> list[S]:
 
 
 def amended_by(names: Iterable[str], stages: Mapping[str, StageNode]) -> tuple[tuple[str, str], ...]:
-    """Of these stages, in the order in which a row meets them, those that amend others, each with the name of one in
-    whose place its result stands; `stages` are all by name."""
+    """Of these stages, as a row meets them, those that amend others, each with one that it stands for."""
     found = []
     for name in names:
         first = stages[name].amends
@@ -192,8 +191,7 @@ class _Places:
     """On which rows each stage works, as far as it is known before a function is called. `home` is what made the rows
     that a stage gives results to, `_after` what made those that stages after it see, `base` what made those that the
     stage begins with. `lines` is the descent of the rows that something made, the nearest last; `_functions` are those
-    upstream of a stage. `apart` are stages that cannot meet their needs in one row, each with two needs of it on
-    different lines of descent."""
+    upstream of a stage. `apart` are stages that cannot meet their needs in one row, each with two such needs."""
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
         self.home: dict[str, str | None] = {}

@@ -380,8 +380,7 @@ def output_stages(
 
 
 def _with_results(chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile) -> tuple[str, ...]:
-    """The stages that have the results of those that were chosen. What only lets rows through has none: it stands for
-    what it follows; a named filter for the rows that pass it."""
+    """The stages whose results the chosen ones have: what only lets rows through stands for what it follows."""
     left, found, seen = list(chosen), set(), set()
     while left:
         if (name := left.pop()) in seen or name not in by_name:

@@ -1,8 +1,7 @@
 """Every mapping of a workflow file as one frozen model; those of agac.yml are in `project_models`, those that both have
 in `rule_models`, those of AgentCards in `card_models`. They are the only description of the keys: defaults, docs, the
 JSON Schemas for editors and the words of errors are made of them. A key that a file does not have is at its default,
-and `model_fields_set` says which ones it has. Checks that need more than one key, another file or the project are made
-by the loader."""
+and `model_fields_set` says which ones it has. Checks of more than one key or file are the loader's."""
 
 from __future__ import annotations
 

@@ -121,8 +121,7 @@ Match = Literal["exact", "normalized", "structured"]
 class Vote:
     """Which of several answers is taken: the first that has the most frequent value of `field` (`a.b`: the field b of
     a; None: the whole answer). With a `lead` that value has to lead every other one by so many votes, and no more are
-    asked once it does. `match` says which values are the same. Answers of more than `max_length` characters have no
-    vote."""
+    asked once it does. `match` says which values are the same. Longer answers than `max_length` have none."""
 
     field: str | None = None
     lead: int = 0

@@ -123,8 +123,7 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
 
 
 def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files that `name` may mean: one in `folder` with any of the suffixes, or with its own suffix a path from the
-    root or from the folder. Raises `OutsideProject`."""
+    """The files that `name` may mean: in `folder` with a suffix, or a path with its own. Raises `OutsideProject`."""
     if name.endswith(suffixes):
         candidates = [inside(root, name), inside(root, name, base=folder)]
     else:

@@ -197,8 +197,7 @@ class StageBuilder:
                 yield card.document.problem(("plan_iterations",), message)
 
     def _part(self, part: CardPart, node: StageNode, order: int, answers: Sequence[str]) -> WrittenStage | None:
-        """One of the stages that a stage becomes whose card is made of others. Its keys hold for all of them, where
-        their cards do not say another model or parameters."""
+        """One of the stages that a stage of cards becomes; its keys hold for all whose cards say no other."""
         before, written, path = len(self.problems), self.file.stages[node.index], ("stages", node.index)
         answers = self._outer.setdefault(written.name, tuple(answers))
         self._answers[part.name] = (written.name,)

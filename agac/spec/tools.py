@@ -1,5 +1,4 @@
-"""Tools and agents as values. What decides answers is in a run's definition and in fingerprints (`AgentSpec.body`);
-how tools are run is beside it (`ToolRules`, `McpServer`)."""
+"""Tools and agents as values: what decides answers (`AgentSpec.body`), and how tools are run (`ToolRules`)."""
 
 from __future__ import annotations
 
@@ -173,8 +172,7 @@ class Runtime:
 class ToolSettings:
     """How an agent's tools are run, beside the definition. `rules` by the name of their tool; `max_turns` bounds a
     conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken;
-    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a
-    runtime with how it is run."""
+    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a runtime."""
 
     rules: Mapping[str, ToolRules] = field(default_factory=dict)
     servers: tuple[McpServer, ...] = ()

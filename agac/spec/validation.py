@@ -354,8 +354,7 @@ def named_servers(value: Any) -> Any:
 
 
 def camel_case(value: Any) -> Any:
-    """Reads the camelCase spellings that cards may use; both spellings of one key are left for `extra` to refuse.
-    A `streaming_timeout` of null means that there is none."""
+    """Reads the camelCase that cards may use (`extra` refuses both at once); `streaming_timeout: null` is none."""
     if not isinstance(value, dict):
         return value
     value = {key: math.inf if key == "streaming_timeout" and one is None else one for key, one in value.items()}

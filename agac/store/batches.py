@@ -272,8 +272,7 @@ class BatchView(BatchRecord):
 
 
 class OpenBatches(NamedTuple):
-    """The open batches of a run, summed up: `waiting` of them the provider has not got yet, `ready` ones have ended
-    there. `done` and `failed` requests as they were last seen."""
+    """A run's open batches: `waiting`: not at the provider; `ready`: ended there; `done`, `failed` as last seen."""
 
     batches: int
     waiting: int

@@ -334,8 +334,7 @@ def _field_names(record: Any) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def open_for_reading(path: Path, seconds: float | None = None) -> AsyncIterator[Database | None]:
-    """Opens without changing anything; gives None where there is no database yet. An older one is refused. What is
-    being read after so many `seconds` raises TookTooLong."""
+    """Opens without changing anything; None: there is no database. Older ones are refused. May raise TookTooLong."""
     ends = time.monotonic() + (seconds or 0.0)
     if not path.exists() or not path.stat().st_size:  # an empty file is a database without anything
         yield None

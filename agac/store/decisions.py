@@ -162,8 +162,7 @@ def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
 @dataclass(frozen=True, slots=True)
 class Fixes:
     """What is set by hand in a workflow, or to be given again (`kind`: `redo`). `rows` are the keys of rows of a run
-    whose results are not what is set, or no longer: they are walked again. `discarded` are keys of what is not to count
-    any more."""
+    whose results are not what is set, or no longer: they are walked again. `discarded`: keys of what counts no more."""
 
     workflow: str = ""
     found: dict[bytes, StoredDecision] = field(default_factory=dict)

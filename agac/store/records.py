@@ -197,8 +197,7 @@ class DistantMember(NamedTuple):
 
 
 class DedupeCandidate(NamedTuple):
-    """A row that goes on where no other one has these values: `hash` stands for them, `content` for all that the
-    stages after see of it. `state` is the one in which it came."""
+    """A row that goes on where none has these values: their `hash`, the `content` later stages see, its `state`."""
 
     hash: bytes
     content: bytes

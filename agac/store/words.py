@@ -108,8 +108,7 @@ def _mark(record: RunRecord) -> str:
 
 async def make_index(database: Database, record: RunRecord) -> tuple[int, int]:
     """Makes the index of a run, or brings it up to date: a walk over its rows, in slices that are each committed. A
-    killed one is gone on with. How many rows are in it, and how many were open. Raises UsageError where SQLite lacks
-    FTS5."""
+    killed one is gone on with. How many rows are in it, and how many were open. Raises UsageError without FTS5."""
     with translated(database.path.with_name(f"words-{record.id}.db")):
         last = await database.reader.at_once(partial(_begin, database.path, record))
         while await database.reader.at_once(partial(_walk, record, last)):

@@ -44,8 +44,7 @@ def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[Too
 
 
 def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -> ToolSpec:
-    """What a model is told of a tool that agac brings, with these settings. `read_skill`: `skills` are folders by the
-    skill's name, `hash` stands for what is in them."""
+    """What a model is told of agac's tool, with these settings. `read_skill`: `skills` are folders by name."""
     kind: ToolKind = "skill" if name == "read_skill" else "builtin"
     made, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
     return ToolSpec(name, made.description, made.parameters, kind, name, VERSION, settings)

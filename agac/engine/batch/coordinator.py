@@ -267,8 +267,7 @@ class Batches:
         return ingested
 
     async def complete(self, walk: Callable[[], Awaitable[None]]) -> None:
-        """Submits what was filled; with `wait` waits for it, takes in what ends and `walk`s the rows on, until nothing
-        is open or the run stops. Raises RunStopped then."""
+        """Submits what was filled; with `wait` goes on until nothing is open. Raises RunStopped when the run stops."""
         wait = 0.0
         while not self._context.batching.only_takes:
             await self.submit()

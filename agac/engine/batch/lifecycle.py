@@ -118,8 +118,7 @@ BatchFormats = Mapping[tuple[int, int], BatchFormat]
 
 class Journal:
     """Writes the steps of batches under the workflow's lease. Each step is committed before anything else is done: what
-    a crash finds is what the store says; with a `control` state the remote says it, too. Each method returns what is
-    stored after it."""
+    a crash finds is what the store says; with a `control` state the remote says it, too. What is stored is returned."""
 
     def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None) -> None:
         self._database, self._ledger, self._now, self._control = database, ledger, now, control

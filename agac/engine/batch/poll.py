@@ -116,8 +116,7 @@ async def _vanished(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks for the end of a batch for which that is decided. Asked twice it is ended once; where it could not be asked
-    for, the note says why, and the next look at it asks again."""
+    """Asks for the decided end of a batch, once in effect; where that failed, the note says why, to ask again."""
     assert record.provider_id is not None
     api, attempts = context.account(record.provider).api, count(1)
     while (fault := await api.cancel(record.provider_id)) is not None:

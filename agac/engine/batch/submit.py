@@ -301,8 +301,7 @@ def _back(record: BatchRecord) -> BatchStep:
 
 
 async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> BatchRecord:
-    """The account has too many tokens enqueued: nothing ran. What it takes is learned; the batch waits until there is
-    room, or is cut into smaller ones where it can never have any."""
+    """Too many tokens are enqueued: nothing ran. The limit is learned; the batch waits, or is cut if it never fits."""
     now, back = context.clocks.wall(), _back(record)
     load = await lane_load(context.database, *record.account_lane, now - CAP_KEPT)
     others = load.tokens - (record.tokens if load.batches else 0)
