@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict, Unpack, overload
 
 from agac.api.cards import lock_given
-from agac.api.ended_rows import STAGE
 from agac.api.inspect import inspect
+from agac.api.job import STAGE
 from agac.api.plan import Confirm
 from agac.api.project import RunOptions, project_of
 from agac.api.report import RunReport, Watch, result_reader

@@ -1,5 +1,5 @@
 """`agac try`: a changed stage over a sample of rows, beside the stored answers of the version before. A trial is a run
-of a selection that asks this stage alone and writes no files; later runs reuse its answers. """
+of a selection that asks this stage alone and writes no files; later runs reuse its answers."""
 
 from __future__ import annotations
 

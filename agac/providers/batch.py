@@ -243,7 +243,7 @@ else that went wrong, the reason as its cause. All SDKs of one generator have th
 class BatchApi:
     """The files and batches of one account. An SDK left to itself sends a request that creates something up to three
     times when its answer is lost; here every call is one request. Nothing here sleeps, retries or logs: what could not
-    be done comes back as a `Fault`, `ambiguous` where something may have been created. """
+    be done comes back as a `Fault`, `ambiguous` where something may have been created."""
 
     uploads: ClassVar[bool]
     """Whether the input is a file that is uploaded first; else `create` sends the requests themselves."""
