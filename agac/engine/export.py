@@ -246,14 +246,6 @@ class Exported:
     edited: Mapping[Path, Path] = field(default_factory=dict)
 
 
-def _remove_stale(outputs: Outputs, written: list[WrittenFiles]) -> None:
-    """Removes files of formats that are not wanted any longer, where they are as a run in this folder left them."""
-    for name in {*map(sinks.file_of, sinks.TABLES), sinks.PREVIEW_DATABASE, *sinks.OPTIONAL}.difference(outputs.names):
-        stale = outputs.folder / name
-        if stale.is_file() and not stale.is_symlink() and stamp(stale) in [one.files.get(name) for one in written]:
-            stale.unlink()
-
-
 async def export_run(
     database: Database, run: RunRecord, root: Path, summary: Mapping[str, Any], env: Mapping[str, str],
     source: ShardRows | None = None,
@@ -269,17 +261,15 @@ async def export_run(
     written = await runs.files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
     keep = outputs.previous(run, written)
+    replaced = None  # the run whose results were there, where it is another
     if outputs.places is None:
-        replaced, edited = _before(run, outputs, written), _edited(outputs, written, token, place)
-        folder = sinks.OutputFolder(outputs.folder, root, edited)
+        if not outputs.preview and (outputs.folder / "results.jsonl").exists():
+            replaced = next((one.run for one in written if one.shown and one.run != run.id), None)
+        folder = sinks.OutputFolder(outputs.folder, root, _edited(outputs, written, token, place))
     else:
-        replaced = None
         folder = sinks.OutputFolder(outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as)
-    mark = (
-        {}
-        if outputs.preview or source is not None
-        else {"store": {"id": token, "generation": run.revision, "place": place}}
-    )
+    marked = not outputs.preview and source is None
+    mark = {"store": {"id": token, "generation": run.revision, "place": place}} if marked else {}
     await write(database, "run_exporting", run.id)
     with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
@@ -302,20 +292,22 @@ async def export_run(
             sink = out.open(sinks.FILTERED)
             async for lines_of_some in filtered_lines(database, run) if source is None else source.filtered():
                 sink.write_texts([line for _, line in lines_of_some])
-    failure = _not_written(run, table.failure) if table is not None and table.failure is not None else None
-    _remove_stale(outputs, written)
+    failure = None  # of a table, which keeps no file from being written
+    if table is not None and (error := table.failure) is not None:
+        again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
+        remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
+        what, remedy = f"{error.message}; nothing of it was written", f"{error.remedy or ''} {remedy}".strip()
+        failure = AgacError(what, remedy=remedy)
+    # files of formats that are not wanted any longer, where they are as a run in this folder left them
+    for name in {*map(sinks.file_of, sinks.TABLES), sinks.PREVIEW_DATABASE, *sinks.OPTIONAL}.difference(outputs.names):
+        stale = outputs.folder / name
+        if stale.is_file() and not stale.is_symlink() and stamp(stale) in [one.files.get(name) for one in written]:
+            stale.unlink()
     stamps = outputs.stamps(unwritten=failure is not None)
     if outputs.places is not None and (copy := keep.stamp or run.exported_files.get(PREVIOUS)):
         stamps[PREVIOUS] = copy
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
     return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
-
-
-def _not_written(run: RunRecord, error: AgacError) -> AgacError:
-    """What is said of a table that could not be written."""
-    again = f"agac export --run {run.id}{'' if run.finished_at is not None else ' --partial'}"
-    remedy = f"The results are stored, and all other files are written. Write the table with: {again}"
-    return AgacError(f"{error.message}; nothing of it was written", remedy=f"{error.remedy or ''} {remedy}".strip())
 
 
 async def _final_rows(
@@ -393,13 +385,6 @@ async def table_of(
     assert layout is not None
     read = ended.rows(database, run.id)
     return layout.columns, [row.cells async for rows in read for row in Lines(rows, False, layout, outputs.merge).rows]
-
-
-def _before(run: RunRecord, outputs: Outputs, written: list[WrittenFiles]) -> int | None:
-    """The run whose results are about to be replaced, where it is another."""
-    if outputs.preview or not (outputs.folder / "results.jsonl").exists():
-        return None
-    return next((one.run for one in written if one.shown and one.run != run.id), None)
 
 
 def _edited(outputs: Outputs, written: list[WrittenFiles], token: str, place: str) -> list[Path]:
