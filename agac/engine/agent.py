@@ -1,8 +1,7 @@
 """Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it what they gave, and so
 on until it answers. What decides the next request is in `TaskConversation`, and can be made anew from the store: the
 opening messages, the replies as they came, the results of tools. `Agents` sends, calls and stores. A reply is durable
-before the next request is made of it, and before a call that must not be repeated; such a call is stored as intended
-before it is made."""
+before the next request is made of it, and before a call that must not be repeated."""
 
 from __future__ import annotations
 

@@ -218,8 +218,7 @@ async def open_connections(
     work: Work, run: int, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
     """Each stage's connections, its model's first, by the stage's index. Calls to one model share its lane, those of
-    stages and of fallbacks; calls to one provider share its sender. `waits` is called with the name of a lane and the
-    seconds of each long wait in it."""
+    stages and of fallbacks; calls to one provider share its sender. `waits` is told of each long wait."""
     plan = work.plan
     budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
     in_dollars = any(budget.usd is not None for budget in budgets)

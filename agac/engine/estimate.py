@@ -37,8 +37,7 @@ CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 class CostEstimate(Report):
     """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too. In
     eight of ten cases it lies in `usd_range`, by `past_tasks` of earlier runs. `ways`: the same by calls (`sync`), in
-    batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`: by what calls, or batches, of its
-    lane took before; None: unknown."""
+    batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`; None: unknown."""
 
     calls: int
     input_tokens: int

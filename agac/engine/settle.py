@@ -32,8 +32,7 @@ from agac.store.writer import Ledger
 class StageTotals:
     """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
     the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now. `cost` is in
-    USD, of the calls whose price is known; `unpriced` and `simulated` count calls. `requests` of `characters` in all
-    were asked for."""
+    USD, of the calls whose price is known; `unpriced` and `simulated` count calls.."""
 
     done: int = 0
     reused: int = 0
@@ -430,8 +429,7 @@ class Settler:
 
 class VoteResult(NamedTuple):
     """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
-    `agreement`: how many of them say what it says, of how many, as `2/3`, or `2/3 of 5` where two of five have no vote;
-    None where they did not vote."""
+    `agreement`: how many of them say what it says, of how many, as `2/3`, or `2/3 of 5`; None: no vote."""
 
     text: str
     replica: int = 0

@@ -245,8 +245,7 @@ class GuardScope:
     """The names and fields that a stage's guard, the `text` that stands at `where`, can read. `columns`: the input's
     declared ones; `closed`: rows have no others, else an unknown name is only a warning. `fields`: what is known of
     columns. `stages`: those upstream, each with the schema of its result: None for plain text, `{}` when nothing is
-    known of it. `others`: stages of the workflow that are not upstream. `extra`: further names that the stage sees,
-    such as `rows_count`."""
+    known of it. `others`: stages of the workflow that are not upstream. `extra`: as `rows_count`."""
 
     text: str
     where: Where

@@ -174,8 +174,7 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
 @dataclass(slots=True)
 class ResultReader:
     """One reading of a batch's results. `counts` by what lines came to; `real` what they cost; `ours`: lines that name
-    a task of it and cannot be read. `late`: its tasks went into other batches, and have their ends. `turns` are the
-    last ones of its tasks."""
+    a task of it and cannot be read. `late`: its tasks went into others. `turns` are the last ones of its tasks."""
 
     context: BatchContext
     record: BatchRecord
