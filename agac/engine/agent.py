@@ -1,7 +1,7 @@
 """Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it what they gave, and so
 on until it answers. What decides the next request is in `TaskConversation`, and can be made anew from the store: the
 opening messages, the replies as they came, the results of tools. `Agents` sends, calls and stores. A reply is durable
-before the next request is made of it, and before a call that must not be repeated."""
+before the next request is made of it, and before a call that must not be repeated; that is stored as intended first."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ async def open_agents(
     context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
 ) -> AsyncIterator[None]:
     """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when one cannot be had.
-    `since`: earlier conversations count that began then or later, in seconds since 1970.."""
+    `since`: earlier conversations count that began then or later, in seconds since 1970."""
     work, stages = context.work, [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
         yield

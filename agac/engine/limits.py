@@ -263,7 +263,7 @@ class Reservation(NamedTuple):
 
 class BudgetLimiter:
     """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend. At a limit
-    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it.."""
+    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it."""
 
     lender: SharedLimits | None = None
 

@@ -144,7 +144,7 @@ def serving_facts(
     prefixes: Mapping[str, Prefix], slots: int, totals: Totals, engines: Iterable[tuple[str, Any, Any]]
 ) -> dict[str, Any]:
     """How well caches and slots were used in an invocation, as its record keeps it: pairs that can be added up, of
-    prompt tokens and those that were cached, and of seconds. `prefixes` by stage; `engines` twice."""
+    prompt tokens and those that were cached, and of seconds. `engines`: before and after."""
     first = [took for one in prefixes.values() for _, gate in one.keys if gate is not None for took in gate.first]
     pairs = [(took.input_tokens or 0, took.cached_tokens) for took in first if took.cached_tokens is not None]
     counted = {address: [b - a for a, b in zip(*pair, strict=True)] for address, *pair in engines if None not in pair}

@@ -32,7 +32,7 @@ from agac.store.writer import Ledger
 class StageTotals:
     """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
     the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now. `cost` is in
-    USD, of the calls whose price is known; `unpriced` and `simulated` count calls.."""
+    USD, of the calls whose price is known; `unpriced` and `simulated` count calls."""
 
     done: int = 0
     reused: int = 0
