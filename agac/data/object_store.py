@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +28,8 @@ class ObjectStore:
         from obstore.store import LocalStore, from_url
 
         self.url = url
+        atexit.unregister(_wait)
+        atexit.register(_wait)
         again: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
         try:
             is_folder = "://" not in url
@@ -79,6 +85,14 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             remedy = "check its address, the login, and what that may do: agac remote doctor"
             raise AgacError(f"the remote {self.url}: {what}: {_first_line(error)}", remedy=remedy) from error
+
+
+def _wait() -> None:
+    """Waits until no thread of obstore is in Python, for a second at most. One that comes back from handing over a
+    result while the interpreter ends aborts the process: seen with obstore 0.12, in one of three short commands."""
+    until = time.monotonic() + 1.0
+    while len(sys._current_frames()) > threading.active_count() and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def _first_line(error: Exception) -> str:

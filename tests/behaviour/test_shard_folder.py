@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -211,3 +213,26 @@ async def test_what_others_wrote_is_not_believed(opened: Open, caplog: pytest.Lo
 def test_a_folder_is_named_after_definition_selection_and_number_of_shards() -> None:
     keys = {folder_key(*about) for about in ((b"a", "{}", 4), (b"b", "{}", 4), (b"a", "{}", 5), (b"a", "{1}", 4))}
     assert len(keys) == 4
+
+
+def test_a_process_ends_after_the_threads_of_the_remote(tmp_path: Path) -> None:
+    program = """
+import _thread
+from pathlib import Path
+from agac.data import object_store
+
+def foreign():
+    began.release()
+    held.acquire()
+
+began, held, naps = _thread.allocate_lock(), _thread.allocate_lock(), []
+began.acquire(), held.acquire()
+object_store.ObjectStore("file://.", Path("."))
+_thread.start_new_thread(foreign, ())
+began.acquire()
+object_store.time.sleep = lambda seconds: (naps.append(seconds), len(naps) == 3 and held.release())
+object_store._wait()
+print(len(naps) >= 3)
+"""
+    done = [sys.executable, "-c", program]
+    assert subprocess.run(done, cwd=tmp_path, stdout=subprocess.PIPE, check=True).stdout == b"True\n"
