@@ -227,7 +227,7 @@ def foreign():
 
 began, held, naps = _thread.allocate_lock(), _thread.allocate_lock(), []
 began.acquire(), held.acquire()
-object_store.ObjectStore("file://.", Path("."))
+object_store.ObjectStore("remote", Path("."))
 _thread.start_new_thread(foreign, ())
 began.acquire()
 object_store.time.sleep = lambda seconds: (naps.append(seconds), len(naps) == 3 and held.release())
