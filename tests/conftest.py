@@ -21,6 +21,7 @@ from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
 from support.commands import ForkedPython, clean_environment, template
+from support.killed import ready_stores  # noqa: F401 - makes the stores of this process
 from support.postgres import PostgresServer
 from support.postgres import serving as serving_postgres
 from support.project import ProjectFolder

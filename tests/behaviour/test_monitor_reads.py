@@ -84,11 +84,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("where", CASES)
-@pytest.mark.parametrize("limit", [1, 3, 50])
-async def test_pages_of_rows_are_complete_and_without_repeats(reviewed: ProjectFolder, where: str, limit: int) -> None:
-    found = [row["key"] for row in await pages(reviewed, CASES[where], limit)]
-    assert len(found) == len(set(found))
-    assert set(found) == stored(reviewed, where)
+async def test_pages_of_rows_are_complete_and_without_repeats(reviewed: ProjectFolder, where: str) -> None:
+    there = stored(reviewed, where)
+    for limit in (1, 3, 50):
+        found = [row["key"] for row in await pages(reviewed, CASES[where], limit)]
+        assert len(found) == len(set(found)), limit
+        assert set(found) == there, limit
 
 
 async def test_rows_have_the_order_that_is_told(reviewed: ProjectFolder) -> None:

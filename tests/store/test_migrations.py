@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.killed import ready_stores
 from support.project import ProjectFolder
 
 from agac.core.errors import LeaseHeld, StoreOutdated
@@ -31,6 +32,12 @@ COMMANDS = [
     ("gc", "--keep-runs", "1"),
     ("backup", "copy.db"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _no_ready_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All migrations run in each new store."""
+    monkeypatch.setattr(ready_stores, "REAL", True)
 
 
 @pytest.fixture
@@ -132,3 +139,24 @@ def test_an_older_database_is_migrated_by_a_writing_command_alone_and_not_under_
         connection.execute("UPDATE lease SET holder = ''")
     asyncio.run(opened(path))
     asyncio.run(read())
+
+
+async def test_a_ready_store_is_what_the_migrations_make_but_for_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tests take for a new store."""
+    paths = [tmp_path / name for name in ("made.db", "copied.db", "another.db")]
+    await opened(paths[0])
+    monkeypatch.setattr(ready_stores, "REAL", False)
+    for path in paths[1:]:
+        ready_stores.place(path)
+        assert path.exists()
+        await opened(path)
+    texts = []
+    for path in paths:
+        with closing(sqlite3.connect(path)) as connection:
+            ((token,),) = connection.execute("SELECT token FROM project").fetchall()
+            dump = "\n".join(connection.iterdump()).replace(token, "TOKEN")
+            texts.append((token, dump, connection.execute("PRAGMA user_version").fetchone()))
+    assert len({token for token, *_ in texts}) == 3
+    assert texts[0][1:] == texts[1][1:] == texts[2][1:]

@@ -101,6 +101,8 @@ def begin() -> None:
         shard_run.EVERY = shard_run.PUSH_SECONDS = shard_run.BEAT_SECONDS = float(soon)
     if not (EVENT or PAGES or PATIENCE):
         return
+    if stores := sys.modules.get("ready_stores"):
+        stores.REAL = True  # type: ignore[attr-defined]
     sqlite3.connect = connect  # type: ignore[assignment]
     sys.addaudithook(audit)
     if EVENT == "any" or batchmoments.is_moment(EVENT):

@@ -31,10 +31,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import agac
+from agac.core.errors import UsageError
 
 BESIDE = (
     "agac.simulator.__main__", "anthropic", "anyio._backends._asyncio", "duckdb", "encodings.ascii", "encodings.idna",
-    "httpcore2", "httpx2", "jsonschema_rs", "openai", "truststore", "uvloop",
+    "encodings.utf_8_sig", "genai_prices", "httpcore2", "httpx2", "jsonschema_rs", "openai", "truststore", "uvloop",
 )  # fmt: skip
 """What is imported late, by agac and by the makers' SDKs."""
 
@@ -55,13 +56,15 @@ stages:
 
 
 def load(python: str) -> None:
-    """Everything that a command could import, so that no child has to."""
+    """Everything that a command could import, so that no child has to; what lacks an optional package is left out."""
     for module in walk_packages(agac.__path__, "agac."):
         if not module.name.endswith("__main__"):
-            import_module(module.name)
+            with suppress(UsageError):  # raised where Ray is not installed, which only runs with `executor: ray` need
+                import_module(module.name)
     for name in BESIDE:
         with suppress(ModuleNotFoundError):
             import_module(name)
+    import_module("ready_stores")
     os.fsync = lambda _: None  # as in conftest.py
     db = sys.modules["agac.store.db"]
     db._PRAGMAS = ("PRAGMA synchronous = OFF", *db._PRAGMAS[1:])  # type: ignore[attr-defined]
