@@ -55,7 +55,7 @@ class ChunkWorker:
         if env is None:
             written = dotenv_values(home_of(self._root) / ".env").items()
             env = {**{name: value for name, value in written if value is not None}, **os.environ}
-        self._env, self.said = env, list[str]()
+        self._env, self.said, self._is_said = env, list[str](), False
         rows, _ = build_providers(setup.providers, env)
         for name, address in setup.addresses.items():
             rows[name] = replace(rows[name], base_url=address, missing_variables=())
@@ -220,10 +220,11 @@ class ChunkWorker:
                 name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._kept}.replies"
                 await self._remote.create(name, packed_replies(found))
         except AgacError as error:
-            if not self.said:
+            if not self._is_said:
+                self._is_said = True
                 text = f"worker on {socket.gethostname()}: replies are not kept in the remote: {error.message}"
                 self.said.append(self._redactor.clean(text))
-                _log.warning("%s", self.said[0])
+                _log.warning("%s", self.said[-1])
 
 
 def packed_replies(replies: Iterable[tuple[int, HttpReply]]) -> bytes:
