@@ -17,8 +17,11 @@ from typing import NamedTuple
 BENCH = Path(__file__).resolve().parent
 _SCRIPT = Path(sys.executable).with_name("agac")
 AGAC: tuple[str, ...] = (str(_SCRIPT),) if _SCRIPT.exists() else (sys.executable, "-m", "agac")
-_ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-"""Compiled modules may be kept, as they are in an installation: the first run of each scenario is not measured."""
+
+
+def environment() -> dict[str, str]:
+    """That of commands that are measured: compiled modules may be kept, as they are in an installation."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Used(NamedTuple):
@@ -37,7 +40,7 @@ def measured(command: Sequence[str | Path], folder: Path) -> Used:
     with (folder / "stderr").open("w+b") as said:
         started = time.perf_counter()
         words = [str(word) for word in command]
-        process = subprocess.Popen(words, cwd=folder, env=_ENV, stdout=subprocess.DEVNULL, stderr=said)
+        process = subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=said)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for already
@@ -49,11 +52,13 @@ def measured(command: Sequence[str | Path], folder: Path) -> Used:
 
 
 class Account(NamedTuple):
-    """What a server saw since it was last asked: `span` in seconds from the first to the last request."""
+    """What a server saw since it was last asked: `span` in seconds from the `first` (seconds since 1970) to the last
+    request."""
 
     requests: int
     span: float
     cpu: float
+    first: float
 
     @property
     def rate(self) -> float:
@@ -76,7 +81,7 @@ class Server:
         """What was asked, and forgets it."""
         with urllib.request.urlopen(self.base_url.removesuffix("/v1") + "/account") as answer:
             said = json.load(answer)
-        return Account(said["requests"], said["last"] - said["first"], said["cpu"])
+        return Account(said["requests"], said["last"] - said["first"], said["cpu"], said["first"])
 
 
 @contextmanager

@@ -105,6 +105,20 @@ def test_one_scenario_can_be_measured_alone_but_never_fills_the_page(tmp_path: P
         assert "--write-docs wants every scenario" in run.stderr
 
 
+def test_what_workers_carry_is_measured_beside_one_process() -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    few = ["--rounds", "1", "--rows", "20", "--slots", "4", "--latency", "0.01", "--sizes", "1", "3", "--repeats", "2"]
+    words = ["scale.py", "--only", "waiting", "chunks", "--workers", "1", *few]
+    run = subprocess.run([sys.executable, RUN.with_name(words[0]), *words[1:]], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    lines = [line.split() for line in run.stdout.splitlines()]
+    ray, local = (next(line for line in lines if line[:2] == [name, "1"]) for name in ("ray", "local"))
+    assert ray[3] == local[3] == "1.000"
+    assert float(ray[2]) > 0
+    assert float(local[5]) == 0  # it has no workers
+    assert [line[0] for line in lines[-2:]] == ["1", "3"]
+
+
 def test_the_bound_of_agents_is_slots_and_the_order_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(RUN.parent))
     import agents
