@@ -265,5 +265,5 @@ def _middle(runs: Iterator[Used] | list[Used]) -> Used:
 
 
 def _account(runs: Iterator[Account]) -> Account:
-    requests, span, cpu = (median(values) for values in zip(*runs, strict=True))
-    return Account(int(requests), span, cpu)
+    requests, span, cpu, first = (median(values) for values in zip(*runs, strict=True))
+    return Account(int(requests), span, cpu, first)
