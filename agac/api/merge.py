@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.errors import AgacError, ExitCode, Problem, UsageError
 from agac.core.keys import canonical, is_job
 from agac.core.types import Report, Shard, dollars_in_all
 from agac.data.sources import InputDigest
@@ -65,8 +65,11 @@ async def sharded(
     lease = ShardLease(shard_folder(opened, plan, shard.of), shard, writer_of(opened), work.clocks.wall)
     async with lease.held():
         with closing(KnownAnswers()) as known:
-            answers, read = ShardAnswers(opened, database, lease, SharedAnswers(opened, known, [])), InputDigest()
+            problems, read = list[Problem](), InputDigest()
+            answers = ShardAnswers(opened, database, lease, SharedAnswers(opened, known, problems))
             await answers.take(plan)
+            for problem in problems:
+                _log.warning("%s: %s", problem.where, problem.message)
             rows = work.rows if checked is None else partial(checked.rows, plan.selection, read=read)
             own = ShardRun(lease, read, answers.push)
             yield replace(work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own))

@@ -14,7 +14,7 @@ from agac.api.share import remote_of
 from agac.api.sync import blocking
 from agac.core.errors import UsageError, listed
 from agac.core.types import Report, Shard, dollars_in_all, iso
-from agac.engine.sharding.folder import FOLDER, ShardFolder, ShardManifest, ShardStatus, runs_folder
+from agac.engine.sharding.folder import FOLDER, ITS_BATCHES, ShardFolder, ShardManifest, ShardStatus, runs_folder
 from agac.store.lease import shown
 
 
@@ -71,7 +71,7 @@ def _shard(workflow: str, shard: Shard, status: ShardStatus | None, end: ShardMa
         state = "running" if status.state == "running" else "dead"
     elif status.waits or status.state == "ended":
         state = "finished" if end is not None and end.complete and not status.waits else "waiting"
-    if state == "waiting" and "batch" in status.waits:
+    if state == "waiting" and status.waits == ITS_BATCHES:
         again = f"agac batch retrieve --shard {shard}"
     return {
         "shard": str(shard), "state": state, "rows": dict(status.rows), "calls": status.calls, "usd": status.usd,

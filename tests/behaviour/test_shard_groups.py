@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.project import Ran
@@ -196,6 +197,31 @@ def test_a_retry_in_one_shard_reaches_groups_of_others(make: Make, server: Serve
     project.shard(group, code=0)
     assert charged(server) == before + 1
     assert merged(project) == project.unsharded(names=FILES)
+
+
+def test_to_retrieve_nothing_more_forgets_no_members(make: Make, server: Server) -> None:
+    project = make(rows_of(30), {**READ, "run_mode": "batch", "model": "local/small"}, SUM)
+    project.configure(server.base_url, batch="openai")
+    keys = yaml.safe_load((project.root / "agac.yml").read_text("utf-8"))
+    project.write("agac.yml", yaml.safe_dump({**keys, "remote": {"url": "../remote", "trust": ["ci"]}}))
+    project.shards(code=0)
+    taken: list[dict[str, str]] = []
+    for _ in range(20):
+        for number in (1, 2, 3):
+            assert project.shard(number, command="batch retrieve").code in (0, 75)
+        if all(taken := [marks(project, number) for number in (1, 2, 3)]):
+            break
+    assert all(taken)
+    for number in (1, 2, 3):
+        project.shard(number, command="batch retrieve", code=0)
+    assert [marks(project, number) for number in (1, 2, 3)] == taken
+
+
+def marks(project: Sharded, number: int) -> dict[str, str]:
+    """What a shard's last manifest says of members that came from others."""
+    (log,) = (project.root.parent / "remote/v1/shards/reviews").glob(f"*/ended/{number}-of-3")
+    found: dict[str, str] = json.loads(max(log.iterdir()).read_text("utf-8"))["taken"]
+    return found
 
 
 def test_packs_of_a_lost_shard_are_made_again_alike(make: Make, server: Server) -> None:

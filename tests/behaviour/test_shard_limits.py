@@ -102,3 +102,41 @@ async def test_what_a_stranger_grants_is_refused_and_what_cannot_be_read_stops_t
         await third.limits.lend(third.balances, Amount(1, 0, 1), urgent=True)
     assert third.stop_signal.stop is StopReason.INPUT
     assert "ends with what cannot be believed" in str(third.stop_signal.error)
+
+
+async def test_what_the_remote_refuses_once_is_told_and_heard_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (One(tmp_path, number) for number in (1, 2))
+    for one in (first, second):
+        await one.limits.begin()
+    first.fail(17)
+    with monkeypatch.context() as patched:
+        patched.setattr(first.folder, "create", refused)
+        with pytest.raises(AgacError):
+            await first.hear()
+    await first.limits.end()
+    with monkeypatch.context() as patched:
+        patched.setattr(second.folder, "read", refused)
+        with pytest.raises(AgacError):
+            await second.hear()
+    await second.hear()
+    assert second.stop_signal.stop is StopReason.LOSS
+
+
+async def refused(*_: Any) -> None:
+    raise AgacError("the remote is away")
+
+
+async def test_a_smaller_budget_holds_for_what_a_killed_shard_was_granted(tmp_path: Path) -> None:
+    killed = One(tmp_path, 1)
+    await killed.limits.begin()
+    assert await killed.limits.lend(killed.balances, Amount(0.6, 0, 1), urgent=True)
+    same, smaller = (One(tmp_path, 1) for _ in range(2))
+    smaller.balances[0].budget = Budget(usd=0.25)
+    await same.limits.begin()
+    assert not same.balances[0].would_exceed(Amount(0.6, 0, 1))
+    await smaller.limits.begin()
+    assert smaller.balances[0].would_exceed(Amount(0.3, 0, 1))
+    assert not await smaller.limits.lend(smaller.balances, Amount(0.3, 0, 1), urgent=True)
+    assert await smaller.limits.lend(smaller.balances, Amount(0.2, 0, 1), urgent=True)

@@ -68,3 +68,11 @@ def test_the_monitor_has_a_page_of_shards(project: ProjectFolder) -> None:
         assert "reviews in 4 shards 1 finished , 1 waiting , 1 stopped , 1 missing" in text_of(page)
         assert "agac run -a reviews --shard 3/4 Copy" in text_of(page)
         assert 'href="/shards"' in started.get("/").text
+
+
+def test_a_shard_that_waits_for_a_stage_named_like_batches_is_run_again(project: ProjectFolder) -> None:
+    project.write("agac.yml", "remote: {url: ../remote, trust: [ci]}\n")
+    waits = "rows of shard 2/2 for the groups of stage 'batches'"
+    asyncio.run(leave(project.root, Shard(1, 2), complete=False, waits=waits))
+    first, _ = project.agac("status", "--shards", "--json", code=0).json["runs"][0]["shards"]
+    assert (first["state"], first["next"]) == ("waiting", "agac run -a reviews --shard 1/2")

@@ -16,8 +16,11 @@ from support.server import Server
 from support.shards import FILES, Sharded
 
 import agac
+from agac.core.errors import LeaseLost
 from agac.core.keys import shard_of
-from agac.engine.sharding import row_packs
+from agac.engine.sharding import folder as shard_folder
+from agac.engine.sharding import row_packs, shard_run
+from agac.engine.sharding.folder import ShardFolder
 
 Make = Callable[..., Sharded]
 
@@ -207,6 +210,34 @@ def test_answers_that_stay_on_the_machine_are_told(make: Make) -> None:
     (url,) = (line.split()[1] for line in text.splitlines() if "base_url" in line)
     project.write("agac.yml", text.replace(url, "${SERVER}"))
     assert project.shard(1, env={"SERVER": url}).err.count("are paid again if its disk is lost") == 1
+
+
+def test_a_pack_of_answers_that_cannot_be_used_is_told(make: Make, server: Server) -> None:
+    project = make(of=2)
+    project.workflow(rows=8)
+    project.shard(1, code=0)
+    (pack,) = (project.root.parent / "remote/v1/ci").glob("*.pack")
+    pack.unlink()
+    shutil.rmtree(project.root / ".agac")
+    assert f"{pack.name}: left out: " in project.shard(1, code=0).err
+
+
+def test_who_was_taken_over_at_its_end_leaves_no_manifest(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make(of=2)
+    project.workflow(rows=6)
+
+    async def asleep(_: Any, __: Any, ___: Any, folder: ShardFolder, ____: int) -> dict[str, tuple[str, ...]]:
+        number, _ = await folder.last("lease/1-of-2")
+        await folder.create(f"lease/1-of-2/{number + 1:010d}", b"another machine")
+        monkeypatch.setattr(shard_folder, "SURE_SECONDS", -1.0)
+        return {}
+
+    monkeypatch.setattr(shard_run, "put_rows", asleep)
+    for name, value in {**project.env, "AGAC_SHARD": "1/2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LeaseLost):
+        project.run()
+    assert not [*(project.root.parent / "remote").rglob("ended/1-of-2/*")]
 
 
 def test_stages_and_jobs_that_see_all_rows_are_refused(make: Make) -> None:

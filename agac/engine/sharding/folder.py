@@ -36,6 +36,7 @@ FOLDER = "v1/shards"
 STALE_SECONDS = 180.0  # without a sign of life for so long a shard's process counts as gone, wherever it is
 SURE_SECONDS = 90.0  # after such a silence a process proves that it was not taken over before it goes on
 MAX_OBJECT = 8_000_000  # bytes: what is longer is not read
+ITS_BATCHES = "its batches"  # what a shard waits for until they are retrieved
 
 _log = logging.getLogger("agac.shard")
 

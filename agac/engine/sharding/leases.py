@@ -54,11 +54,11 @@ class SharedLimits:
         self._errors = dict[str, int]()
 
     async def begin(self) -> None:
-        """What was spent before is granted, and what an invocation held that was killed still is. Who stopped before
-        says nothing about this time."""
+        """What was spent before is granted, and what an invocation held that was killed still is, as far as today's
+        budget goes. Who stopped before says nothing about this time."""
         self._share(self.processes)
         self._known = {*await self._folder.names(STOPPED)}
-        await self._write(lambda: {one.name: _most(one.used, self._own(one.name)) for one in self._balances})
+        await self._write(lambda: {one.name: self._kept(one) for one in self._balances})
 
     async def end(self) -> None:
         """Gives back what was not spent; what is set aside for open batches stays. Tells the others why it stops."""
@@ -100,6 +100,10 @@ class SharedLimits:
             else:
                 found.append(max(need, own + type(need)(free / (2 * self._lease.shard.of))))
         return Amount(*found)
+
+    def _kept(self, balance: BudgetBalance) -> Amount:
+        both: Any = zip(self._own(balance.name), astuple(balance.budget), strict=True)
+        return _most(balance.used, Amount(*(own if cap is None else min(own, cap) for own, cap in both)))
 
     def _own(self, name: str) -> Amount:
         return Amount(*self._granted.get(name, {}).get(self._owner, (NOTHING,))[0])
@@ -152,8 +156,8 @@ class SharedLimits:
         self._stops.failed_elsewhere(sum(self._errors.values()))
         await self._tell()
         for name in sorted({*await self._folder.names(STOPPED)} - self._known):
-            self._known.add(name)
             told = self._folder.believed(ShardStatus, name, await self._folder.read(name))
+            self._known.add(name)
             if told is not None and self._stop_signal.stop is None:
                 self._told = True
                 self._stop_signal.end(StopReason.LOSS, f"shard {told.number}/{told.of} stopped: {told.why}")
@@ -161,10 +165,11 @@ class SharedLimits:
     async def _tell(self) -> None:
         """Tells the others once that this shard stopped since nearly everything fails alike."""
         if self._stop_signal.stop is StopReason.LOSS and not self._told:
-            self._told, lease = True, self._lease
+            lease = self._lease
             about = {**lease.about(), **lease.shard._asdict()}
             told = ShardStatus(**about, state="stopped", why=self._stop_signal.reason)
             await self._folder.create(f"{STOPPED}/{lease.shard.name}-{lease.mark}", told.model_dump_json().encode())
+            self._told = True
 
 
 def _sum(amounts: Iterable[Shown]) -> Amount:

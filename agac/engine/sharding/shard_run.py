@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agac.core.errors import AgacError, LeaseLost
 from agac.data.sources import InputDigest
 from agac.engine.limits import RunStopped, StopSignal
-from agac.engine.sharding.folder import ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.folder import ITS_BATCHES, ShardLease, ShardManifest, ShardStatus
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
 from agac.engine.telemetry import calls_of
@@ -105,14 +105,15 @@ class ShardRun:
         self, database: Database, root: Path, invocation: Invocation, code: int, summary: dict[str, Any]
     ) -> None:
         """Leaves in the remote how the invocation ended, and the final rows of a shard that is complete. Raises
-        AgacError where it cannot: the same command does it again."""
+        AgacError where it cannot: the same command does it again; LeaseLost where the shard is another's by now."""
         await self._push()
         record = await runs.run_record(database, invocation.run)
         packs = await put_rows(database, record, root, self.folder, self.shard.of) if invocation.complete else {}
+        await self.lease.prove()  # all that may have taken its time
         stopped = not invocation.ended or bool(self.waits)
         about, waits = self.lease.about(), self.waits
         if not (waits or invocation.complete or not invocation.ended):
-            waits = "its batches" if invocation.batches.touched else "rows that are left"
+            waits = ITS_BATCHES if invocation.batches.touched else "rows that are left"
         counts = await runs.counters(database, invocation.run)
         status = ShardStatus(
             **about, **self._facts(invocation.run, counts, invocation.totals.rows_failed), waits=waits,
@@ -121,13 +122,15 @@ class ShardRun:
 
         def made(last: bytes | None) -> bytes:
             before = self.folder.believed(ShardManifest, "ended", last) if last is not None else None
-            read = self.read.text, self.read.rows
+            read, taken = (self.read.text, self.read.rows), dict[str, str]()
+            if before is not None:  # what an earlier invocation of the run took is in its groups
+                taken = {key: mark for key, mark in before.taken.items() if key.startswith(f"{invocation.run} ")}
             if not (self.read.text or self.read.rows) and before is not None:
                 read = before.input, before.input_rows  # it did not read the input
             return ShardManifest(
                 **about, status=status, exit_code=code, complete=invocation.complete,
                 input=read[0], input_rows=read[1], summary=summary, packs=packs,
-                taken=self.taken,
+                taken=taken | self.taken,
             ).model_dump_json().encode()  # fmt: skip
 
         await self.folder.append(f"ended/{self.shard.name}", made)
