@@ -73,6 +73,8 @@ class Hand:
         return WorkerFacts("here", 1, "", "", (), time.time())
 
     async def take(self, chunk: Chunk) -> None:
+        if self.cannot is not None:
+            raise self.cannot
         if self.death.is_set():
             raise WorkerLost("it is dead")
         await self.awake.wait()
@@ -315,6 +317,17 @@ def test_where_there_will_be_no_workers_nothing_waits() -> None:
             await seen.call()
 
     working(scenario)
+
+
+def test_where_the_cluster_goes_while_calls_are_given_out_nothing_waits() -> None:
+    async def scenario(seen: Seen) -> None:
+        await seen.call()
+        for hand in seen.hands:
+            hand.cannot = AgacError("the cluster is gone")
+        came = await asyncio.gather(*(seen.call(again=1) for _ in range(60)), return_exceptions=True)
+        assert {type(one) for one in came} <= {RunStopped, tuple}
+
+    assert {str(error) for error in working(scenario).stopped} == {"the cluster is gone"}
 
 
 def test_faults_come_back_as_they_are() -> None:

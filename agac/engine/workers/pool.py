@@ -283,6 +283,8 @@ class WorkerPool:
                 await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
         except WorkerLost as lost:
             self._lose(post, str(lost))
+        except AgacError as error:
+            self._end(error)
 
     async def _serve(self, post: _Post) -> None:
         """Hears what a worker says, for as long as there is one."""
