@@ -71,7 +71,8 @@ def test_calls_of_a_killed_worker_are_asked_again_and_none_is_lost(
     assert report.exit_code == 0
     calls, lost = project.query("SELECT count(*), sum(ambiguous) FROM attempt")[0]
     assert 0 < lost <= 40
-    assert server.account()["requests"] == calls == 60 + lost
+    assert calls == 60 + lost
+    assert 60 <= quiet_account(server)["requests"] <= calls, "a call may be lost before it is sent"
     project.assert_sound()
     assert project.query("SELECT count(*) FROM task WHERE outcome = 'done'") == [(60,)]
 
@@ -99,16 +100,17 @@ def test_a_killed_driver_pays_for_no_reply_twice_that_its_workers_kept(
         remembers(project, folder / "remote")
         project.workflow(rows=60)
         words = ["run", "-a", "reviews", "--executor", "ray", "--concurrency", "20"]
-        with driver(project, *words) as process:
-            while server.account()["requests"] < requests and process.poll() is None:
-                pass
-            process.kill()
+        process = driver(project, *words)
+        while server.account()["requests"] < requests and process.poll() is None:
+            pass
+        process.kill()
+        process.communicate()
         kept = len(list((folder / "remote").rglob("*.replies")))
         quiet_account(server)
         report = project.run(executor=again) if again == "local" else None
         if report is None:
-            with driver(project, *words) as process:
-                out, err = process.communicate(timeout=PATIENCE)
+            process = driver(project, *words)
+            out, err = process.communicate(timeout=PATIENCE)
             assert process.returncode == 0, out + err
         assert [one["ok"] for one in project.envelopes()] == [True] * 60
         lost = server.account()["requests"] - 60
@@ -126,12 +128,13 @@ def test_replies_that_were_not_stored_are_taken_from_the_remote(
     remembers(project, tmp_path / "remote")
     project.workflow(rows=20)
     words = ["run", "-a", "reviews", "--executor", "ray", "--concurrency", "20"]
-    with driver(project, *words, env={"AGAC_TEST_DEAF": "1"}) as process:
-        process.communicate(timeout=PATIENCE)
+    process = driver(project, *words, env={"AGAC_TEST_DEAF": "1"})
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     paid, kept = quiet_account(server)["requests"], replies_in(tmp_path / "remote")
-    assert 0 < kept <= paid == 20
-    assert project.query("SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM chunk_call)") == [(0, 20)]
+    ((stored, given),) = project.query("SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM chunk_call)")
+    assert stored == 0
+    assert 0 < kept <= paid <= given <= 20
     assert project.run().exit_code == 0
     assert server.account()["requests"] == paid + 20 - kept
     project.assert_sound()

@@ -300,6 +300,7 @@ def test_a_run_without_workers_waits_and_says_so(requests: int, make: Any) -> No
         case.assert_whole()
 
 
+@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
 @examples(test=1, soak=8)
 @given(requests=st.integers(1, 20))
 def test_a_node_that_comes_gets_work(requests: int, make: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import template
+from support.soak import SOAK
 
 from agac.cli.main import COMMANDS
 
@@ -105,6 +106,7 @@ def test_one_scenario_can_be_measured_alone_but_never_fills_the_page(tmp_path: P
         assert "--write-docs wants every scenario" in run.stderr
 
 
+@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
 def test_what_workers_carry_is_measured_beside_one_process() -> None:
     pytest.importorskip("ray", reason="Ray does not install here")
     few = ["--rounds", "1", "--rows", "20", "--slots", "4", "--latency", "0.01", "--sizes", "1", "3", "--repeats", "2"]

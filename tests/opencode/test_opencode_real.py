@@ -11,6 +11,7 @@ import pytest
 from support.npm import npm_folder
 from support.processes import killed, wait_until
 from support.project import ProjectFolder
+from support.soak import few
 
 import agac
 from agac.providers import keeper
@@ -34,7 +35,10 @@ def stage(opencode: str, model: str, prompt: str, **keys: Any) -> dict[str, Any]
     return {"name": "fix", "model": model, "prompt": prompt, "runtime": program, "instructions": "Be brief.", **keys}
 
 
-@pytest.mark.parametrize("provider", ["simulator", "simulator-responses?reasoning=low", "simulator-anthropic"])
+PROVIDERS = ["simulator", "simulator-responses?reasoning=low", "simulator-anthropic"]
+
+
+@pytest.mark.parametrize("provider", few(PROVIDERS, 2, first=1))
 def test_a_session_uses_its_tools_in_its_folder_alone(project: ProjectFolder, opencode: str, provider: str) -> None:
     name, _, more = provider.partition("?")
     model = f"{name}/small?max_tokens=500{'&' + more if more else ''}"

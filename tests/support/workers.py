@@ -2,34 +2,18 @@
 
 import asyncio
 import os
-import pickle
 import signal
-import struct
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from agac.engine.workers.pool import Chunk, Ended, WorkerFacts, WorkerLost, WorkerSetup
-from agac.engine.workers.work import ChunkWorker
 from agac.spec.project_models import ExecutorFile
-from support.commands import KILLER, clean_environment
+from support.commands import Forked, clean_environment, start_forked, template
+from support.killed.worker_process import frame, framed
 from support.project import ProjectFolder
 from support.server import Server
-
-_LENGTH = struct.Struct("<Q")
-
-
-async def _frame(reader: asyncio.StreamReader) -> Any:
-    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return pickle.loads(await reader.readexactly(size))
-
-
-def _framed(value: Any) -> bytes:
-    body = pickle.dumps(value)
-    return _LENGTH.pack(len(body)) + body
 
 
 class PipedWorker:
@@ -37,7 +21,7 @@ class PipedWorker:
 
     def __init__(self, name: str, setup: WorkerSetup) -> None:
         self.name, self._setup = name, setup
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Forked | None = None
         self.taken: list[Chunk] = []
         self.starts = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -45,36 +29,42 @@ class PipedWorker:
         self._number = 0
 
     async def start(self) -> None:
-        words = [sys.executable, "-c", "from support.workers import work; work()"]
-        pipe = asyncio.subprocess.PIPE
-        path = os.pathsep.join([str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)])
-        env = {**os.environ, "PYTHONPATH": path}
-        self.process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=env, limit=1 << 26)
-        assert self.process.stdin is not None
-        self.process.stdin.write(_framed(self._setup))
+        (their_input, given), (read, their_output) = os.pipe(), os.pipe()
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=1 << 26)
+        read_pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb", 0)
+        )
+        self._pipe, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(given, "wb", 0))
+        words = ["-c", "from worker_process import work; work()"]
+        self.process = template().fork("script", words, Path.cwd(), os.environ, [their_input, their_output, 2])
+        self._reading = asyncio.create_task(self._read(self.process, reader, read_pipe, self._pipe))
+        os.close(their_input)
+        os.close(their_output)
+        self._pipe.write(framed(self._setup))
         self.starts += 1
-        self._reading = asyncio.create_task(self._read(self.process))
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    async def _read(
+        self, process: Forked, reader: asyncio.StreamReader, *pipes: asyncio.ReadTransport | asyncio.WriteTransport
+    ) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                number, value = await _frame(process.stdout)
+                number, value = await frame(reader)
                 if (waiter := self._waiting.pop(number, None)) is not None and not waiter.done():
                     waiter.set_result(value)
-        code = await process.wait()
+        code = await asyncio.to_thread(process.wait)
+        for pipe in pipes:
+            pipe.close()
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(WorkerLost(f"its process ended with {code}"))
         self._waiting.clear()
 
     async def _ask(self, what: str, *given: Any) -> Any:
-        if self.process is None or self.process.returncode is not None:
+        if self.process is None or self.process.returncode is not None or self._pipe.is_closing():
             raise WorkerLost("its process ended")
         self._number += 1
         waiter = self._waiting[self._number] = asyncio.get_running_loop().create_future()
-        assert self.process.stdin is not None
-        self.process.stdin.write(_framed((self._number, what, given)))
+        self._pipe.write(framed((self._number, what, given)))
         return await waiter
 
     async def hello(self) -> WorkerFacts:
@@ -99,10 +89,9 @@ class PipedWorker:
             os.kill(self.process.pid, number)
 
     async def end(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.signal(signal.SIGKILL)
-            await self.process.wait()
-        if self._reading is not None:
+        if self.process is not None and self._reading is not None:
+            if self.process.returncode is None:
+                self.signal(signal.SIGKILL)
             await self._reading
 
 
@@ -144,32 +133,6 @@ class Crew:
         return [item for worker in self.workers for chunk in worker.taken for item in chunk.items]
 
 
-def work() -> None:
-    """What runs in the process."""
-    asyncio.run(_work())
-
-
-async def _work() -> None:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=1 << 26)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb"))
-    out, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
-    worker = ChunkWorker(await _frame(reader))
-
-    async def give(number: int, what: str, given: tuple[Any, ...]) -> None:
-        came = await getattr(worker, what)(*given)
-        out.write(_framed((number, came)))
-        out.flush()
-
-    tasks = set()
-    with suppress(asyncio.IncompleteReadError):
-        while True:
-            tasks.add(asyncio.ensure_future(give(*await _frame(reader))))
-    for task in tasks:
-        task.cancel()
-    await worker.close()
-
-
 def drive() -> None:
     """`agac` with a crew of two in the place of a cluster, as a process of its own that a test may kill. With
     AGAC_TEST_DEAF it dies of the first replies, before it could store any."""
@@ -180,9 +143,8 @@ def drive() -> None:
     main()
 
 
-def driver(project: ProjectFolder, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def driver(project: ProjectFolder, *arguments: str, env: Mapping[str, str] | None = None) -> Forked:
     """Starts that in a project."""
-    path = os.pathsep.join([KILLER, str(Path(__file__).parent.parent)])
-    words = [sys.executable, "-c", "from support.workers import drive; drive()", *arguments]
-    own = {**clean_environment(env), "PYTHONPATH": path}
-    return subprocess.Popen(words, cwd=project.root, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    path = str(Path(__file__).parent.parent)
+    text = f"import sys; sys.path.append({path!r}); from support.workers import drive; drive()"
+    return start_forked(["-c", text, *arguments], project.root, clean_environment(env), "script")
