@@ -394,6 +394,7 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
 # The schema: its migrations, and databases of another age.
 
 
+@cache
 def migrations() -> list[tuple[int, str]]:
     """All migrations in order: their number and their statements."""
     folder = files(__package__) / "migrations"
