@@ -235,9 +235,9 @@ FAILING: list[dict[str, Any]] = [
 ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
 WAYS: dict[str, list[str]] = {
     "to the end": list(WORKFLOWS),
-    "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 4), "checks"])],  # whose replicas fail in different batches
+    "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 8), "checks"])],  # whose replicas fail in different batches
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
-    "failing": few(list(WORKFLOWS), 4, first=1),
+    "failing": few(list(WORKFLOWS), 8, first=1),
     "anthropic": ["agents", *few(["branches", "guards", "a tree of parts", "a vote", "functions"], 2)],
 }
 """How a workflow goes through its batches, and the workflows that go so."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.batchrun import BatchProject, Make, advance, failed
 from support.server import Server
+from support.soak import few
 
 import agac
 
@@ -87,7 +88,7 @@ TAKEN_OF_ANTHROPIC: dict[str, tuple[list[Fault], dict[str, int], tuple[int, int]
 @pytest.mark.parametrize(
     ("provider", "faults", "expected", "charged"),
     [pytest.param({}, *case, id=name) for name, case in TAKEN.items()]
-    + [pytest.param(ANTHROPIC, *case, id=f"anthropic, {name}") for name, case in TAKEN_OF_ANTHROPIC.items()],
+    + few([pytest.param(ANTHROPIC, *case, id=f"anthropic, {name}") for name, case in TAKEN_OF_ANTHROPIC.items()], 2),
 )
 def test_every_row_has_its_answer_in_the_end(
     make: Make, server: Server, provider: Fault, faults: list[Fault], expected: dict[str, int], charged: tuple[int, int]

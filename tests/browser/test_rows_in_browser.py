@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 from support.monitor import Watched, monitor
 from support.odd_rows import IDS, LONG, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
+from support.soak import few
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def row_of(name: str) -> str:
 
 @pytest.mark.parametrize(
     "path",
-    [row_of("long"), row_of(SCRIPT), row_of("failing"), row_of("שלום עולם"), "/run/2/why?id=long&stage=judge",
+    few([row_of("long"), row_of(SCRIPT), row_of("failing"), row_of("שלום עולם"), "/run/2/why?id=long&stage=judge",
      "/run/1/rows", "/run/1/rows?state=failed", "/run/1/errors", "/compare", "/compare?first=1&second=2",
-     "/workflows", "/workflow?name=reviews", "/workflow?name=reviews&plan=1"],
+     "/workflows", "/workflow?name=reviews", "/workflow?name=reviews&plan=1"], 2),
 )  # fmt: skip
 def test_each_page_is_accessible_and_fits_a_narrow_window(path: str, opened: Callable[[str], Page]) -> None:
     page = opened(path)

@@ -52,8 +52,8 @@ def killed_all_the_time(case: BatchCase, chance: random.Random, *, faults: bool 
 
 @pytest.mark.parametrize(
     ("api", "mode", "seed", "fails"),
-    few([(api, mode, seed, False) for seed in range(1, 11) for api in APIS for mode in ("batch", "sync")], 13)
-    + few([(api, "batch", seed, True) for seed in range(10) for api in APIS], 13),
+    few([(api, mode, seed, False) for seed in range(1, 11) for api in APIS for mode in ("batch", "sync")], 23)
+    + few([(api, "batch", seed, True) for seed in range(10) for api in APIS], 23),
 )
 def test_a_run_survives_being_killed_all_the_time(
     api: str, mode: str, seed: int, fails: bool, faulty: Faulty, tmp_path: Path

@@ -26,7 +26,7 @@ from support.commands import Forked
 from support.processes import ended, is_explained, killed, mounted, quiet_account, stopped, wait_until
 from support.project import ProjectFolder, Ran
 from support.server import Server, simulator
-from support.soak import SOAK, campaign
+from support.soak import campaign, only_in_soak
 
 pytest.importorskip("ray")
 
@@ -184,7 +184,7 @@ def test_a_node_dies_with_its_workers_amid_their_calls(requests: int, which: int
         case.assert_whole()
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=12)
 @given(requests=moments, which=st.integers(0, 2 * NODES - 1), node=st.booleans())
 def test_workers_that_stand_still_are_passed_over_and_their_late_replies_are_booked(
@@ -224,7 +224,7 @@ def test_the_driver_dies_and_is_started_again(requests: int, remote: bool, again
         case.assert_whole(unknown=AT_ONCE)
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=8)
 @given(requests=moments)
 def test_a_driver_that_slept_finds_another_one_in_its_place(requests: int, make: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_driver_that_slept_finds_another_one_in_its_place(requests: int, make:
         case.assert_whole(unknown=AT_ONCE)
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=5)
 @given(requests=st.integers(1, 2 * AT_ONCE))
 def test_a_cluster_without_its_head_ends_the_run_which_goes_on_here(requests: int, make: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_cluster_without_its_head_ends_the_run_which_goes_on_here(requests: in
         case.assert_whole()
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=6)
 @given(deadly=st.lists(st.integers(10, 9 + ROWS).map("r-{}".format), min_size=1, max_size=2, unique=True))
 def test_rows_that_kill_their_workers_fail_alone(deadly: list[str], make: Any) -> None:
@@ -281,7 +281,7 @@ def test_rows_that_kill_their_workers_fail_alone(deadly: list[str], make: Any) -
         assert results(case.project) == here
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=5)
 @given(requests=moments)
 def test_a_run_without_workers_waits_and_says_so(requests: int, make: Any) -> None:
@@ -300,7 +300,7 @@ def test_a_run_without_workers_waits_and_says_so(requests: int, make: Any) -> No
         case.assert_whole()
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=8)
 @given(requests=st.integers(1, 20))
 def test_a_node_that_comes_gets_work(requests: int, make: Any) -> None:
@@ -319,7 +319,7 @@ def test_a_node_that_comes_gets_work(requests: int, make: Any) -> None:
         assert case.assert_whole(stages=stages) == 0
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=6)
 @given(requests=moments, kill=st.booleans())
 def test_a_remote_that_cannot_be_written_any_more_costs_nothing(
@@ -349,7 +349,7 @@ def read_only(disk: Path) -> bool:
     return subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 @examples(test=1, soak=10)
 @given(requests=moments, more=st.integers(0, 3 * AT_ONCE), die=st.sampled_from(["node", "driver"]))
 def test_no_budget_is_passed_whoever_dies(requests: int, more: int, die: str, make: Any) -> None:

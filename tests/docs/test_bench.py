@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import template
-from support.soak import SOAK
+from support.soak import only_in_soak
 
 from agac.cli.main import COMMANDS
 
@@ -38,6 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     return run.stdout, json.loads(file.read_text("utf-8"))
 
 
+@only_in_soak
 def test_every_scenario_gives_figures_that_keep_or_miss_their_bounds(found: tuple[str, dict[str, Any]]) -> None:
     figures = found[1]["figures"]
     kinds = {figure["scenario"].split(",")[0] for figure in figures}
@@ -66,6 +67,7 @@ def test_every_scenario_gives_figures_that_keep_or_miss_their_bounds(found: tupl
     assert f"of {sum(f['kept'] is not None for f in figures)} requirements kept." in text
 
 
+@only_in_soak
 def test_the_start_of_every_command_is_measured(found: tuple[str, dict[str, Any]]) -> None:
     figures = [figure for figure in found[1]["figures"] if figure["scenario"] == "start-up"]
     shown = [figure["what"] for figure in figures if ", best of" not in figure["what"]]
@@ -106,7 +108,7 @@ def test_one_scenario_can_be_measured_alone_but_never_fills_the_page(tmp_path: P
         assert "--write-docs wants every scenario" in run.stderr
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak looks at it")
+@only_in_soak
 def test_what_workers_carry_is_measured_beside_one_process() -> None:
     pytest.importorskip("ray", reason="Ray does not install here")
     few = ["--rounds", "1", "--rows", "20", "--slots", "4", "--latency", "0.01", "--sizes", "1", "3", "--repeats", "2"]

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from support.npm import npm_folder
+from support.soak import only_in_soak
 
 from agac.api.drawing import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
 
 HERE = Path(__file__).parent
+pytestmark = only_in_soak
 ODD = [
     "<script>alert(1)</script>", "\"quoted\" 'names' & more; #35; #quot; &amp;", "end", "a --> b; subgraph x",
     "n0[\"x\"] | y ]] }} ) %% comment %%{init: {'theme':'dark'}}%%", "`**bold** _it_`", "1. one", "- item",

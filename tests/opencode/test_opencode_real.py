@@ -11,7 +11,7 @@ import pytest
 from support.npm import npm_folder
 from support.processes import killed, wait_until
 from support.project import ProjectFolder
-from support.soak import few
+from support.soak import few, only_in_soak
 
 import agac
 from agac.providers import keeper
@@ -60,6 +60,7 @@ def test_a_session_uses_its_tools_in_its_folder_alone(project: ProjectFolder, op
     assert cost > 0
 
 
+@only_in_soak
 def test_a_session_goes_on_and_nothing_else_is_asked(project: ProjectFolder, opencode: str) -> None:
     project.write("given/a.txt", "hello")
     form = {"output_schema": {"a": "string"}}

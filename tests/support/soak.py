@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 SOAK = bool(os.environ.get("AGAC_SOAK"))
 T = TypeVar("T")
+only_in_soak = pytest.mark.skipif(not SOAK, reason="make soak looks at it")
 
 
 def few(cells: Sequence[T], step: int, first: int = 0) -> list[T]:
