@@ -26,9 +26,10 @@ from support.commands import Forked
 from support.processes import ended, is_explained, killed, mounted, quiet_account, stopped, wait_until
 from support.project import ProjectFolder, Ran
 from support.server import Server, simulator
-from support.soak import campaign, only_in_soak
+from support.soak import SOAK, campaign, only_in_soak
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(3600 if SOAK else 180)  # of all examples together: a lost head is noticed in 20 s
 
 ROWS, AT_ONCE, NODES = 60, 20, 2
 LATENCY = ("--latency", "0.2")

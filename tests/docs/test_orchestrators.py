@@ -19,7 +19,7 @@ from support.commands import clean_environment, template
 from support.processes import wait_until
 from support.project import ProjectFolder
 from support.server import Faulty, Server
-from support.soak import SOAK
+from support.soak import only_in_soak
 
 FILES = ROOT / "docs/examples/orchestrators"
 INSTALLED = str(Path(sys.executable).with_name("agac"))
@@ -235,7 +235,7 @@ def test_a_task_that_is_ended_ends_its_command(project: ProjectFolder, faulty: F
     project.assert_sound()
 
 
-@pytest.mark.skipif(not SOAK, reason="make soak installs both packages")
+@only_in_soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("package", ["apache-airflow", "dagster"])
 def test_the_packages_run_the_files(package: str, tmp_path: Path, faulty: Faulty) -> None:
