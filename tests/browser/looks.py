@@ -37,6 +37,9 @@ def assert_fits(page: Page) -> None:
     narrower than its words, in this window or in the one before."""
     before = page.viewport_size
     page.set_viewport_size(NARROW)
+    page.evaluate(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )  # charts are drawn anew
     wide = page.evaluate(
         "[...document.querySelectorAll('main *')].filter(one => !one.closest('.wide, pre')"
         " && one.getBoundingClientRect().right > innerWidth + 1).map(one => one.outerHTML.slice(0, 200))"
