@@ -6,8 +6,7 @@ import json
 import logging
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,14 +18,14 @@ from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError
 from agac.core.keys import canonical, is_job
-from agac.core.types import Report, Shard, dollars_in_all
+from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
 from agac.engine.invocation import Work
-from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, runs_folder
+from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, other_inputs, runs_folder
 from agac.engine.sharding.group_packs import changed_since
 from agac.engine.sharding.row_packs import ShardRows
-from agac.engine.sharding.shard_run import ShardRun
+from agac.engine.sharding.shard_run import ShardRun, added
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource
@@ -182,8 +181,7 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
     folder = told.get(number) or shard_folder(opened, plan, number)
     problems, manifests = await _problems(folder, number, other)
     if problems:
-        again = f"agac run -a {plan.workflow} --shard {problems[0][0]}"
-        what = "; ".join(text for _, text in problems)
+        again, what = problems[0][0], "; ".join(text for _, text in problems)
         error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=f"Run what is left, as: {again}")
         error.exit_code = ExitCode.NOT_READY
         raise error
@@ -192,12 +190,10 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
 
 async def _problems(
     folder: ShardFolder, of: int, other: set[Shard]
-) -> tuple[list[tuple[Shard, str]], list[ShardManifest]]:
-    """What is in the way of merging, by shard; and how each ended."""
-    states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[Shard, str]]()
-    inputs = Counter(one.input for one in manifests.values() if one.complete)
-    usual = next((one for one in manifests.values() if one.complete and one.input == inputs.most_common(1)[0][0]), None)
-    changed = await changed_since(folder, manifests.values())
+) -> tuple[list[tuple[str, str]], list[ShardManifest]]:
+    """What is in the way of merging, each after a command that mends it; and how each shard ended."""
+    states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[str, str]]()
+    changed, others = await changed_since(folder, manifests.values()), other_inputs(manifests.values())
     for shard in (Shard(number, of) for number in range(1, of + 1)):
         state, end, why = states.get(shard.number), manifests.get(shard.number), ""
         if state is None:
@@ -206,44 +202,10 @@ async def _problems(
             why = "is at work" if state.state == "running" else "shows no sign of life"
         elif end is None or not end.complete:
             why = f"waits for {state.waits}" if state.waits else f"stopped: {state.why or 'it was interrupted'}"
-        elif usual is not None and end.input != usual.input:
-            why = f"read another input ({end.input_rows:,} rows) than shard {Shard(usual.status.number, of)}"
-            why += f" ({usual.input_rows:,})" if end.input else ""
+        elif shard.number in others:
+            why = others[shard.number]
         elif givers := sorted(changed.get(shard.number, ())):
             why = f"made groups of rows that shard {', '.join(map(str, givers))} changed since"
-        found += [(shard, f"shard {shard} {why}")] if why else []
+        again = (state and state.command) or f"agac run -a {folder.workflow} --shard {shard}"
+        found += [(again, f"shard {shard} {why}")] if why else []
     return found, [manifests[number] for number in sorted(manifests)]
-
-
-_NOT_ADDED = {
-    "p50", "p95", "mean", "unanimous", "asked", "dedup", "prefix_hit", "prefix_hit_without_first", "slot_utilisation",
-}  # fmt: skip
-"""Facts of a summary that those of its parts do not tell."""
-
-_NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
-
-
-def added(parts: Sequence[Any], name: str = "") -> Any:
-    """What several summaries, or the same parts of them, come to."""
-    first, known = parts[0], [one for one in parts if one is not None]
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for part in parts for key in part)
-        return {key: added([part[key] for part in parts if key in part], key) for key in keys if key != "example"} | (
-            {"example": first["example"]} if "example" in first else {}
-        )
-    if isinstance(first, list):
-        if not all(isinstance(one, dict) for part in parts for one in part):
-            return sorted({one for part in parts for one in part})
-        alike = dict[tuple[Any, ...], list[Any]]()
-        for one in (one for part in parts for one in part):
-            alike.setdefault(tuple(one.get(key) for key in _NAMES), []).append(one)
-        return [added(same) for same in alike.values()]
-    if not known or (name in _NOT_ADDED and len(known) > 1):
-        return None
-    if name.endswith("usd"):
-        return dollars_in_all(known)
-    if isinstance(known[0], bool):
-        return any(known) if name == "cost_is_simulated" else all(known)
-    if isinstance(known[0], int | float):
-        return max(known) if name == "duration_s" else sum(known)
-    return max(known) if name == "finished_at" else min(known) if name == "started_at" else known[0]

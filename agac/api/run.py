@@ -123,6 +123,7 @@ async def invoke(
         count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
         if retry is None:
             warnings += await remote_moves(database, opened, checked.workflow)
+            warnings += await _shards_here(database, opened, plan)
         else:
             if canonical(await runs.definition_of(database, retry.run)) != canonical(plan.body):
                 raise UsageError(
@@ -178,6 +179,15 @@ async def ready_work(
         stack.callback(replies.ended, "", "broken off")
         work = replace(work, replies=replies)
     return work
+
+
+async def _shards_here(database: Database, opened: Project, plan: Plan) -> list[Problem]:
+    """A word before the first whole run of a workflow in a project whose rows may have been paid in shards."""
+    there = [*(opened.root / STORE.parent / "shards").glob("*-of-*")] if plan.selection.shard is None else []
+    if not there or await runs.run_ids(database, plan.workflow):
+        return []
+    what = f"shards of this project have stores of their own ({there[0].parent}): no answer of theirs is used here; "
+    return [Problem(plan.input.where, f"{what}`agac merge -a {plan.workflow}` writes what they made", "warning")]
 
 
 def _refuse_batches(stages: Iterable[WrittenStage]) -> None:

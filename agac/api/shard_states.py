@@ -13,8 +13,16 @@ from agac.api.project import open_project
 from agac.api.share import remote_of
 from agac.api.sync import blocking
 from agac.core.errors import UsageError, listed
-from agac.core.types import Report, Shard, dollars_in_all, iso
-from agac.engine.sharding.folder import FOLDER, ITS_BATCHES, ShardFolder, ShardManifest, ShardStatus, runs_folder
+from agac.core.types import Report, Shard, dollars_in_all, iso, selection_flags
+from agac.engine.sharding.folder import (
+    FOLDER,
+    ITS_BATCHES,
+    ShardFolder,
+    ShardManifest,
+    ShardStatus,
+    other_inputs,
+    runs_folder,
+)
 from agac.store.lease import shown
 
 
@@ -51,30 +59,36 @@ async def shard_status(workflow: str | None = None, *, project: Path | str | Non
 
 def _run(workflow: str, statuses: Mapping[int, ShardStatus], ends: Mapping[int, ShardManifest]) -> dict[str, Any]:
     of = next(iter(statuses.values())).of
-    shards = [_shard(workflow, Shard(n, of), statuses.get(n), ends.get(n)) for n in range(1, of + 1)]
+    others = other_inputs(ends.values())
+    shards = [_shard(workflow, Shard(n, of), statuses.get(n), ends.get(n), others.get(n)) for n in range(1, of + 1)]
+    chosen = selection_flags(next((one.summary.get("selection", {}) for one in ends.values()), {}))
     states, rows, costs = Counter(one["state"] for one in shards), Counter[str](), [one["usd"] for one in shards]
     for one in shards:
         rows.update(one["rows"])
     return {
         "workflow": workflow, "states": dict(states), "rows": dict(rows), "calls": sum(one["calls"] for one in shards),
         "usd": None if None in costs else dollars_in_all(costs), "simulated": any(one["simulated"] for one in shards),
-        "next": f"agac merge -a {workflow}" if states["finished"] == of else None, "shards": shards,
+        "next": f"agac merge -a {workflow}{chosen}" if states["finished"] == of else None, "shards": shards,
     }  # fmt: skip
 
 
-def _shard(workflow: str, shard: Shard, status: ShardStatus | None, end: ShardManifest | None) -> dict[str, Any]:
-    again, state = f"agac run -a {workflow} --shard {shard}", "stopped"
+def _shard(
+    workflow: str, shard: Shard, status: ShardStatus | None, end: ShardManifest | None, other: str | None
+) -> dict[str, Any]:
+    again, state = (status and status.command) or f"agac run -a {workflow} --shard {shard}", "stopped"
     if status is None:
         none = {"rows": {}, "calls": 0, "usd": 0.0, "simulated": False, "seen_at": None, "by": "", "why": ""}
         return {"shard": str(shard), "state": "missing", **none, "next": again}
     if status.state in ("running", "silent"):
         state = "running" if status.state == "running" else "dead"
     elif status.waits or status.state == "ended":
-        state = "finished" if end is not None and end.complete and not status.waits else "waiting"
+        is_done = end is not None and end.complete and not (status.waits or other)
+        state = "finished" if is_done else "waiting"
     if state == "waiting" and status.waits == ITS_BATCHES:
         again = f"agac batch retrieve --shard {shard}"
+    why = status.waits or status.why or (state == "waiting" and other) or ""
     return {
         "shard": str(shard), "state": state, "rows": dict(status.rows), "calls": status.calls, "usd": status.usd,
         "simulated": status.simulated, "seen_at": iso(status.at), "by": f"{status.writer}, {shown(status.holder)}",
-        "why": status.waits or status.why, "next": None if state in ("running", "finished") else again,
+        "why": why, "next": None if state in ("running", "finished") else again,
     }  # fmt: skip

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agac.api.project import Project, RunOptions, made_ready, open_project
-from agac.api.status import this_shard
+from agac.api.status import go_on, this_shard
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where
 from agac.core.types import Report, Usd, counted
@@ -32,7 +32,7 @@ from agac.providers.table import build_providers
 from agac.spec.loader import workflow_names
 from agac.spec.paths import home_of
 from agac.spec.validation import writer_name
-from agac.store import packs
+from agac.store import packs, runs
 from agac.store.db import Database, select
 from agac.store.packs import Damaged, KnownAnswers, PackedAnswer, endpoint_mark
 from agac.store.rows import EarlierResult, earlier_results
@@ -249,7 +249,11 @@ async def ended(database: Database, opened: Project, work: Work, invocation: Inv
     if work.sharding is None:
         await push_at_end(database, opened)
     else:
-        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary)
+        needs, more = report.finishing, dict[str, Any]()
+        if needs is not None and needs.stage is None:
+            more = {"budget": needs.budget} if needs.max_errors is None else {"max_errors": needs.max_errors}
+        command = go_on(await runs.run_record(database, invocation.run), more)
+        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary, command)
 
 
 async def push_at_end(database: Database, opened: Project, known: KnownAnswers | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.sync import blocking
@@ -255,9 +256,9 @@ def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
     return found
 
 
-def go_on(record: runs.RunRecord) -> str:
-    """The command that resumes a run: with the same flags, since they are part of what the run is."""
-    words, given = ["agac", "run", "-a", record.workflow], given_flags(record)
+def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The command that resumes a run: with the same flags, since they are part of what the run is, or `more`."""
+    words, given = ["agac", "run", "-a", record.workflow], {**given_flags(record), **more}
     words += ["--shard", str(Shard(*shard))] if (shard := record.selection.get("shard")) else []
     if "trial" in given:
         words, given = ["agac", given["trial"].get("command", "try"), *words[2:]], given["trial"] | {"command": None}

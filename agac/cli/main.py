@@ -292,7 +292,7 @@ def cli(
 ) -> None:  # fmt: skip
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
     if shard is not None:
-        os.environ["AGAC_SHARD"] = shard
+        os.environ["AGAC_SHARD"] = shard or "''"  # which names none
     handler: logging.Handler = terminal.StandardError()
     if log_file:
         try:

@@ -24,7 +24,7 @@ import click
 from agac.core.errors import Problem
 from agac.core.keys import is_job, job_alias
 from agac.core.text import UNSAFE, cells, cropped, is_unicode, padded, plain
-from agac.core.types import Shard, counted, dollars
+from agac.core.types import Shard, counted, dollars, selection_flags
 
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
@@ -119,7 +119,8 @@ def selection_words(selection: dict[str, Any]) -> str:
 def shard_line(run: Mapping[str, Any]) -> str:
     """Where the rows of a shard's run are, and what to do next."""
     there = "Its rows are in the remote" if run["complete"] else "It is not complete"
-    return f"{there}. All shards: agac status --shards; once they are complete: agac merge -a {run['workflow']}"
+    merge = f"agac merge -a {run['workflow']}{selection_flags(run['selection'])}"
+    return f"{there}. All shards: agac status --shards; once they are complete: {merge}"
 
 
 def megabytes(size: int) -> str:

@@ -566,15 +566,16 @@ def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter |
     own, balances = need, [one for one in limiter.balances if one.stage is None]
     if reached.stage is not None:
         own, balances = needed(one for one in left.stages if one.name == reached.stage), [reached]
-    return Finishing(rows, usd, need.tokens, need.calls, _enough(balances, own, limiter.missed), reached.stage)
+    return Finishing(rows, usd, need.tokens, need.calls, _enough(balances, own, limiter), reached.stage)
 
 
-def _enough(balances: Sequence[BudgetBalance], need: Amount, last: Amount) -> str:
-    """Of each unit that they bound, enough for all of them: `--budget` takes the place of every budget of a run. `last`
-    is the worst case of a call: it has to fit before the last one is made."""
+def _enough(balances: Sequence[BudgetBalance], need: Amount, limiter: BudgetLimiter) -> str:
+    """Of each unit that they bound, enough for all of them, and for what others hold: `--budget` takes the place of
+    every budget of a run. The worst case of a call has to fit before the last one is made."""
     parts = []
     for unit, spent in balances[0].spent._asdict().items():
-        wanted = spent + MARGIN * getattr(need, unit) + getattr(last, unit)
+        others = max(getattr(limiter.elsewhere(one), unit) for one in balances)
+        wanted = spent + others + MARGIN * getattr(need, unit) + getattr(limiter.missed, unit)
         caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
         if caps:
             enough = max(min(caps), wanted)

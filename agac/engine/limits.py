@@ -380,13 +380,17 @@ class BudgetLimiter:
                 balance.batches -= 1
             self.settle(reservation, real)
 
+    def elsewhere(self, balance: BudgetBalance) -> Amount:
+        """What of a budget others than this process hold."""
+        return self.lender.elsewhere(balance)[0] if self.lender is not None else NOTHING
+
     def stop_at_limit(self) -> None:
         """Nothing is under way that could make room for what did not fit."""
         self._end("batch")
 
     def _end(self, what: str) -> None:
         name = self.reached.name if self.reached is not None else "budget"
-        others = self.lender.unspent(self.reached) if self.lender is not None else ""
+        others = self.lender.of_others(self.reached) if self.lender is not None and self.reached is not None else ""
         self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}")
 
 

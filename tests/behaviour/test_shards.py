@@ -165,7 +165,10 @@ def test_merging_says_all_that_is_in_the_way(make: Make) -> None:
     project.shard(2, code=0)
     project.shard(3, code=0)
     refused = project.merge(code=75).err
-    assert "shard 1/4 read another input (12 rows) than shard 2/4 (13); shard 4/4 has not been run" in refused
+    other = "read another input (12 rows) than shard 3/4, which ended last (13)"
+    assert f"shard 1/4 {other}; shard 4/4 has not been run" in refused
+    shown = project.agac("status", "--shards", env=project.env).out
+    assert f"Shard 1/4 is waiting ({other}). Go on with: agac run -a reviews --shard 1/4" in shown
     assert "agac run -a reviews --shard 1/4" in refused
     project.workflow(rows=13, stages=[{"name": "classify", "prompt": "Other: ${text}"}])
     assert "shard 3/4 ran another version of the workflow; shard 4/4 has not been run" in project.merge(code=75).err
@@ -182,6 +185,7 @@ def test_merging_says_all_that_is_in_the_way(make: Make) -> None:
     [
         (["--fresh"], "--fresh would ask again what other shards have"),
         (["--shard", "4/3"], "4/3 names no shard"),
+        (["--shard", ""], "'' names no shard"),
     ],
 )
 def test_what_no_shard_can_do_is_refused(make: Make, words: list[str], said: str) -> None:
@@ -322,3 +326,30 @@ def test_batches_and_retries_belong_to_their_shard(make: Make, server: Server) -
     assert project.shard(1, command="batch retrieve").code in (0, 3)
     merged = project.merge("--json", code=3).json
     assert (merged["rows"]["done"], merged["rows"]["failed"]) == (8, 1)
+
+
+def test_what_every_store_of_a_shard_paid_is_counted(make: Make, server: Server) -> None:
+    project = make(of=2)
+    project.workflow(rows=16)
+    project.shards(code=0)
+    shutil.rmtree(project.root / ".agac/shards/1-of-2")
+    for _ in range(2):  # a store that paid for nothing
+        project.shard(1, code=0)
+    project.workflow(rows=20)
+    project.shards(code=0)
+    assert server.account()["requests"] == 20
+    told, billed = project.merge("--json").json["calls"], server.account()
+    usd = (billed["prompt_tokens"] + billed["completion_tokens"]) / 1000
+    assert (told["count"], told["cost_usd"]) == (20, pytest.approx(usd))
+    (run,) = project.agac("status", "--shards", "--json", env=project.env).json["runs"]
+    assert (run["calls"], run["usd"]) == (20, pytest.approx(told["cost_usd"]))
+
+
+def test_a_whole_run_beside_shards_is_warned_of(make: Make) -> None:
+    project = make(of=1)
+    project.workflow(rows=3)
+    project.shards(code=0)
+    assert (
+        "no answer of theirs is used here; `agac merge -a reviews`" in project.agac("run", "-a", "reviews", code=0).err
+    )
+    assert "no answer of theirs" not in project.agac("run", "-a", "reviews", code=0).err

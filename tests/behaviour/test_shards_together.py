@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,22 @@ def test_what_shards_spend_together_keeps_to_the_budget(of: int, make: Make, ser
     project.workflow(rows=60, budget={"calls": 60})
     project.shards(code=0)
     assert (server.account()["charged"], server.account()["duplicates"]) == (60, 0)
+
+
+def test_the_budget_that_is_named_is_enough_beside_what_others_spent(make: Make, server: Server) -> None:
+    project = make(of=2)
+    project.workflow(rows=30, budget={"calls": 8})
+    project.shards(code=4)
+    ran = project.shard(2, code=4)
+    said = "the budget of the run is used up: the next call might exceed it; other shards spent 8 calls of it"
+    assert said in ran.err
+    named = re.search(r"Resume with: agac run -a reviews --shard 2/2 (--budget calls=\d+)", ran.err)
+    assert named is not None, ran.err
+    shown = project.agac("status", "--shards", env=project.env).out
+    assert f"Shard 2/2 is stopped ({said}). Go on with: agac run -a reviews --shard 2/2 {named[1]}\n" in shown
+    assert "--shard 1/2 --budget calls=" in project.merge(code=75).err
+    project.shard(2, *named[1].split(), code=0)
+    assert server.account()["duplicates"] == 0
 
 
 def test_a_shard_that_is_killed_keeps_what_it_may_have_spent(make: Make, faulty: Faulty) -> None:

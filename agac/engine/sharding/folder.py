@@ -29,6 +29,7 @@ from agac.store.packs import MAX_BYTES, Damaged, unzipped
 #   lease/3-of-16/0000000001      who works on a shard: a log, whose numbers are the fence
 #   minutes/29412345/3-of-16-…    signs of life, by the minute; readers look at the last of them alone
 #   ended/3-of-16/0000000001      how each invocation ended: a log
+#   paid/3-of-16/STORE/0000000001 what the calls came to of which a store of the shard knows: a log
 #   answers/3-of-16/WRITER/PACK   packs of answers that a shard pushed
 #   rows/NAME.pack                final rows, named by the last manifest of their shard
 
@@ -62,7 +63,7 @@ class LeaseEntry(SharedObject):
 class ShardStatus(SharedObject):
     """How a shard is: its rows by state, what its calls came to in this run, calls in flight by lane, the errors that
     count for `max_errors`; what it `waits` for, and why it stopped. `silent`: it should be at work and shows no sign of
-    life."""
+    life. `command` goes on with it, once it ended."""
 
     number: int
     of: int
@@ -78,6 +79,13 @@ class ShardStatus(SharedObject):
     lanes: Mapping[str, int] = {}
     waits: str = ""
     why: str = ""
+    command: str = ""
+
+
+class PaidCalls(SharedObject):
+    """What the `calls` of a run came to, as in its summary, as far as one store knows of them."""
+
+    calls: dict[str, Any]
 
 
 class ShardManifest(SharedObject):
@@ -215,6 +223,12 @@ class ShardFolder:
         told = [self.believed(ShardManifest, log, content) for log, (_, content) in zip(logs, found, strict=True)]
         return {one.status.number: one for one in sorted(filter(None, told), key=lambda one: one.status.number)}
 
+    async def paid(self, log: str) -> list[dict[str, Any]]:
+        """What calls of a shard came to by its other stores than the one that writes this log."""
+        logs = sorted({name.rpartition("/")[0] for name in await self.names(log.rpartition("/")[0])} - {log})
+        found = [self.believed(PaidCalls, one, (await self.last(one))[1]) for one in logs]
+        return [one.calls for one in found if one is not None]
+
     async def statuses(self) -> dict[int, ShardStatus]:
         """How each shard is that was ever begun."""
         logs = {name.rpartition("/")[0] for name in await self.names("lease")}
@@ -239,6 +253,18 @@ class ShardFolder:
         """Whether a process still holds what it took, by the last sign of life of its shard."""
         at = max(entry.at, beat.at) if beat is not None and beat.mark == entry.mark else entry.at
         return not (entry.free or is_dead_here(entry.holder)) and time.time() - at <= STALE_SECONDS
+
+
+def other_inputs(manifests: Iterable[ShardManifest]) -> dict[int, str]:
+    """Which complete shards read another input than the one that ended last, and in which words to say so."""
+    complete = sorted((one for one in manifests if one.complete), key=lambda one: one.at)
+    newest, found = complete[-1] if complete else None, dict[int, str]()
+    for one in complete:
+        if newest is not None and one.input != newest.input:
+            last = f"{Shard(newest.status.number, newest.status.of)}, which ended last"
+            rows = (f" ({one.input_rows:,} rows)", f" ({newest.input_rows:,})") if one.input else ("", "")
+            found[one.status.number] = f"read another input{rows[0]} than shard {last}{rows[1]}"
+    return found
 
 
 def runs_folder(workflow: str) -> str:

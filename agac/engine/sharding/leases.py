@@ -117,11 +117,14 @@ class SharedLimits:
             known = self._folder.sure(Grants, LOG, last)
             self._granted = known.budgets if known is not None else {}
             new = make()
-            made, changed = new is not None, {n: one for n, one in (new or {}).items() if one != self._own(n)}
+            made, changed = new is not None, False
             budgets = {name: dict(held) for name, held in self._granted.items()}
             for balance in self._balances:
-                if (amount := changed.get(balance.name)) is not None:
-                    budgets.setdefault(balance.name, {})[self._owner] = amount, balance.spent
+                held = budgets.setdefault(balance.name, {})
+                if (amount := (new or {}).get(balance.name)) is not None and (
+                    (now := (amount, balance.spent)) != held.get(self._owner, (NOTHING, NOTHING))
+                ):
+                    held[self._owner], changed = now, True
             self._granted = budgets
             return Grants(**self._lease.about(), budgets=budgets).model_dump_json().encode() if changed else None
 
@@ -132,15 +135,23 @@ class SharedLimits:
             one.lent = Budget(*(None if cap is None else own for cap, own in lent))
         return made
 
-    def unspent(self, balance: BudgetBalance | None) -> str:
-        """What others may hold of a budget without having spent it, as the end of a sentence."""
-        held = self._granted.get(balance.name, {}) if balance is not None else {}
-        others = [share for owner, share in held.items() if owner != self._owner]
-        left = _sum(granted for granted, _ in others).plus(_sum(spent for _, spent in others), -1)
-        words = dollars(left.usd), f"{left.tokens:,} tokens", f"{left.calls:,} calls"
-        caps = astuple(balance.budget) if balance is not None else (None,) * 3
-        known = [text for text, some, cap in zip(words, left, caps, strict=True) if cap is not None and some > 0]
-        return f"; other shards hold up to {' and '.join(known)} of it that they did not spend" if known else ""
+    def elsewhere(self, balance: BudgetBalance) -> tuple[Amount, Amount]:
+        """What other shards hold of a budget, and what they spent of that."""
+        held = self._granted.get(balance.name, {})
+        both = [share for owner, share in held.items() if owner != self._owner]
+        return _sum(granted for granted, _ in both), _sum(spent for _, spent in both)
+
+    def of_others(self, balance: BudgetBalance) -> str:
+        """What other shards have of a budget, as the end of a sentence."""
+        held, spent = self.elsewhere(balance)
+        told = {"spent {} of it": spent, "hold up to {} of it that they did not spend": held.plus(spent, -1)}
+        found = []
+        for text, some in told.items():
+            words = dollars(some.usd), f"{some.tokens:,} tokens", f"{some.calls:,} calls"
+            known = zip(words, some, astuple(balance.budget), strict=True)
+            if shown := " and ".join(word for word, amount, cap in known if cap is not None and amount > 0):
+                found.append(text.format(shown))
+        return f"; other shards {', and '.join(found)}" if found else ""
 
     def _share(self, processes: int) -> None:
         self.processes = processes

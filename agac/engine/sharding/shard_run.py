@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import AgacError, LeaseLost
+from agac.core.types import dollars_in_all
 from agac.data.sources import InputDigest
 from agac.engine.limits import RunStopped, StopSignal
-from agac.engine.sharding.folder import ITS_BATCHES, ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.folder import ITS_BATCHES, PaidCalls, ShardLease, ShardManifest, ShardStatus
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
 from agac.engine.telemetry import calls_of
@@ -40,10 +41,13 @@ class ShardRun:
         self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
         self.waits, self.taken = "", dict[str, str]()
         self.limits: SharedLimits | None = None
+        self._paid, self._elsewhere = "", list[dict[str, Any]]()
 
     async def begin(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
         """From now on budgets and lanes are those of all shards together."""
         token, balances = await project_token(context.places.database), context.budgets and context.budgets.balances
+        self._paid = f"paid/{self.shard.name}/{token}"
+        self._elsewhere = await self.folder.paid(self._paid)
         about = token, balances or (), lanes.values(), context.stop_signal, context.stops
         self.limits = SharedLimits(self.lease, *about)
         await self.limits.begin()
@@ -72,6 +76,7 @@ class ShardRun:
                     heard_at = clock()
                 if clock() - pushed_at >= PUSH_SECONDS:
                     await self._push()
+                    await self._tell_paid(counts)
                     pushed_at = clock()
                 pause = EVERY
             except LeaseLost as error:
@@ -95,17 +100,29 @@ class ShardRun:
                 await stop_signal.sleep(BEAT_SECONDS)
 
     def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
-        calls = calls_of(counts)
+        calls = added([calls_of(counts), *self._elsewhere])
         told = {"calls": calls["count"], "usd": calls["cost_usd"], "rows": runs.row_counts(counts), "run": run}
         told["errors"] = errors
         told["simulated"] = calls["cost_is_simulated"]
         return {**self.shard._asdict(), **told, **{name: calls[name] for name in ("input_tokens", "output_tokens")}}
 
+    async def _tell_paid(self, counts: list[runs.Count]) -> None:
+        """Says what the calls came to of which this store knows: its disk may be lost."""
+        told = PaidCalls(**self.lease.about(), calls=calls_of(counts))
+
+        def made(last: bytes | None) -> bytes | None:
+            before = self.folder.believed(PaidCalls, self._paid, last) if last is not None else None
+            return None if before is not None and before.calls == told.calls else told.model_dump_json().encode()
+
+        if self._paid and (told.calls["count"] or self._elsewhere):
+            await self.folder.append(self._paid, made)
+
     async def end(
-        self, database: Database, root: Path, invocation: Invocation, code: int, summary: dict[str, Any]
+        self, database: Database, root: Path, invocation: Invocation, code: int, summary: dict[str, Any], command: str
     ) -> None:
-        """Leaves in the remote how the invocation ended, and the final rows of a shard that is complete. Raises
-        AgacError where it cannot: the same command does it again; LeaseLost where the shard is another's by now."""
+        """Leaves in the remote how the invocation ended, the `command` that goes on, and the final rows of a shard that
+        is complete. Raises AgacError where it cannot: the same command does it again; LeaseLost where the shard is
+        another's by now."""
         await self._push()
         record = await runs.run_record(database, invocation.run)
         packs = await put_rows(database, record, root, self.folder, self.shard.of) if invocation.complete else {}
@@ -115,9 +132,11 @@ class ShardRun:
         if not (waits or invocation.complete or not invocation.ended):
             waits = ITS_BATCHES if invocation.batches.touched else "rows that are left"
         counts = await runs.counters(database, invocation.run)
+        await self._tell_paid(counts)
+        summary = {**summary, "calls": added([summary["calls"], *self._elsewhere])}
         status = ShardStatus(
             **about, **self._facts(invocation.run, counts, invocation.totals.rows_failed), waits=waits,
-            state="stopped" if stopped else "ended", why=invocation.stop_signal.why,
+            state="stopped" if stopped else "ended", why=invocation.stop_signal.why, command=command,
         )  # fmt: skip
 
         def made(last: bytes | None) -> bytes:
@@ -135,3 +154,37 @@ class ShardRun:
 
         await self.folder.append(f"ended/{self.shard.name}", made)
         await self.lease.beat(status)  # what accounts take is the others' from now on
+
+
+_NOT_ADDED = {
+    "p50", "p95", "mean", "unanimous", "asked", "dedup", "prefix_hit", "prefix_hit_without_first", "slot_utilisation",
+}  # fmt: skip
+"""Facts of a summary that those of its parts do not tell."""
+
+_NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
+
+
+def added(parts: Sequence[Any], name: str = "") -> Any:
+    """What several summaries, or the same parts of them, come to."""
+    first, known = parts[0], [one for one in parts if one is not None]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for part in parts for key in part)
+        return {key: added([part[key] for part in parts if key in part], key) for key in keys if key != "example"} | (
+            {"example": first["example"]} if "example" in first else {}
+        )
+    if isinstance(first, list):
+        if not all(isinstance(one, dict) for part in parts for one in part):
+            return sorted({one for part in parts for one in part})
+        alike = dict[tuple[Any, ...], list[Any]]()
+        for one in (one for part in parts for one in part):
+            alike.setdefault(tuple(one.get(key) for key in _NAMES), []).append(one)
+        return [added(same) for same in alike.values()]
+    if not known or (name in _NOT_ADDED and len(known) > 1):
+        return None
+    if name.endswith("usd"):
+        return dollars_in_all(known)
+    if isinstance(known[0], bool):
+        return any(known) if name == "cost_is_simulated" else all(known)
+    if isinstance(known[0], int | float):
+        return max(known) if name == "duration_s" else sum(known)
+    return max(known) if name == "finished_at" else min(known) if name == "started_at" else known[0]
