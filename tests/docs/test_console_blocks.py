@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import unified_diff
 from pathlib import Path
 
 import consoles
@@ -45,7 +46,8 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path, monkey
     if "<!-- hub: " in before:
         pytest.importorskip("huggingface_hub", reason="this page reads hf://: pip install huggingface-hub")
     after = refreshed(page, before, tmp_path / "home")
-    assert after.split("\n") == before.split("\n"), "run: python docs/generate.py"
+    changes = unified_diff(before.split("\n"), after.split("\n"), lineterm="", n=0)
+    assert after == before, "\n".join(["run: python docs/generate.py", *changes])
 
 
 def test_the_pictures_of_the_front_page_show_what_a_terminal_shows(
