@@ -123,7 +123,6 @@ async def invoke(
         count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
         if retry is None:
             warnings += await remote_moves(database, opened, checked.workflow)
-            warnings += await _shards_here(database, opened, plan)
         else:
             if canonical(await runs.definition_of(database, retry.run)) != canonical(plan.body):
                 raise UsageError(
@@ -137,6 +136,7 @@ async def invoke(
         if options.fresh:
             await _refuse_fresh(database, plan.workflow)
         if retry is None and not elsewhere:
+            warnings += await _shards_here(database, opened, plan)
             left, text = await compare_input(database, plan, work.rows, opened.root)
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
@@ -183,7 +183,8 @@ async def ready_work(
 
 async def _shards_here(database: Database, opened: Project, plan: Plan) -> list[Problem]:
     """A word before the first whole run of a workflow in a project whose rows may have been paid in shards."""
-    there = [*(opened.root / STORE.parent / "shards").glob("*-of-*")] if plan.selection.shard is None else []
+    never = plan.selection.shard is not None or is_job(plan.workflow)
+    there = [] if never else [*(opened.root / STORE.parent / "shards").glob("*-of-*")]
     if not there or await runs.run_ids(database, plan.workflow):
         return []
     what = f"shards of this project have stores of their own ({there[0].parent}): no answer of theirs is used here; "

@@ -349,6 +349,8 @@ def test_a_whole_run_beside_shards_is_warned_of(make: Make) -> None:
     project = make(of=1)
     project.workflow(rows=3)
     project.shards(code=0)
+    job = project.agac("process", "data/rows.csv", "out.jsonl", "-p", "Of ${text}", "--model", "local/echo", code=0)
+    assert "no answer of theirs" not in job.err
     assert (
         "no answer of theirs is used here; `agac merge -a reviews`" in project.agac("run", "-a", "reviews", code=0).err
     )

@@ -126,13 +126,13 @@ class ShardRun:
         await self._push()
         record = await runs.run_record(database, invocation.run)
         packs = await put_rows(database, record, root, self.folder, self.shard.of) if invocation.complete else {}
+        counts = await runs.counters(database, invocation.run)
+        await self._tell_paid(counts)
         await self.lease.prove()  # all that may have taken its time
         stopped = not invocation.ended or bool(self.waits)
         about, waits = self.lease.about(), self.waits
         if not (waits or invocation.complete or not invocation.ended):
             waits = ITS_BATCHES if invocation.batches.touched else "rows that are left"
-        counts = await runs.counters(database, invocation.run)
-        await self._tell_paid(counts)
         summary = {**summary, "calls": added([summary["calls"], *self._elsewhere])}
         status = ShardStatus(
             **about, **self._facts(invocation.run, counts, invocation.totals.rows_failed), waits=waits,
