@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ErrorType
-from agac.core.types import Outcome, dollars_in_all, iso
+from agac.core.types import Outcome, dollars_in_all, iso, usd
 from agac.data.json_formats import encode
 from agac.plan.stage import model_of, recorded_stages
 from agac.spec.workflow import RunRules
@@ -354,7 +354,7 @@ def _part(whole: float, some: float) -> float | None:
 
 def cost_of(known: float, unpriced: int) -> float | None:
     """USD of calls: what is `known`; None where nothing is, since calls were made whose price is not."""
-    return round(known, 6) if known or not unpriced else None
+    return usd(known) if known or not unpriced else None
 
 
 def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
