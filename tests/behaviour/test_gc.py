@@ -224,7 +224,7 @@ def test_it_is_refused_while_a_workflow_is_at_work(three: ProjectFolder, holder:
         ran = three.agac("gc", "--keep-runs", "1", *flags, code=1)
         assert f"workflow 'others' is being run by another process (process {holder.pid}" in ran.err
         after = content(three)
-        for table in before.keys() - {"lease"}:
+        for table in before.keys() - {"lease", "lane_sample"}:  # which go on with time
             assert after[table] == before[table], table
     told = three.agac("gc", "--keep-runs", "1", "--dry-run", code=0)
     assert told.out.startswith("Would delete run 2 of reviews: 30 rows\n")

@@ -58,7 +58,7 @@ def holder(project: ProjectFolder, server: Server) -> Iterator[Process]:
 def content(project: ProjectFolder) -> dict[str, list[tuple[Any, ...]]]:
     """All that the database holds, but for signs of life."""
     tables = [name for (name,) in project.query("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    held = {table: project.query(f"SELECT * FROM {table}") for table in tables if table != "lease"}
+    held = {table: project.query(f"SELECT * FROM {table}") for table in tables if table not in ("lease", "lane_sample")}
     return held | {"lease": project.query("SELECT workflow, token, holder FROM lease")}
 
 

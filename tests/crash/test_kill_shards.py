@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import asleep, asleep_at, ended, kill_at, killed, quiet_account, wait_until
-from support.server import Server, simulator
+from support.server import Faulty, Server, simulator
 from support.shards import Sharded
 from support.soak import few
 
@@ -67,10 +67,14 @@ def test_a_shard_is_killed_and_run_again(moment: str, disk: str, project: Sharde
     finish(project, slow, most)
 
 
-def test_a_machine_that_dies_in_the_middle_costs_what_was_not_pushed(project: Sharded, slow: Server) -> None:
+def test_a_machine_that_dies_in_the_middle_costs_what_was_not_pushed(faulty: Faulty, tmp_path: Path) -> None:
+    slow = faulty([{"kind": "hang", "at": [*range(13, 13 + CONCURRENCY)]}])  # it is at work for as long as we look
+    project = Sharded(tmp_path / "first", slow, of=2, env=SOON)
+    project.workflow(rows=ROWS)
     process = project.start(
         "run", "-a", "reviews", "--shard", "1/2", "--concurrency", str(CONCURRENCY), env={**project.env, **kill_at("")}
     )
+    wait_until(lambda: slow.account()["faults"].get("hang") == CONCURRENCY, "calls that hang", process)
     wait_until(lambda: pushed(project) >= 8, "pushed answers", process)
     refused = project.shard(1, code=1)
     assert "being run by" in refused.err
