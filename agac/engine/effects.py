@@ -15,7 +15,7 @@ from agac.engine.limits import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
-from agac.spec.operations import Join, changed_row
+from agac.spec.operations import Join, Python, changed_row
 from agac.spec.templates import REJECTED, SKIPPED
 from agac.spec.workflow import Stage
 from agac.store.batches import Ready
@@ -157,7 +157,7 @@ class ActiveRow(RowProgress):
 
 def is_leave(stage: AnyStage, value: str) -> bool:
     """Whether a result, JSON, is the None of a function: the row leaves."""
-    return stage.makes == "rows" and value == "null"
+    return value == "null" and isinstance(stage.operation, Python)
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:

@@ -94,6 +94,19 @@ def test_a_list_where_each_item_is_asked_for_fails_the_row(project: ProjectFolde
     assert [kind for kind, _ in errors(project, "each").values()] == ["PythonError"] * 2
 
 
+def test_an_item_for_which_a_function_gives_nothing_leaves(project: ProjectFolder) -> None:
+    project.rows([{"id": "a", "items": [3, 4, 5]}, {"id": "b", "items": [6]}], PATH)
+    project.write("tools/odd.py", "def odd(row):\n    return row if row['item'] % 2 else None\n")
+    project.write("tools/more.py", "def twice(row):\n    return {**row, 'item': 2 * row['item']}\n")
+    each = {"name": "each", "explode": "items", "python": "tools/odd.py:odd"}
+    workflow(project, each, {"name": "twice", "python": "tools/more.py:twice"}, {"name": "say", "prompt": "${item}"})
+    for _ in range(2):
+        report = settled(project)
+        assert (report.exit_code, values(project, "say")) == (0, {"a/0": "6", "a/2": "10"})
+        assert report.summary["levels"][0]["rows"]["dropped"] == 2
+        assert [line["id"] for line in project.envelopes(file="filtered.jsonl")] == ["a/1", "b/0"]
+
+
 def test_a_workflow_may_end_in_a_function_that_gives_lists(project: ProjectFolder) -> None:
     texts(project, MIXED)
     workflow(project, {"name": "hello", "prompt": "h${id}"}, FUNCTION)
