@@ -7,10 +7,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import Step, deciding
 from support.project import ProjectFolder
+from support.soak import campaign
 
 import agac
 from agac.api.project import open_project
@@ -208,7 +209,7 @@ def foretold(drawn: list[Doubt], text: str) -> tuple[list[str], list[tuple[str, 
 DOUBTS = st.builds(Doubt, st.frozensets(st.integers(0, 5), max_size=3), st.none() | st.integers(1, 15))
 
 
-@settings(max_examples=20, deadline=None)
+@campaign(test=8, soak=200)
 @given(st.lists(DOUBTS, min_size=2, max_size=6), st.booleans())
 def test_stages_see_what_a_plain_walk_comes_to(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Doubt], chain: bool

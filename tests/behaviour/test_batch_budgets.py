@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from support.batchrun import BatchProject, Make, advance
 from support.server import Server
+from support.soak import few
 
 from agac.spec.workflow import Budget
 
@@ -45,7 +46,7 @@ def held(project: BatchProject) -> float:
     return float(usd)
 
 
-@pytest.mark.parametrize("budget", [{"usd": 0.0009}, {"tokens": 700}, {"calls": 17}])
+@pytest.mark.parametrize("budget", few([{"usd": 0.0009}, {"tokens": 700}, {"calls": 17}], 3))
 def test_it_stops_before_the_budget_and_only_when_nothing_is_open(make: Make, budget: dict[str, Any]) -> None:
     project = make(budget=budget)
     first = project.run()

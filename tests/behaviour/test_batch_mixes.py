@@ -234,7 +234,7 @@ FAILING: list[dict[str, Any]] = [
 
 ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
 WAYS: dict[str, list[str]] = {
-    "to the end": list(WORKFLOWS),
+    "to the end": few(list(WORKFLOWS), 2),
     "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 8), "checks"])],  # whose replicas fail in different batches
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
     "failing": few(list(WORKFLOWS), 8, first=1),

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from support.batchrun import BATCHES, BatchProject, Make, failed, outcomes
 from support.server import Faulty, Server
+from support.soak import few
 
 import agac
 
@@ -59,7 +60,7 @@ FAILING: list[tuple[list[Fault], dict[str, Any], dict[str, Any], str, tuple[int,
 ]
 
 
-@pytest.mark.parametrize(("faults", "stage", "batch", "error", "charged"), FAILING)
+@pytest.mark.parametrize(("faults", "stage", "batch", "error", "charged"), few(FAILING, 2))
 def test_each_way_to_fail_has_its_error(
     make: Make,
     faults: list[Fault],

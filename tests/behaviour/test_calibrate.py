@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
+from support.soak import few
 
 import agac
 from agac.api.calibrate import JudgedRow, Threshold, calibrated
@@ -68,7 +69,7 @@ def looked_at(rows: list[tuple[float, bool]], below: float, share: float, chance
     return shown + drawn
 
 
-@pytest.mark.parametrize("target", [0.05, 0.1])
+@pytest.mark.parametrize("target", few([0.05, 0.1], 2))
 def test_what_passes_is_wrong_more_often_than_stated_in_at_most_five_of_a_hundred_samples(target: float) -> None:
     chance, broken, changed = random.Random(7), 0, 0
     threshold = Threshold.of(guard_of("a.b < 0.5"))

@@ -156,7 +156,7 @@ def test_lists_that_differ_in_length_make_a_range_wider(project: ProjectFolder, 
     assert width(9.0, 2.0) == pytest.approx(sqrt(12 * 2 / 100)), "a few of them decide it"
 
 
-@pytest.mark.parametrize("workflow", few(list(estimates.CASES), 3, 1))
+@pytest.mark.parametrize("workflow", few(list(estimates.CASES), 6, 1))
 def test_shipped_workflows_cost_what_was_expected(tmp_path: Path, workflow: str) -> None:
     found = dict(estimates.shipped(tmp_path, workflow))
     assert abs(found["cold"].off) < 0.4

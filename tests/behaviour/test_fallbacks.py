@@ -8,6 +8,7 @@ import yaml
 from scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
+from support.soak import few
 
 import agac
 
@@ -65,7 +66,7 @@ ALWAYS = [
 
 
 @pytest.mark.parametrize("fallbacks", [0, 2])
-@pytest.mark.parametrize("repair", [0, 1, 3])
+@pytest.mark.parametrize("repair", few([0, 1, 3], 2))
 @pytest.mark.parametrize(("step", "calls", "repaired", "error"), ALWAYS)
 def test_what_always_fails_is_asked_so_often_of_each_model(
     project: ProjectFolder, step: Step, calls: int, repaired: bool, error: str, repair: int, fallbacks: int

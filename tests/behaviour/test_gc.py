@@ -354,7 +354,7 @@ STEP = st.one_of(
 )
 
 
-@campaign(test=6, soak=100)
+@campaign(test=3, soak=100)
 @given(steps=st.lists(STEP, min_size=3, max_size=9))
 def test_whatever_was_done_before_the_newest_run_asks_nothing_after_it(
     steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory, server: Server

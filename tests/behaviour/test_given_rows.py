@@ -16,6 +16,7 @@ import pytest
 from support.processes import kill_at
 from support.project import ProjectFolder, python
 from support.server import Server
+from support.soak import only_in_soak
 
 import agac
 from agac.data.sources import keep_rows
@@ -104,6 +105,7 @@ def test_a_program_that_was_killed_goes_on_with_the_same_rows(project: ProjectFo
     assert server.account()["requests"] <= 41
 
 
+@only_in_soak
 def test_rows_that_can_be_read_once_are_kept_in_flat_memory(tmp_path: Path) -> None:
     def rows(size: int) -> Iterator[dict[str, str]]:
         return ({"id": str(n), "text": "x" * 200} for n in range(size))

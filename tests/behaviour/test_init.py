@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.commands import template
 from support.project import ProjectFolder, clean_environment
+from support.soak import few
 
 import agac
 
@@ -85,7 +86,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("example", agac.examples())
+@pytest.mark.parametrize("example", few([*agac.examples()], 3))
 def test_an_example_runs_to_its_end_in_an_empty_folder_without_a_key(tmp_path: Path, example: str) -> None:
     folder = ProjectFolder(tmp_path)
     shop = folder.root / "my shop"

@@ -175,7 +175,7 @@ def test_fresh_asks_everything_anew_and_is_continued_when_it_was_stopped(
     assert project.run().summary["run"] == 3
 
 
-@pytest.mark.parametrize("stage", few([*CALLS], 2))
+@pytest.mark.parametrize("stage", few([*CALLS], 4))
 def test_answers_older_than_max_age_are_asked_again(project: ProjectFolder, stage: str) -> None:
     lists(project, ROWS)
     workflow(project, [one | ({"max_age": "7d"} if one["name"] == stage else {}) for one in ALL])
@@ -201,7 +201,7 @@ def stopped_amid_a_call(project: ProjectFolder, server: Server, *command: str) -
     assert_all_sound(project)
 
 
-@pytest.mark.parametrize("stage", few([*CALLS], 2, 1))
+@pytest.mark.parametrize("stage", few([*CALLS], 4, 1))
 def test_a_run_that_is_interrupted_at_any_level_is_gone_on_with(
     project: ProjectFolder, faulty: Faulty, stage: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.opencode import FakeOpenCode
 from support.processes import ended, interrupt, killed, wait_until
 from support.project import ProjectFolder
+from support.soak import few
 
 import agac
 
@@ -56,7 +57,7 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("does", "keys", "runtime", "result", "started"), CASES)
+@pytest.mark.parametrize(("does", "keys", "runtime", "result", "started"), few(CASES, 2))
 def test_a_session_comes_to_its_end(
     project: ProjectFolder, program: FakeOpenCode, does: str, keys: dict[str, Any], runtime: dict[str, Any],
     result: Any, started: int,

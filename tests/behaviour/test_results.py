@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Server
+from support.soak import only_in_soak
 
 import agac
 
@@ -100,6 +101,7 @@ def test_a_result_that_its_model_no_longer_takes_is_said(project: ProjectFolder,
         list(report.results())
 
 
+@only_in_soak
 def test_many_results_are_read_in_flat_memory(project: ProjectFolder, server: Server) -> None:
     def peak(count: int) -> int:
         rows = ({"id": str(n), "text": f"{n}" + "x" * 2_000} for n in range(count))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
+from support.soak import only_in_soak
 
 import agac
 from agac.api import monitor
@@ -390,6 +391,7 @@ def test_agreement_of_replicas_decides_who_waits(project: ProjectFolder, model: 
         assert project.run().rows.open == rows
 
 
+@only_in_soak
 def test_ten_thousand_decisions_twice_are_once(project: ProjectFolder, model: Scripted) -> None:
     review(project, list(range(100)))
     project.run()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.project import ProjectFolder
 from support.server import Server
-from support.soak import campaign
+from support.soak import campaign, few
 
 import agac
 from agac.api.report import WatchedRun
@@ -313,7 +313,7 @@ def files(project: ProjectFolder) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("results.jsonl", "results.json", "errors.jsonl")]
 
 
-@pytest.mark.parametrize("mode", [None, *MODES])
+@pytest.mark.parametrize("mode", few([None, *MODES], 2))
 def test_any_edits_cost_what_was_never_answered_and_give_what_a_new_project_gives(
     mode: str | None, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -85,7 +85,7 @@ CAME_BACK = [
 ]
 
 
-@pytest.mark.parametrize(("source", "form", "place"), few(CAME_BACK, 2))
+@pytest.mark.parametrize(("source", "form", "place"), few(CAME_BACK, 5))
 def test_a_key_that_comes_back_is_hidden(source: str, form: str, place: str, project: ProjectFolder) -> None:
     with scripted(ECHOES[place](CANARY)) as server:
         if source == "header":

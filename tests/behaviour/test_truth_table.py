@@ -21,6 +21,7 @@ from support.outcomes import (
 )
 from support.project import ProjectFolder
 from support.server import Server, simulator
+from support.soak import few
 
 from agac.store.rows import State
 
@@ -79,7 +80,7 @@ def listed(project: ProjectFolder) -> dict[str, list[dict[str, Any]]]:
     return {name: lines for name, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize(("reader", "name", "reused"), EVERY)
+@pytest.mark.parametrize(("reader", "name", "reused"), few(EVERY, 3))
 def test_every_cell_is_what_a_run_does(
     reader: Reader, name: str, reused: bool, project: ProjectFolder, refusing: Server
 ) -> None:
@@ -107,7 +108,7 @@ def test_every_cell_is_what_a_run_does(
     project.assert_sound()
 
 
-@pytest.mark.parametrize(("maker", "name"), MADE)
+@pytest.mark.parametrize(("maker", "name"), few(MADE, 2))
 def test_every_cell_of_what_is_made_is_what_a_run_does(
     maker: Maker, name: str, project: ProjectFolder, refusing: Server
 ) -> None:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.postgres import PostgresServer
 from support.processes import small_files
-from support.soak import campaign
+from support.soak import campaign, few
 
 from agac.core.errors import AgacError, UsageError
 from agac.data.postgres import PostgresSink, Server
@@ -200,6 +200,7 @@ def test_any_text_comes_back(member: Member, tmp_path: Path, values: Values) -> 
     assert member.done(tmp_path, values) == member.expected(values)
 
 
+@pytest.mark.parametrize("member", few(MEMBERS, 3), ids=lambda member: member.name, indirect=True)
 def test_a_text_of_ten_megabytes_comes_back(member: Member, tmp_path: Path) -> None:
     values = ['é said "it broke"\n' * 600_000, "small"][: len(member.some())]
     assert member.done(tmp_path, values) == member.expected(values)
@@ -268,7 +269,7 @@ def test_a_full_disk_keeps_the_old_and_names_the_remedy(member: Member, tmp_path
     assert names(tmp_path) == [member.name]
 
 
-@pytest.mark.parametrize("member", MEMBERS[3:], ids=lambda member: member.name, indirect=True)
+@pytest.mark.parametrize("member", few(MEMBERS[3:], 2), ids=lambda member: member.name, indirect=True)
 def test_memory_does_not_grow_with_the_number_of_rows(member: Member, tmp_path: Path) -> None:
     def peak(count: int) -> int:
         member.clear(tmp_path / member.name)

@@ -21,6 +21,7 @@ import pytest
 from support.canned import Answer, Talk, completion, serving
 from support.postgres import PASSWORD, PostgresServer
 from support.project import ProjectFolder
+from support.soak import few
 from support.sources import write_sheets
 
 from agac.data.sinks import TABLES
@@ -386,8 +387,7 @@ def server(_postgres_server: PostgresServer) -> PostgresServer:
     return _postgres_server
 
 
-@pytest.mark.parametrize("sink", SINKS)
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "sink"), few([(one, other) for one in SOURCES for other in SINKS], 3))
 def test_values_arrive(ran: Callable[[str], Ran], source: str, sink: str, request: pytest.FixtureRequest) -> None:
     if "postgres" in (source, sink):
         request.getfixturevalue("server")

@@ -22,6 +22,7 @@ import duckdb
 import pytest
 import zstandard
 from support.postgres import PostgresServer
+from support.soak import few, only_in_soak
 from support.sources import opened as opened_file
 from support.sources import write_sheets
 
@@ -217,6 +218,9 @@ KINDS = [
 ]  # fmt: skip
 
 
+some_kinds = pytest.mark.parametrize("kind", few(KINDS, 3), ids=lambda kind: kind.name, indirect=True)
+
+
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
@@ -287,6 +291,7 @@ def test_one_reading_may_be_gone_on_with_by_other_threads_and_given_up(kind: Kin
         assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
 
+@some_kinds
 def test_memory_does_not_grow_with_the_number_of_rows(kind: Kind, tmp_path: Path) -> None:
     def peak(count: int) -> int:
         chance = Random(count)
@@ -306,6 +311,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(kind: Kind, tmp_path: Path
     assert peak(kind.most) < peak(third + 1) * 1.1 + 300_000 + elements
 
 
+@some_kinds
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="bytes read are counted in /proc")
 def test_the_first_row_comes_before_the_rest_is_read(kind: Kind, tmp_path: Path) -> None:
     if (kind.name.startswith("sql") and kind.format != "parquet") or kind.format == "xlsx":
@@ -364,6 +370,7 @@ def test_each_record_knows_the_line_on_which_it_begins(written: Callable[..., Pa
     assert source.describe() == f"data/{path.name}"
 
 
+@only_in_soak
 def test_a_value_of_ten_megabytes_is_read(written: Callable[..., Path]) -> None:
     rows = [{"id": "1", "text": "x"}, {"id": "2", "text": 'é said "it broke"\n' * 600_000}, {"id": "3", "text": "y"}]
     assert data(source_of(written(rows))) == rows

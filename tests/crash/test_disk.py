@@ -21,6 +21,7 @@ from support.processes import (
 )
 from support.project import ProjectFolder
 from support.server import Faulty, Server
+from support.soak import few
 
 
 def limit_files(pid: int, most: int) -> None:
@@ -82,7 +83,7 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_loses_nothing(
     project.assert_sound()
 
 
-@pytest.mark.parametrize("kilobytes", [60, 900, 4000])
+@pytest.mark.parametrize("kilobytes", few([60, 900, 4000], 3, first=1))
 def test_a_full_disk_is_paid_for_once_however_often_the_command_is_repeated(
     kilobytes: int, project: ProjectFolder, server: Server, mount: Mount
 ) -> None:

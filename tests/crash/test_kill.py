@@ -52,7 +52,7 @@ def slow() -> Iterator[Server]:
         yield server
 
 
-CELLS = few([(group, seed) for seed in range(5) for group in GROUPS], 11, first=1)
+CELLS = few([(group, seed) for seed in range(5) for group in GROUPS], 23, first=1)
 
 
 @pytest.mark.parametrize(("group", "seed"), [*CELLS, *((name, 7) for name in SEVERAL)])

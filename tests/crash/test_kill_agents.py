@@ -163,7 +163,7 @@ CELLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("api", "command", "turn", "moment"), few(CELLS, 41))
+@pytest.mark.parametrize(("api", "command", "turn", "moment"), few(CELLS, 83))
 def test_conversations_in_batches_survive_being_killed_at_any_arrow_of_any_turn(
     api: str, command: str, turn: int, moment: str, slow: Server, tmp_path: Path
 ) -> None:

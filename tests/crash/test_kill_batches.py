@@ -52,7 +52,7 @@ def apart(moments: list[str], api: str, shift: int) -> list[Any]:
 
 def of_both(moments: list[str]) -> list[Any]:
     """Each moment with one of the APIs; with both in `make soak`."""
-    return few(apart(moments, "openai", 0), 2) + few(apart(moments, "anthropic", 2), 2, first=1)
+    return few(apart(moments, "openai", 0), 4) + few(apart(moments, "anthropic", 2), 4, first=1)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ ANEW = [
 
 
 @pytest.mark.parametrize(
-    ("api", "moment"), few([("openai", one) for one in ANEW], 2) + few([("anthropic", one) for one in ANEW], 2, first=1)
+    ("api", "moment"), few([("openai", one) for one in ANEW], 4) + few([("anthropic", one) for one in ANEW], 4, first=1)
 )
 def test_what_failed_in_a_batch_is_asked_once_more_whenever_a_command_is_killed(
     api: str, moment: str, faulty: Faulty, tmp_path: Path

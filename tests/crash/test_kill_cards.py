@@ -55,7 +55,7 @@ PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {}
 """What undisturbed runs came to, with the accounts of their servers, by type."""
 
 
-@pytest.mark.parametrize(("kind", "moment"), few(CELLS, 7))
+@pytest.mark.parametrize(("kind", "moment"), few(CELLS, 15))
 def test_a_card_of_each_type_survives_being_killed(kind: str, moment: str, server: Server, tmp_path: Path) -> None:
     if kind not in PLAIN:
         undisturbed = started(tmp_path / "plain", kind, server)

@@ -119,8 +119,8 @@ def looked_at(project: ProjectFolder, server: Server, had: int, kills: int = 1) 
     return lost
 
 
-EACH = [("nothing", share, 12) for share in few(range(1, 13), 6)]
-THIRD = [("another input", share, 18) for share in few(range(1, 18), 9)]
+EACH = [("nothing", share, 12) for share in few(range(1, 13), 12)]
+THIRD = [("another input", share, 18) for share in few(range(1, 18), 18, first=8)]
 
 
 @pytest.mark.parametrize(("before", "first", "step"), [*EACH, *THIRD])
@@ -195,7 +195,7 @@ def test_kills_at_other_moments(moment: str, refusing: Server, tmp_path: Path) -
     finished(undisturbed)
     expected = came_to(undisturbed)
     numbers = {"statement": range(20, 400, 53), "committed": range(2, 30, 4), "os.rename": range(1, 5)}[moment]
-    for number in few(numbers, 3):
+    for number in few(numbers, 6):
         project = prepared(tmp_path / f"killed-{number}", refusing, first_rows())
         refusing.reset()
         killed = project.agac("run", "-a", "reviews", env=kill_at(f"{moment}:{number}"))

@@ -49,7 +49,7 @@ def cells(moments: list[str], shift: int) -> list[Any]:
     for number, moment in enumerate(moments, shift):
         api = "openai" if number % 3 or "delete" in moment or "upload" in moment else "anthropic"
         found.append(pytest.param(api, moment, ("run", "retrieve")[number % 2], id=f"{api}-{moment}-{number % 2}"))
-    return few(found, 7)
+    return few(found, 14)
 
 
 def machine(tmp_path: Path, server: Server, api: str) -> Machine:

@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("moment", few(MOMENTS, 2))
+@pytest.mark.parametrize("moment", few(MOMENTS, 5))
 def test_whoever_is_killed_beside_a_primer_goes_on_with_it(moment: str, server: Server, tmp_path: Path) -> None:
     server.reset()
     case = PrimedCase(tmp_path / "project", server, rows=ROWS)

@@ -43,7 +43,7 @@ def came_to(project: ProjectFolder) -> list[Any]:
     return [project.envelopes(), decisions, project.query("SELECT row_id, state FROM review ORDER BY row_id")]
 
 
-@pytest.mark.parametrize("at", few(range(1, 16), 4))
+@pytest.mark.parametrize("at", few(range(1, 16), 7))
 def test_a_kill_at_each_commit_of_runs_and_decisions(at: int, tmp_path: Path) -> None:
     start = ProjectFolder(tmp_path / "start")
     start.workflow(stages=STAGES, rows=5)
@@ -68,7 +68,7 @@ def test_a_kill_at_each_commit_of_runs_and_decisions(at: int, tmp_path: Path) ->
     assert agac.review_queue(project.root).waiting == 0
 
 
-@pytest.mark.parametrize("at", few(range(1, 16), 4))
+@pytest.mark.parametrize("at", few(range(1, 16), 7))
 def test_a_kill_while_answers_are_given_again(at: int, tmp_path: Path) -> None:
     start = ProjectFolder(tmp_path / "start")
     start.workflow(stages=[STAGES[0], {"name": "approve", "review": {"redo": {"max": 1}}}, STAGES[2]], rows=3)

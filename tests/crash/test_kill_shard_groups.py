@@ -24,7 +24,7 @@ MOMENTS = [
 
 @pytest.mark.parametrize("disk", ["kept", "lost"])
 @pytest.mark.parametrize("others", ["before", "after"])
-@pytest.mark.parametrize("moment", few(MOMENTS, 7, first=2))
+@pytest.mark.parametrize("moment", few(MOMENTS, 19, first=2))
 def test_a_shard_is_killed_while_groups_meet(
     moment: str, others: str, disk: str, server: Server, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ def finish(project: Sharded, slow: Server, most: int) -> None:
 
 
 @pytest.mark.parametrize("disk", ["kept", "lost"])
-@pytest.mark.parametrize("moment", few(MOMENTS, 7))
+@pytest.mark.parametrize("moment", few(MOMENTS, 9))
 def test_a_shard_is_killed_and_run_again(moment: str, disk: str, project: Sharded, slow: Server) -> None:
     ran = project.shard(1, "--concurrency", str(CONCURRENCY), env=kill_at(moment))
     assert ran.code in (-9, 0), ran.err

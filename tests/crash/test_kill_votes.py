@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.batchcase import BatchCase
 from support.server import Server, simulator
+from support.soak import few
 
 VOTE: dict[str, Any] = {
     "name": "classify", "prompt": "Of ${text}", "output_schema": {"label": "a|b|c", "n": "integer"}, "replicas": 60,
@@ -26,7 +27,7 @@ def voting(folder: Path, server: Server) -> BatchCase:
     return case
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", few([1, 2], 2))
 def test_a_vote_in_batches_survives_being_killed(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     votes = "SELECT row_id, replica, outcome, result, agreement FROM v_results ORDER BY 1, 2"

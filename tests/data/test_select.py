@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from support.soak import few
 
 from agac.core.errors import AgacError, ErrorType, SpecError, Where
 from agac.data import sql as statements
@@ -148,7 +149,7 @@ def test_records_that_cannot_be_used_are_rows_that_fail_after_the_others(tmp_pat
     assert list(asked(tmp_path, "SELECT n FROM input", text="\n").records()) == []
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", few(["jsonl", "parquet"], 2))
 def test_what_sorts_more_than_fits_in_memory_goes_to_the_disk_and_leaves_nothing(
     kind: InputFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_shards_are_measured_and_merged_into_what_one_process_writes(tmp_path: P
     assert all(math.isfinite(figure["value"]) for figure in figures.values())
 
 
+@only_in_soak
 def test_what_killed_shards_pay_twice_is_counted(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     flags = ["--rows", "120", "--shards", "3", "--concurrency", "2", "--latency", "0.02", "--kill", "--json", str(file)]

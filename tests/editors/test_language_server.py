@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from lsp import LanguageServer
 from support.project import ProjectFolder
+from support.soak import few
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ["agac.yml", *sorted(f"workflows/{path.name}" for path in (ROOT / "workflows").glob("*.yml"))]
@@ -12,7 +13,7 @@ SHIPPED.append("agac/api/template/workflows/reviews.yml")
 STAGE = "input: {path: data/rows.csv}\nstages:\n  - name: classify\n    prompt: Hello\n"
 
 
-@pytest.mark.parametrize("path", SHIPPED)
+@pytest.mark.parametrize("path", few(SHIPPED, 4))
 def test_a_shipped_file_has_nothing_underlined_until_a_key_is_wrong(path: str, editor: LanguageServer) -> None:
     text, path = (ROOT / path).read_text("utf-8"), path.removeprefix("agac/api/template/")
     assert editor.problems(path, text) == []

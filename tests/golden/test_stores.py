@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.server import Server
+from support.soak import few
 
 from agac.store.writer import open_database
 from golden.stores import Stored
 from golden.test_pins import differences, without_added
 
 
-@pytest.mark.parametrize(("name", "how"), [("batched", "retrieve"), ("batched", "run"), ("killed", "run")])
+@pytest.mark.parametrize(("name", "how"), few([("batched", "retrieve"), ("batched", "run"), ("killed", "run")], 2))
 def test_it_is_finished_as_the_earlier_program_finished_it(name: str, how: str, tmp_path: Path, server: Server) -> None:
     """The same results, the same answers under the same fingerprints, and the same calls and batches."""
     store = Stored(tmp_path / name, server)

@@ -74,6 +74,7 @@ def test_a_session_goes_on_and_nothing_else_is_asked(project: ProjectFolder, ope
     assert {tool["function"]["name"] for tool in first["tools"]} == {"read", "glob", "grep"}
 
 
+@only_in_soak
 def test_a_killed_run_leaves_no_process(project: ProjectFolder, opencode: str) -> None:
     project.write("given/a.txt", "hello")
     length = f"54321.{os.getpid()}"

@@ -44,7 +44,7 @@ def refused_share(server: Limited) -> float:
 
 
 @pytest.mark.parametrize("headers", ["none", "early", "late"])
-@pytest.mark.parametrize(("latency", "most"), LATENCIES)
+@pytest.mark.parametrize(("latency", "most"), few(LATENCIES, 2))
 def test_a_run_settles_at_the_servers_rate_and_few_calls_are_refused(latency: float, most: int, headers: str) -> None:
     server, asking, _ = asked(Limited(rate=20, latency=latency, headers=headers), most=most)
     assert settled(server) == pytest.approx(20, rel=0.1)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import campaign
 
 from agac.spec.format import formatted
 from agac.spec.yaml import parse_yaml
@@ -79,7 +80,7 @@ def comments(text: str) -> list[str]:
     return re.findall("#a comment|# at the end", text)
 
 
-@settings(max_examples=300, deadline=None)
+@campaign(test=100, soak=3000)
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4), st.data())
 def test_what_is_loaded_stays_and_formatted_text_is_formatted(value: Any, data: st.DataObject) -> None:
     author = Author(lambda choices: data.draw(st.sampled_from(choices)))

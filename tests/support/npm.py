@@ -35,6 +35,7 @@ def _installed(manifest: Path, folder: Path) -> str:
     failed = folder / f"failed-{session}"
     if failed.exists():
         return failed.read_text("utf-8")
+    shutil.rmtree(folder / "node_modules", ignore_errors=True)  # what a killed session left makes npm leave some out
     shutil.copy(manifest, folder)
     flags = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--fetch-retries=0"]
     try:
