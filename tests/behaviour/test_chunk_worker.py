@@ -169,6 +169,22 @@ def test_files_that_differ_from_the_drivers_are_refused_all_at_once(tmp_path: Pa
     assert all(isinstance(one.value, RowError) for one in done.values())
 
 
+def test_what_ended_goes_to_who_asked_last(tmp_path: Path, canned: Canned) -> None:
+    """The answer to an earlier question would reach nobody: its connection broke."""
+    canned.answers("POST /chat/completions", Answer(completion("yes")))
+    worker = ChunkWorker(setup(tmp_path, canned.base_url), {"LOCAL_KEY": KEY})
+
+    async def both() -> tuple[list[Ended], list[Ended]]:
+        earlier, later = [asyncio.create_task(worker.collect()) for _ in range(2)]
+        await worker.take(Chunk("c1", (call(1),), time.time() + 60))
+        found = await earlier, await later
+        await worker.close()
+        return found
+
+    nobody, found = asyncio.run(both())
+    assert (nobody, [one.number for one in found]) == ([], [1])
+
+
 def test_an_empty_collect_is_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agac.engine.workers.work.BEAT", 0.01)
     assert asyncio.run(ChunkWorker(setup(tmp_path), {}).collect()) == []

@@ -257,6 +257,22 @@ def test_a_call_that_its_worker_forgot_is_given_up_after_its_bounds() -> None:
     working(scenario, seconds=1000.0)
 
 
+def test_a_worker_that_forgot_what_it_had_for_itself_gets_work_again() -> None:
+    async def scenario(seen: Seen) -> None:
+        (hand,) = seen.hands
+        call = asyncio.create_task(seen.call(again=3, total=5.0))
+        for number in (1, 2):
+            while len(hand.taken) < number:
+                await asyncio.sleep(0.5)
+            hand.die()
+        came, tried = await call
+        assert (came.type, tried) == (ErrorType.TIMEOUT, 3)
+        hand.seconds = 1.0
+        assert await asyncio.wait_for(seen.call(), 60) == (REPLY, 1)
+
+    working(scenario, 1, seconds=1000.0)
+
+
 def test_what_was_not_begun_in_time_is_given_out_again() -> None:
     async def scenario(seen: Seen) -> None:
         (hand,) = seen.hands

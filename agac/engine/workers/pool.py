@@ -189,8 +189,8 @@ class _OpenItem:
 
 @dataclass(slots=True, eq=False)
 class _Post:
-    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours; `alone`: what it has is
-    to have it for itself."""
+    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours; `alone`: what it has, if
+    anything, is to have it for itself."""
 
     worker: Worker
     has: dict[int, _OpenItem] = field(default_factory=dict)
@@ -257,13 +257,13 @@ class WorkerPool:
 
     def _next(self, fair: int) -> tuple[_Post, list[_OpenItem]] | None:
         """A chunk of at most `fair` items, and who gets it: it is theirs from now on."""
-        posts, found = [one for one in self._posts if one.ready and not one.alone], list[_OpenItem]()
+        posts, found = [one for one in self._posts if one.ready and not (one.alone and one.has)], list[_OpenItem]()
         posts.sort(key=lambda one: len(one.has))
         if posts and self._suspects and not (post := posts.pop(0)).has:  # it gets nothing else before it is idle
             found = _taken(self._suspects, self._suspects[0].most)
             post.alone = bool(found)
         if not found and posts and self._queue:
-            post = posts[0]
+            post, posts[0].alone = posts[0], False
             found = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
         for one in found:
             one.size = len(found)
@@ -308,7 +308,6 @@ class WorkerPool:
 
     def _ended(self, post: _Post, ended: Ended) -> None:
         one = post.has.pop(ended.number, None)
-        post.alone = post.alone and bool(post.has)
         if one is None:
             one = self._late.pop(ended.number, None)
             if one is not None and one.late is not None and isinstance(ended.value, HttpReply):

@@ -71,7 +71,7 @@ class ChunkWorker:
         self._new = asyncio.Queue[tuple[str, Ended]]()  # no longer than what was taken
         self._done, self._ready = list[Ended](), asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
-        self._kept = 0
+        self._kept = self._asked = 0
         self._remote: ObjectStore | None = None
 
     async def hello(self) -> WorkerFacts:
@@ -105,10 +105,14 @@ class ChunkWorker:
             task.add_done_callback(self._tasks.discard)
 
     async def collect(self) -> list[Ended]:
-        """What ended since the last time, as soon as there is any, or after BEAT seconds."""
+        """What ended since the last time, as soon as there is any, or after BEAT seconds. Nothing where it was asked for
+        again meanwhile: the answer to the earlier question reaches nobody any more."""
+        self._asked = own = self._asked + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT):
                 await self._ready.wait()
+        if own != self._asked:
+            return []
         self._ready.clear()
         done, self._done = self._done, []
         return done
