@@ -413,8 +413,8 @@ class Ledger:
         ]
         yield "result_insert", results
         yield "attempt_insert", [self._attempt(a, event, writer) for a in batch.attempts]
-        yield "chunk_call_end", batch.answered
         yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.given]
+        yield "chunk_call_end", batch.answered  # of a call that was lost before its line was there, too
         yield from self._conversations(batch, event)
         yield "task_put", [_task(t) for t in batch.tasks]
         yield "task_forget", batch.forgotten

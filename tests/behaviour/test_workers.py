@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import PATIENCE, quiet_account
-from support.project import ProjectFolder
+from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server, simulator
 from support.soak import campaign
 from support.workers import Crew, PipedWorker, driver
@@ -121,10 +121,12 @@ def test_a_killed_driver_pays_for_no_reply_twice_that_its_workers_kept(
         project.assert_sound()
 
 
+@pytest.mark.parametrize("then", ["again", "edited", "fresh"])
 def test_replies_that_were_not_stored_are_taken_from_the_remote(
-    project: ProjectFolder, server: Server, tmp_path: Path
+    then: str, project: ProjectFolder, server: Server, tmp_path: Path
 ) -> None:
-    """The driver dies as it is about to store them."""
+    """The driver dies as it is about to store them. A run of another version takes those to the same requests; a fresh
+    one takes none."""
     remembers(project, tmp_path / "remote")
     project.workflow(rows=20)
     words = ["run", "-a", "reviews", "--executor", "ray", "--concurrency", "20"]
@@ -135,8 +137,14 @@ def test_replies_that_were_not_stored_are_taken_from_the_remote(
     ((stored, given),) = project.query("SELECT (SELECT count(*) FROM attempt), (SELECT count(*) FROM chunk_call)")
     assert stored == 0
     assert 0 < kept <= paid <= given <= 20
-    assert project.run().exit_code == 0
-    assert server.account()["requests"] == paid + 20 - kept
+    if then == "edited":
+        asked = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
+        stages = [asked, {"name": "size", "when": 'id == "none"', "prompt": "Size: ${text}"}]
+        project.workflow(stages=stages)
+    assert project.run(fresh=then == "fresh").exit_code == 0
+    assert server.account()["requests"] == paid + 20 - (0 if then == "fresh" else kept)
+    assert project.query("SELECT count(*) FROM attempt") == [(20,)]
+    assert project.query("SELECT count(*) FROM chunk_call") == [(0,)]
     project.assert_sound()
 
 

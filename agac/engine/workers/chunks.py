@@ -68,9 +68,9 @@ class WorkerCalls:
         replies = await own._replies({line.chunk for line in lines}) if executor.setup.remote else {}
         for line in lines:
             reply = replies.get((line.chunk, line.number))
-            if reply is None or line.run != context.places.run or context.work.fresh:
+            if reply is None or context.work.fresh:
                 context.ledger.batch.answered.append((line.event, line.number))
-            else:
+            else:  # it answers the same request of another run, too: one of an edited workflow
                 own._found[line.mark].append((line, reply))
         if lines:
             _log.info("workers had %d calls, and replied to %d of them", len(lines), len(replies))
@@ -138,11 +138,12 @@ class WorkerCalls:
         return value
 
     def keep_unasked(self, connections: Mapping[int, Sequence[ModelConnection]]) -> None:
-        """What was found and nobody asked for: it was paid for."""
+        """What was found and nobody asked for: it was paid for. The stages of another run are not known."""
         for line, reply in (one for some in self._found.values() for one in some):
-            new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
-            of_task = line.fingerprint, line.replica, line.number
-            self._keep(connections[line.stage][0], new, connections[line.stage][0].stage, of_task, line.at, reply)
+            if line.run == self._context.places.run:
+                new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
+                of_task = line.fingerprint, line.replica, line.number
+                self._keep(connections[line.stage][0], new, connections[line.stage][0].stage, of_task, line.at, reply)
             self._context.ledger.batch.answered.append((line.event, line.number))
 
     def _keep_late(self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply) -> None:
