@@ -87,8 +87,9 @@ Arguments = dict[str, JSONValue]
 Run = Callable[[Arguments, CallScope], Awaitable[str | ToolOutcome]]
 """Runs a tool once: its result, or all that came of it. Raises ToolFailed, ToolLost; AgacError ends the run."""
 
-Elsewhere = Callable[[ToolSpec, Arguments, str, bool], Awaitable[str]]
-"""Calls a function, with the key that tells this call; whether it may be called again where nobody knows what came."""
+Elsewhere = Callable[[ToolSpec, Arguments, str, float, bool], Awaitable[str]]
+"""Calls a function, with the key that tells this call, for so many seconds once it is begun; whether it may be called
+again where nobody knows what came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,7 @@ class ToolPool:
             how, runner = "replayed", _Runner(partial(self._replay, spec.name, stage.tooling.replay or 0))
         else:
             runner = self._of_server(stage, spec, rules) if rules and spec.kind == "mcp" else self._runner(spec)
-        own = how or spec.kind == "mcp" or (spec.kind == "agent" and rules is None)
+        own = how or spec.kind == "mcp" or (spec.kind == "agent" and rules is None) or self._is_elsewhere(spec)
         timeout = None if own else (rules or ToolRules()).timeout
         rules = ToolRules() if how or rules is None else rules
         self.counts[at] = ToolCounts()
@@ -249,15 +250,21 @@ class ToolPool:
             function, changes = builtin(spec, context.root, context.web)
         most = None if function.is_async else THREADS
         run = self._called(function, spec.name)
-        if spec.kind == "function" and context.elsewhere is not None and spec.source not in context.functions:
+        if self._is_elsewhere(spec):
             run = partial(self._elsewhere, spec, takes_key=function.takes_key)
         self._runners[known] = _Runner(run, key, most, function.takes_key, changes)
         return self._runners[known]
 
+    def _is_elsewhere(self, spec: ToolSpec) -> bool:
+        """Whether others carry out a tool, who see to its timeout: there is no hurry before they begin."""
+        context = self._context
+        return spec.kind == "function" and context.elsewhere is not None and spec.source not in context.functions
+
     async def _elsewhere(self, spec: ToolSpec, arguments: Arguments, scope: CallScope, *, takes_key: bool) -> str:
         key = idempotency_key(*scope[1:], spec.name, arguments) if takes_key else ""
         assert self._context.elsewhere is not None
-        return await self._context.elsewhere(spec, arguments, key, self.is_repeatable(scope.stage, spec))
+        timeout, again = self._tools[scope.stage, spec.name].rules.timeout, self.is_repeatable(scope.stage, spec)
+        return await self._context.elsewhere(spec, arguments, key, timeout, again)
 
     def _called(self, function: ToolFunction, name: str) -> Run:
         threads = Threads(lambda work: work[0].run(function.here, work[1]), THREADS)

@@ -18,7 +18,7 @@ from agac.engine.workers.pool import CallItem, Chunk, Ended, FunctionItem, Worke
 from agac.engine.workers.work import ChunkWorker, unpacked_replies
 from agac.spec.project_models import ProviderSpec
 from agac.spec.workflow import Timeout
-from agac.tools.tool_functions import ToolFailed, describe
+from agac.tools.tool_functions import ToolFailed, ToolTimeout, describe
 
 KEY = "sk-live-1234567890abcdef"
 BODY = b'{"model": "small", "messages": []}'
@@ -112,6 +112,7 @@ def test_a_remote_that_cannot_be_written_is_said_once_and_replies_count(tmp_path
 
 
 FUNCTIONS = """
+import asyncio
 import os
 
 def size(row):
@@ -124,6 +125,10 @@ def look(word: str, times: int = 1, idempotency_key: str = "") -> str:
     if word == "bad":
         raise ValueError("no such word")
     return " ".join([word] * times) + " " + idempotency_key
+
+async def rest(word: str) -> str:
+    '''Rests.'''
+    await asyncio.sleep(60)
 """
 
 
@@ -131,15 +136,16 @@ def test_functions_of_stages_and_tools_run_as_they_do_at_the_driver(tmp_path: Pa
     tools = Tools(tmp_path)
     tools.write("tools/clean.py", FUNCTIONS)
     stage = tools.ref("tools/clean.py:size")
-    tool = describe(tools.ref("tools/clean.py:look"), tmp_path)
+    tool, rest = [describe(tools.ref(f"tools/clean.py:{name}"), tmp_path) for name in ("look", "rest")]
     items = [
         FunctionItem(1, stage, {"text": "four"}),
         FunctionItem(2, stage, {"text": "three"}, processes=1),
         FunctionItem(3, stage, {"text": "die"}, processes=1),
         FunctionItem(4, tool, {"word": "a", "times": 2}, timeout=30.0, key="k1"),
         FunctionItem(5, tool, {"word": "bad"}, timeout=30.0, key="k2"),
+        FunctionItem(6, rest, {"word": "a"}, timeout=0.1),
     ]
-    worker = ChunkWorker(setup(tmp_path, functions=[stage, tool]), {"LOCAL_KEY": KEY})
+    worker = ChunkWorker(setup(tmp_path, functions=[stage, tool, rest]), {"LOCAL_KEY": KEY})
     asyncio.run(worker.hello())
     done = {number: one.value for number, one in asyncio.run(worked(worker, *items)).items()}
     assert done[1] == {"size": 4, "pid": os.getpid()}
@@ -151,6 +157,7 @@ def test_functions_of_stages_and_tools_run_as_they_do_at_the_driver(tmp_path: Pa
     assert done[4].startswith("a a")
     assert isinstance(done[5], ToolFailed)
     assert "no such word" in str(done[5])
+    assert isinstance(done[6], ToolTimeout)
 
 
 def test_files_that_differ_from_the_drivers_are_refused_all_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs whose calls and functions are carried out by other processes."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -221,3 +222,21 @@ def test_tools_of_files_run_in_workers(project: ProjectFolder, crew: Crew) -> No
     assert {type(item) for item in crew.items} == {CallItem, FunctionItem}
     assert project.query("SELECT count(*) FROM chunk_call") == [(0,)]
     project.assert_sound()
+
+
+def test_the_timeout_of_a_tool_begins_when_a_worker_does(
+    project: ProjectFolder, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a worker has not begun: a model would hear of a failure that was none."""
+    project.write("agac.yml", "defaults: {model: simulator/small}\ntools: {tools/fields.py:area: {timeout: 0.3}}\n")
+    project.write("tools/fields.py", TOOL.replace("pids.txt", str(project.root / "pids.txt")))
+    project.workflow(rows=3, stages=[{"name": "ask", "prompt": "${text}", "tools": ["tools/fields.py:area"]}])
+    real = pool.WorkerPool.function
+
+    async def function(own: pool.WorkerPool, item: FunctionItem, *, again: bool = True) -> object:
+        await asyncio.sleep(1.0)  # as where no worker is there
+        return await real(own, item, again=again)
+
+    monkeypatch.setattr(pool.WorkerPool, "function", function)
+    assert project.run(executor="ray").exit_code == 0
+    assert project.query("SELECT state, count(*) FROM tool_call GROUP BY 1") == [("done", 3)]

@@ -126,10 +126,12 @@ class WorkerCalls:
         assert self.pool is not None
         return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))
 
-    async def _tool(self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, again: bool) -> str:
+    async def _tool(
+        self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, timeout: float, again: bool
+    ) -> str:
         """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be called `again`."""
         assert self.pool is not None
-        item = FunctionItem(next(self.pool.numbers), spec, arguments, key=key)
+        item = FunctionItem(next(self.pool.numbers), spec, arguments, timeout=timeout, key=key)
         value: str | RowError | ToolFailed = await self.pool.function(item, again=again)
         if isinstance(value, ToolFailed):
             raise value

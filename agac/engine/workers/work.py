@@ -105,8 +105,8 @@ class ChunkWorker:
             task.add_done_callback(self._tasks.discard)
 
     async def collect(self) -> list[Ended]:
-        """What ended since the last time, as soon as there is any, or after BEAT seconds. Nothing where it was asked for
-        again meanwhile: the answer to the earlier question reaches nobody any more."""
+        """What ended since the last time, as soon as there is any, or after BEAT seconds. Nothing where it was asked
+        for again meanwhile: the answer to the earlier question reaches nobody any more."""
         self._asked = own = self._asked + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT):
