@@ -45,13 +45,17 @@ def test_a_run_by_ray_writes_what_a_run_here_writes(project: ProjectFolder, serv
     project.assert_sound()
 
 
-def test_a_cluster_that_is_not_there_is_said_at_once(project: ProjectFolder) -> None:
+@pytest.mark.parametrize("where", ["RAY_ADDRESS", "executor.ray"])
+def test_a_cluster_that_is_not_there_is_said_at_once(where: str, project: ProjectFolder) -> None:
     project.workflow(rows=3)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ran = project.agac("run", "-a", "reviews", "--executor", "ray", env={"RAY_ADDRESS": address}, code=1)
-    assert f"RAY_ADDRESS={address}: nothing takes connections there" in ran.err
+        address = f"ray://127.0.0.1:{taken.getsockname()[1]}"
+        if where == "executor.ray":
+            project.write("agac.yml", f'defaults: {{model: simulator/small}}\nexecutor: {{ray: "{address}"}}\n')
+        env = {"RAY_ADDRESS": address.removeprefix("ray://")} if where == "RAY_ADDRESS" else {}
+        ran = project.agac("run", "-a", "reviews", "--executor", "ray", env=env, code=1)
+    assert f"{where}={env.get(where, address)}: nothing takes connections there" in ran.err
     assert "--executor local" in ran.err
     project.agac("run", "-a", "reviews", "--executor", "local", code=0)
 

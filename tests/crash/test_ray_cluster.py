@@ -81,6 +81,7 @@ class Case:
         ran = ended(driver)
         assert ran.code == code, f"ended with {ran.code}: {ran.out}{ran.err}"
         assert "Traceback" not in ran.err
+        assert "(raylet)" not in ran.out, "Ray itself printed something"
         return ran
 
     def assert_booked(self, unknown: int = 0) -> dict[str, Any]:

@@ -314,6 +314,8 @@ def test_it_waits_for_workers_says_so_and_uses_those_that_come() -> None:
         seen.hands[1].gone = False
         assert (await call)[0] == REPLY
         assert loop_time() - began <= 300 + 61 + 2
+        await asyncio.sleep(2)
+        assert seen.waits[-1] == 0.0  # nobody is told any longer that it waits
 
     working(scenario)
 

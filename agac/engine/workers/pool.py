@@ -359,6 +359,9 @@ class WorkerPool:
             waiting = len(self._queue) + len(self._suspects)
             if any(post.ready for post in self._posts) or not waiting:
                 waits_since = now
+                if said_at > -inf:
+                    said_at = -inf
+                    self._wait(0.0)
             elif now - max(waits_since + 10 - SAID, said_at) >= SAID:  # not at the first moment
                 said_at = now
                 _log.warning("%d calls wait for workers: none of %d can be reached", waiting, len(self._posts))

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import socket
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -93,13 +94,18 @@ class RayWorker:
     async def _ask(self, what: str, *given: Any) -> Any:
         """What the actor's method gives. Raises WorkerLost, what the method raises on purpose, and AgacError where
         there is no cluster any more."""
-        waiting = asyncio.ensure_future(getattr(self.actor, what).remote(*given))
+        waiting = (loop := asyncio.get_running_loop()).create_future()
+
+        def end(ended: Any) -> None:  # in a thread of Ray's, perhaps when nobody waits any more
+            with suppress(RuntimeError):  # nor is there a loop
+                loop.call_soon_threadsafe(waiting.set_result, ended)
+
         try:
+            getattr(self.actor, what).remote(*given).future().add_done_callback(end)  # which may not be cancelled
             await asyncio.wait((waiting, self._gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                remedy = f"All that came is stored: run the same command again. {HERE}"
-                raise AgacError(f"the Ray cluster is gone: nothing answers at {self._gone.result()}", remedy=remedy)
-            return waiting.result()
+                raise _cluster_gone(f"nothing answers at {self._gone.result()}")
+            return waiting.result().result()
         except RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, (AgacError, WorkerLost)):
@@ -109,10 +115,15 @@ class RayWorker:
                 remedy = f"Install agac {version('agac')} on each machine of the cluster. {HERE}"
                 raise UsageError("a machine of the Ray cluster has no agac", remedy=remedy) from error
             raise WorkerLost(text) from error
-        except (ConnectionError, RuntimeError) as error:  # of Ray Client, whose server is gone
+        except ConnectionError as error:  # of Ray Client, which tried for a while, and does so no more
+            raise _cluster_gone(_reason(error)) from error
+        except RuntimeError as error:
             raise WorkerLost(_reason(error)) from error
-        finally:
-            waiting.cancel()
+
+
+def _cluster_gone(why: str) -> AgacError:
+    remedy = f"All that came is stored: run the same command again. {HERE}"
+    return AgacError(f"the Ray cluster is gone: {why}", remedy=remedy)
 
 
 def _reason(error: BaseException) -> str:
@@ -145,10 +156,12 @@ async def open_workers(
 ) -> AsyncIterator[Sequence[RayWorker]]:
     """Workers of a cluster, for the time of the block: see OpenWorkers. Raises UsageError, AgacError."""
     own, gone = not ray.is_initialized(), asyncio.get_running_loop().create_future()
-    if own:  # else the program that uses agac is connected already
-        await asyncio.to_thread(_connect, settings, env)
+    # else the program that uses agac is connected already
+    address = await asyncio.to_thread(_connect, settings, env) if own else None
+    printer: Any = ray._private.worker  # untyped; it writes to standard output what is said here, too: who died
+    printed, printer.print_to_stdstream = printer.print_to_stdstream, _silent if own else printer.print_to_stdstream
     is_client: Any = ray.util.client.ray.is_connected  # untyped
-    watching = asyncio.create_task(_watch("" if is_client() else ray.get_runtime_context().gcs_address, gone))
+    watching = asyncio.create_task(_watch(address if is_client() else ray.get_runtime_context().gcs_address, gone))
     try:
         resources: dict[str, float] = await asyncio.to_thread(ray.cluster_resources)
         count = settings.workers or int(resources.get("CPU", 0)) or 1
@@ -156,17 +169,22 @@ async def open_workers(
         try:
             yield workers
         finally:
-            for worker in workers:
+            for worker in workers if ray.is_initialized() else ():  # else Ray would start a cluster for this
                 with suppress(RayError, ConnectionError):
                     ray.kill(worker.actor)
     finally:
         watching.cancel()
         if own:
             await asyncio.to_thread(ray.shutdown)
+        printer.print_to_stdstream = printed
 
 
-async def _watch(head: str, gone: asyncio.Future[str]) -> None:
-    """Says when the head is gone. (A client cannot see it, and hears of it by its own connection.)"""
+def _silent(*_: Any, **__: Any) -> None:
+    """Prints nothing."""
+
+
+async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
+    """Says when the head is gone. (Where its address is not known, a client hears of it by its own connection.)"""
     missed = 0
     while head and missed < MISSED:
         await asyncio.sleep(BEAT)
@@ -175,33 +193,35 @@ async def _watch(head: str, gone: asyncio.Future[str]) -> None:
         gone.set_result(head)
 
 
-def _connect(settings: ExecutorFile, env: Mapping[str, str]) -> None:
-    """To the cluster that is meant. Where there is none, one is started."""
+def _connect(settings: ExecutorFile, env: Mapping[str, str]) -> str | None:
+    """To the cluster that is meant; gives its address. Where there is none, one is started."""
     start = partial(ray.init, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
-    address = settings.ray if settings.ray != "auto" else _found(env)
+    where, named = "executor.ray", settings.ray
+    if named == "auto":
+        where, named = "RAY_ADDRESS", env.get("RAY_ADDRESS") or "auto"
+    if named not in ("auto", "local") and not _answers(named):  # Ray itself tries for half a minute
+        remedy = f"Start it, or correct the address. {HERE}"
+        raise AgacError(f"{where}={named}: nothing takes connections there", remedy=remedy)
+    address = _found(env) if named == "auto" else None if named == "local" else named
     try:
         if address is not None:
-            start(address=address)
-            return
+            with warnings.catch_warnings(action="ignore"):  # of Ray Client, of what is said here
+                start(address=address)
+            return address
         cpus = settings.workers and max(settings.workers, os.cpu_count() or 1)
         start(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE_BYTES)
+        return None
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         at = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine"
         remedy = (
-            f"Every machine needs the same Ray and Python as here: {ray.__version__}, {platform.python_version()}. "
+            f"Every machine needs the same Ray and Python as here: {ray.__version__}, {platform.python_version()}; "
+            "and where it asks for a token: RAY_AUTH_MODE=token, and the token in ~/.ray/auth_token. "
         )
         raise AgacError(f"{at} cannot be used: {_reason(error)}", remedy=remedy + HERE) from error
 
 
 def _found(env: Mapping[str, str]) -> str | None:
-    """The address of the cluster that RAY_ADDRESS names, or that was started on this machine and takes connections;
-    None: there is none. Raises AgacError where the named one takes none."""
-    named = env.get("RAY_ADDRESS", "")
-    if named not in ("", "auto"):
-        if named != "local" and not _answers(named):
-            remedy = f"Start it, or correct the variable. {HERE}"
-            raise AgacError(f"RAY_ADDRESS={named}: nothing takes connections there", remedy=remedy)
-        return None if named == "local" else named
+    """The address of the cluster that was started on this machine and takes connections; None: there is none."""
     file = Path(env.get("RAY_TMPDIR") or "/tmp") / "ray/ray_current_cluster"  # noqa: S108 - where Ray writes it
     there = file.read_text("utf-8").strip() if file.is_file() else ""
     return there if there and _answers(there) else None  # what a cluster left that was killed is there for ever
