@@ -253,10 +253,11 @@ def test_a_driver_that_slept_finds_another_one_in_its_place(requests: int, make:
 
 @only_in_soak
 @examples(test=1, soak=5)
-@given(requests=st.integers(1, 2 * AT_ONCE))
-def test_a_cluster_without_its_head_ends_the_run_which_goes_on_here(requests: int, make: Any) -> None:
-    with cluster(NODES) as own, make("--latency", "15", own=own) as case:  # it is known to be gone after 20 s
-        driver = case.start()
+@given(requests=st.integers(1, 2 * AT_ONCE), client=st.booleans())
+def test_a_cluster_without_its_head_ends_the_run_which_goes_on_here(requests: int, client: bool, make: Any) -> None:
+    # it is known to be gone after 20 s
+    with cluster(NODES, client=client) as own, make("--latency", "15", own=own) as case:
+        driver = case.start(**({"RAY_ADDRESS": own.client, "RAY_AUTH_MODE": "token"} if client else {}))
         case.reached(requests, driver)
         own.kill_head()
         is_explained(case.ran(driver, code=1), "the Ray cluster is gone", "--executor local")

@@ -279,11 +279,13 @@ def test_what_was_not_begun_in_time_is_given_out_again() -> None:
         call = asyncio.create_task(seen.call())
         await asyncio.sleep(0.5)
         number = hand.taken[0].items[0].number
-        hand.ended.append(Ended(number, unsent=True))
+        hand.ended.append(Ended(number, time.time() + 3600, unsent=True))
         hand.news.set()
         assert await call == (REPLY, 1)
         assert [item.number for chunk in hand.taken for item in chunk.items] == [number, number]
         assert [line[2] for line in seen.lines] == [number, number]
+        until = [chunk.expires_at for chunk in hand.taken]
+        assert until[1] - until[0] == pytest.approx(3600, abs=60), "the worker's clock was set"
 
     working(scenario, 1, seconds=2.0)
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,9 @@ class RayCluster:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.nodes: list[int] = []
-        self.address: str = self._told()["address"]
+        told = self._told()
+        self.address: str = told["address"]
+        self.client: str = told["client"]
 
     def _told(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -111,8 +114,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 @contextmanager
-def cluster(nodes: int = 3, cpus: int = 2) -> Iterator[RayCluster]:
-    """A cluster for the block; all of it is killed in the end."""
+def cluster(nodes: int = 3, cpus: int = 2, *, client: bool = False) -> Iterator[RayCluster]:
+    """A cluster for the block; all of it is killed in the end. `client`: Ray Client reaches it, too."""
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # Ray's sockets are in it: their paths may have 107 bytes
     (Path(folder) / "ray").mkdir()  # where it writes its address
     environment = clean_environment({
@@ -121,7 +124,7 @@ def cluster(nodes: int = 3, cpus: int = 2) -> Iterator[RayCluster]:
     })  # fmt: skip
     for name in ("AGAC_TEST_FORKS", "RAY_ADDRESS"):
         environment.pop(name, None)
-    words = [sys.executable, "-W", "ignore", "-m", "support.cluster", folder]
+    words = [sys.executable, "-W", "ignore", "-m", "support.cluster", folder, "client" if client else ""]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:
@@ -146,14 +149,18 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def main(folder: str) -> None:
+def main(folder: str, client: str) -> None:
     """Starts a head, says its address, and a node for each line of standard input, which has its number of CPUs."""
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {"object_store_memory": MEMORY}
     head = {**common, "num_cpus": 0, "include_log_monitor": False, "no_monitor": True, "temp_dir": folder}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    head |= {"ray_client_server_port": port} if client else {}
     made = Cluster(True, head_node_args={**head, "_system_config": QUICKLY, "include_dashboard": False})
-    say(address=made.address)
+    say(address=made.address, client=f"ray://{made.address.rpartition(':')[0]}:{port}")
     for line in sys.stdin:
         node = made.add_node(num_cpus=int(line), **common)
         say(node=node.all_processes["raylet"][0].process.pid)

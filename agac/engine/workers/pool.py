@@ -73,7 +73,8 @@ class Chunk:
 
 class Ended(NamedTuple):
     """What came of the item `number`. Of a call an HttpReply or a Fault; of a stage's function `Returned` or a
-    RowError; of a tool's the text or a ToolFailed. `unsent`: it was not begun, since its chunk had expired."""
+    RowError; of a tool's the text or a ToolFailed. `unsent`: it was not begun, since its chunk had expired by the
+    worker's clock, which is the value."""
 
     number: int
     value: Any = None
@@ -313,6 +314,7 @@ class WorkerPool:
             if one is not None and one.late is not None and isinstance(ended.value, HttpReply):
                 one.late(ended.value)
         elif ended.unsent:
+            post.ahead = ended.value - time.time()  # it may have been set since
             self._put(one)
         else:
             one.tell(ended.value)

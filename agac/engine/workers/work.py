@@ -130,8 +130,8 @@ class ChunkWorker:
     async def _carry_out(self, chunk: Chunk, item: Item) -> None:
         if isinstance(item, FunctionItem):
             ended = Ended(item.number, await self._called(item))
-        elif time.time() >= chunk.expires_at:  # this process stood still, and others may have it by now
-            ended = Ended(item.number, unsent=True)
+        elif (now := time.time()) >= chunk.expires_at:  # this process stood still, and others may have it by now
+            ended = Ended(item.number, now, unsent=True)
         else:
             ended = Ended(item.number, await self._sent(item))
         self._new.put_nowait((chunk.id, ended))
