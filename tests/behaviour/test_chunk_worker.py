@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,25 @@ def test_a_remote_that_cannot_be_written_is_said_once_and_replies_count(tmp_path
     assert "replies are not kept in the remote" in said[0]
     assert worker.said == []
     assert not (tmp_path / "not").exists()
+
+
+def test_a_remote_that_does_not_answer_holds_replies_back_for_a_moment(
+    tmp_path: Path, canned: Canned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canned.answers("POST /chat/completions", Answer(completion("yes")))
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setattr("agac.engine.workers.work.REMOTE", 0.2)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ALLOW_HTTP"):
+            monkeypatch.setenv(name, "true")
+        worker = ChunkWorker(setup(tmp_path, canned.base_url, remote="s3://answers"), {"LOCAL_KEY": KEY})
+        began = time.monotonic()
+        done = asyncio.run(worked(worker, call(1)))
+    assert time.monotonic() - began < 10
+    assert done[1].value.status == 200
+    assert [text.partition(": ")[2] for text in worker.said] == [
+        "replies are not kept in the remote: no answer in 0.2 s"
+    ]
 
 
 FUNCTIONS = """

@@ -40,6 +40,7 @@ from agac.tools.tool_functions import ToolFailed, ToolTimeout, load_tool
 FOLDER = "v1/chunks"
 """Of replies in the remote, as FOLDER/TOKEN/CHUNK/N.replies: written once, before they are given back."""
 GATHER = 0.02  # seconds in which more may end that goes back together
+REMOTE = 10.0  # seconds for which replies are held back until the remote has them
 REFUSALS = (429, 503)  # go back at once: the lane is to pause
 
 _log = logging.getLogger("agac.workers")
@@ -219,14 +220,16 @@ class ChunkWorker:
                 if "://" not in url and not (self._root / url).is_dir():
                     raise UsageError(f"the folder {self._root / url} is not there")
                 self._remote = ObjectStore(url, self._root)
-            for chunk, found in replies.items():
-                self._kept += 1
-                name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._kept}.replies"
-                await self._remote.create(name, packed_replies(found))
-        except AgacError as error:
+            async with asyncio.timeout(REMOTE):
+                for chunk, found in replies.items():
+                    self._kept += 1
+                    name = f"{FOLDER}/{self._setup.token}/{chunk}/{self._kept}.replies"
+                    await self._remote.create(name, packed_replies(found))
+        except Exception as error:  # noqa: BLE001 - the worker's outermost frame: replies count without the remote
             if not self._is_said:
                 self._is_said = True
-                text = f"worker on {socket.gethostname()}: replies are not kept in the remote: {error.message}"
+                why = f"no answer in {REMOTE:g} s" if isinstance(error, TimeoutError) else str(error)
+                text = f"worker on {socket.gethostname()}: replies are not kept in the remote: {why}"
                 self.said.append(self._redactor.clean(text))
                 _log.warning("%s", self.said[-1])
 
