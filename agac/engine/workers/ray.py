@@ -22,7 +22,7 @@ from agac.engine.workers.work import ChunkWorker
 from agac.spec.project_models import ExecutorFile
 
 if lack := lack_of("executor: ray", "ray"):
-    raise UsageError(lack)
+    raise UsageError(lack, remedy="Or run on this machine alone: --executor local.")
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported: nothing is sent to its makers
 
@@ -32,8 +32,8 @@ from ray.exceptions import RayError
 NAMESPACE = "agac"
 REACHED_S = 5.0  # seconds in which a cluster has to take a connection; Ray itself would wait for minutes
 MISSED = 4  # times in a row that its head takes none, BEAT seconds apart; after 60 s Ray ends the whole process
-STORE_BYTES = 200 << 20  # shared memory of a cluster that is started here: what goes to and fro is small
 HERE = "Or run on this machine alone: --executor local."
+STORE_BYTES = 200 << 20  # shared memory of a cluster that is started here: what goes to and fro is small
 
 _log = logging.getLogger("agac.workers")
 
@@ -158,8 +158,10 @@ async def open_workers(
     own, gone = not ray.is_initialized(), asyncio.get_running_loop().create_future()
     # else the program that uses agac is connected already
     address = await asyncio.to_thread(_connect, settings, env) if own else None
-    printer: Any = ray._private.worker  # untyped; it writes to standard output what is said here, too: who died
-    printed, printer.print_to_stdstream = printer.print_to_stdstream, _silent if own else printer.print_to_stdstream
+    printer: Any = ray._private.worker  # untyped
+    printed = printer.print_to_stdstream
+    if own:  # what Ray would write to standard output, of who died, is said here, too
+        printer.print_to_stdstream = lambda *_, **__: None
     is_client: Any = ray.util.client.ray.is_connected  # untyped
     watching = asyncio.create_task(_watch(address if is_client() else ray.get_runtime_context().gcs_address, gone))
     try:
@@ -177,10 +179,6 @@ async def open_workers(
         if own:
             await asyncio.to_thread(ray.shutdown)
         printer.print_to_stdstream = printed
-
-
-def _silent(*_: Any, **__: Any) -> None:
-    """Prints nothing."""
 
 
 async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
