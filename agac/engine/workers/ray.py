@@ -101,10 +101,12 @@ class RayWorker:
                 loop.call_soon_threadsafe(waiting.set_result, ended)
 
         try:
+            if not ray.is_initialized():
+                raise ConnectionError("the connection is lost")
             getattr(self.actor, what).remote(*given).future().add_done_callback(end)  # which may not be cancelled
             await asyncio.wait((waiting, self._gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise _cluster_gone(f"nothing answers at {self._gone.result()}")
+                raise ConnectionError(f"nothing answers at {self._gone.result()}")
             return waiting.result().result()
         except RayError as error:
             cause = getattr(error, "cause", None)
@@ -115,15 +117,11 @@ class RayWorker:
                 remedy = f"Install agac {version('agac')} on each machine of the cluster. {HERE}"
                 raise UsageError("a machine of the Ray cluster has no agac", remedy=remedy) from error
             raise WorkerLost(text) from error
-        except ConnectionError as error:  # of Ray Client, which tried for a while, and does so no more
-            raise _cluster_gone(_reason(error)) from error
+        except ConnectionError as error:  # of Ray Client, too, which tried for a while, and does so no more
+            remedy = f"All that came is stored: run the same command again. {HERE}"
+            raise AgacError(f"the Ray cluster is gone: {_reason(error)}", remedy=remedy) from error
         except RuntimeError as error:
             raise WorkerLost(_reason(error)) from error
-
-
-def _cluster_gone(why: str) -> AgacError:
-    remedy = f"All that came is stored: run the same command again. {HERE}"
-    return AgacError(f"the Ray cluster is gone: {why}", remedy=remedy)
 
 
 def _reason(error: BaseException) -> str:
@@ -171,9 +169,10 @@ async def open_workers(
         try:
             yield workers
         finally:
-            for worker in workers if ray.is_initialized() else ():  # else Ray would start a cluster for this
+            for worker in workers:
                 with suppress(RayError, ConnectionError):
-                    ray.kill(worker.actor)
+                    if not gone.done() and ray.is_initialized():  # else Ray would start a cluster for this
+                        ray.kill(worker.actor)
     finally:
         watching.cancel()
         if own:
