@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
+from agac.api.status import go_on
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError
 from agac.core.keys import canonical, is_job
@@ -22,8 +23,8 @@ from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
 from agac.engine.invocation import Work
-from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, folder_key, other_inputs, runs_folder
-from agac.engine.sharding.group_packs import changed_since
+from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, command_of, folder_key, runs_folder
+from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
 from agac.engine.sharding.shard_run import ShardRun, added
 from agac.engine.validate import Checker
@@ -70,7 +71,7 @@ async def sharded(
             for problem in problems:
                 _log.warning("%s: %s", problem.where, problem.message)
             rows = work.rows if checked is None else partial(checked.rows, plan.selection, read=read)
-            own = ShardRun(lease, read, answers.push)
+            own = ShardRun(lease, read, answers.push, go_on)
             yield replace(work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own))
 
 
@@ -181,8 +182,9 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
     folder = told.get(number) or shard_folder(opened, plan, number)
     problems, manifests = await _problems(folder, number, other)
     if problems:
-        again, what = problems[0][0], "; ".join(text for _, text in problems)
-        error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=f"Run what is left, as: {again}")
+        again, what = [command for command, _ in problems if command], "; ".join(text for _, text in problems)
+        remedy = f"Run what is left, as: {again[0]}" if again else "Wait for them: agac status --shards"
+        error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=remedy)
         error.exit_code = ExitCode.NOT_READY
         raise error
     return folder, manifests
@@ -191,9 +193,9 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
 async def _problems(
     folder: ShardFolder, of: int, other: set[Shard]
 ) -> tuple[list[tuple[str, str]], list[ShardManifest]]:
-    """What is in the way of merging, each after a command that mends it; and how each shard ended."""
+    """What is in the way of merging, each after a command that mends it (none: to wait); and how each shard ended."""
     states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[str, str]]()
-    changed, others = await changed_since(folder, manifests.values()), other_inputs(manifests.values())
+    old = await outdated(folder, manifests.values())
     for shard in (Shard(number, of) for number in range(1, of + 1)):
         state, end, why = states.get(shard.number), manifests.get(shard.number), ""
         if state is None:
@@ -202,10 +204,8 @@ async def _problems(
             why = "is at work" if state.state == "running" else "shows no sign of life"
         elif end is None or not end.complete:
             why = f"waits for {state.waits}" if state.waits else f"stopped: {state.why or 'it was interrupted'}"
-        elif shard.number in others:
-            why = others[shard.number]
-        elif givers := sorted(changed.get(shard.number, ())):
-            why = f"made groups of rows that shard {', '.join(map(str, givers))} changed since"
-        again = (state and state.command) or f"agac run -a {folder.workflow} --shard {shard}"
+        else:
+            why = old.get(shard.number, "")
+        again = "" if state and state.state == "running" else command_of(shard, folder.workflow, states)
         found += [(again, f"shard {shard} {why}")] if why else []
     return found, [manifests[number] for number in sorted(manifests)]

@@ -325,7 +325,8 @@ class RunReport(Report):
     `files`; `replaced` is the run whose results they replaced, `edited` are those that somebody had changed, and
     `copies` the files that keep the changes, in the same order. `quote` is what the rest of a row run costs, where its
     first rows were run to find out. `empty` are the stages that were to have a result (`on_empty`) and have none.
-    `project` is the project's folder, `kind` the type of results as far as Pydantic models tell it."""
+    `project` is the project's folder, `kind` the type of results as far as Pydantic models tell it. `go_on` is the
+    command that goes on with a shard."""
 
     JSON_KEYS = (
         "**summary", "invocation", "exit_code", "files", "stop", "stopped", "finishing", "not_written", "replaced",
@@ -350,6 +351,7 @@ class RunReport(Report):
     quote: Quote | None = None
     project: Path = field(default=Path(), repr=False)
     kind: Any = None
+    go_on: str = field(default="", repr=False)
 
     def __repr__(self) -> str:
         of, counts = self.summary, self.rows._asdict() | {"rows": self.rows.total}

@@ -120,7 +120,7 @@ async def retrieve(
                 await walk_through(database, work, invocation, [], progress, lambda: None)
         report = await report_of(database, work, invocation, [], writes=newer is None and work.sharding is None)
         report = await reported(database, work, invocation, report)
-        await ended(database, opened, work, invocation, report)
+        report = await ended(database, opened, work, invocation, report)
         return await _retrieved(database, before, invocation, report, providers, newer)
 
 

@@ -152,7 +152,7 @@ async def invoke(
         report = await report_of(database, work, invocation, warnings, checked.workflow, writes=writes)
         report = await reported(database, work, invocation, report)
         if not elsewhere:
-            await ended(database, opened, work, invocation, report)
+            report = await ended(database, opened, work, invocation, report)
         if left is not None and not left.most_left and invocation.complete:
             drop_previous(plan.output.dir)
         if options.export_traces:

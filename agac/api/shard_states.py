@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,16 +14,10 @@ from agac.api.project import open_project
 from agac.api.share import remote_of
 from agac.api.sync import blocking
 from agac.core.errors import UsageError, listed
-from agac.core.types import Report, Shard, dollars_in_all, iso, selection_flags
-from agac.engine.sharding.folder import (
-    FOLDER,
-    ITS_BATCHES,
-    ShardFolder,
-    ShardManifest,
-    ShardStatus,
-    other_inputs,
-    runs_folder,
-)
+from agac.core.text import merge_command
+from agac.core.types import Report, Shard, dollars_in_all, iso
+from agac.engine.sharding.folder import FOLDER, ShardFolder, ShardManifest, ShardStatus, command_of, runs_folder
+from agac.engine.sharding.group_packs import outdated
 from agac.store.lease import shown
 
 
@@ -53,40 +48,35 @@ async def shard_status(workflow: str | None = None, *, project: Path | str | Non
         found = [(max(one.at for one in all_.values()), all_, one) for one in folders if (all_ := await one.statuses())]
         if found:
             _, statuses, folder = max(found, key=lambda one: one[0])
-            runs.append(_run(name, statuses, await folder.manifests()))
+            runs.append(await _run(folder, statuses))
     return ShardsReport(remote.url, runs)
 
 
-def _run(workflow: str, statuses: Mapping[int, ShardStatus], ends: Mapping[int, ShardManifest]) -> dict[str, Any]:
-    of = next(iter(statuses.values())).of
-    others = other_inputs(ends.values())
-    shards = [_shard(workflow, Shard(n, of), statuses.get(n), ends.get(n), others.get(n)) for n in range(1, of + 1)]
-    chosen = selection_flags(next((one.summary.get("selection", {}) for one in ends.values()), {}))
+async def _run(folder: ShardFolder, statuses: Mapping[int, ShardStatus]) -> dict[str, Any]:
+    ends, of, workflow = await folder.manifests(), next(iter(statuses.values())).of, folder.workflow
+    old, again = await outdated(folder, ends.values()), partial(command_of, workflow=workflow, statuses=statuses)
+    shards = [_shard(part := Shard(n, of), again(part), statuses.get(n), ends.get(n), old) for n in range(1, of + 1)]
     states, rows, costs = Counter(one["state"] for one in shards), Counter[str](), [one["usd"] for one in shards]
     for one in shards:
         rows.update(one["rows"])
     return {
         "workflow": workflow, "states": dict(states), "rows": dict(rows), "calls": sum(one["calls"] for one in shards),
         "usd": None if None in costs else dollars_in_all(costs), "simulated": any(one["simulated"] for one in shards),
-        "next": f"agac merge -a {workflow}{chosen}" if states["finished"] == of else None, "shards": shards,
+        "next": merge_command(again(Shard(1, of))) if states["finished"] == of else None, "shards": shards,
     }  # fmt: skip
 
 
 def _shard(
-    workflow: str, shard: Shard, status: ShardStatus | None, end: ShardManifest | None, other: str | None
+    shard: Shard, again: str, status: ShardStatus | None, end: ShardManifest | None, old: Mapping[int, str]
 ) -> dict[str, Any]:
-    again, state = (status and status.command) or f"agac run -a {workflow} --shard {shard}", "stopped"
     if status is None:
         none = {"rows": {}, "calls": 0, "usd": 0.0, "simulated": False, "seen_at": None, "by": "", "why": ""}
         return {"shard": str(shard), "state": "missing", **none, "next": again}
-    if status.state in ("running", "silent"):
-        state = "running" if status.state == "running" else "dead"
-    elif status.waits or status.state == "ended":
-        is_done = end is not None and end.complete and not (status.waits or other)
+    state = {"running": "running", "silent": "dead"}.get(status.state, "stopped")
+    if state == "stopped" and (status.waits or status.state == "ended"):
+        is_done = end is not None and end.complete and not status.waits and shard.number not in old
         state = "finished" if is_done else "waiting"
-    if state == "waiting" and status.waits == ITS_BATCHES:
-        again = f"agac batch retrieve --shard {shard}"
-    why = status.waits or status.why or (state == "waiting" and other) or ""
+    why = status.waits or status.why or (state == "waiting" and old.get(shard.number)) or ""
     return {
         "shard": str(shard), "state": state, "rows": dict(status.rows), "calls": status.calls, "usd": status.usd,
         "simulated": status.simulated, "seen_at": iso(status.at), "by": f"{status.writer}, {shown(status.holder)}",

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,16 +244,19 @@ async def put_new(
     return PushReport(shared.remote.url, writer, usd=usd, **told)
 
 
-async def ended(database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport) -> None:
-    """What an invocation leaves in the remote."""
+async def ended(
+    database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport
+) -> RunReport:
+    """Leaves in the remote what an invocation does; the report of a shard says how to go on with it."""
     if work.sharding is None:
         await push_at_end(database, opened)
-    else:
-        needs, more = report.finishing, dict[str, Any]()
-        if needs is not None and needs.stage is None:
-            more = {"budget": needs.budget} if needs.max_errors is None else {"max_errors": needs.max_errors}
-        command = go_on(await runs.run_record(database, invocation.run), more)
-        await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary, command)
+        return report
+    needs, more = report.finishing, dict[str, Any]()
+    if needs is not None and needs.stage is None:
+        more = {"budget": needs.budget} if needs.max_errors is None else {"max_errors": needs.max_errors}
+    command = go_on(await runs.run_record(database, invocation.run), more)
+    await work.sharding.end(database, opened.root, invocation, report.exit_code, report.summary, command)
+    return replace(report, go_on=command)
 
 
 async def push_at_end(database: Database, opened: Project, known: KnownAnswers | None = None) -> None:

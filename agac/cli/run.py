@@ -190,7 +190,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             also = f"   (also: {', '.join(names)})" if files[1:] else ""
             terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
         if "shard" in summary["selection"]:
-            terminal.print_text(terminal.shard_line(summary))
+            terminal.print_text(terminal.shard_line(summary["complete"], report.go_on))
         terminal.print_lines(guard_lines(summary, files))
         if before := report.replaced:
             which = f"run {before['run']} ({plain(before['input'])})"
@@ -475,6 +475,7 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             *([] if of_job else ["  If these failures are expected, set `stop_loss: false` in the workflow."]),
         ]
     simulated, finishing = report.summary["calls"]["cost_is_simulated"], report.finishing
+    is_shard, number = "shard" in report.summary["selection"], report.summary["run"]
     lines = [f"stopped at a limit: {report.stopped}"]
     lines += [f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
     if finishing is not None:
@@ -492,9 +493,9 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             step = f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
         elif finishing.max_errors is not None:
             resume = f"{terminal.without(command, '--max-errors')} --max-errors {finishing.max_errors}"
-            see = f"`agac inspect {report.summary['run']}`" if "job" in report.summary else "see errors.jsonl"
+            see = f"`agac inspect {number}`" if is_shard or "job" in report.summary else "see errors.jsonl"
             step = f"Fix the failures ({see}), or allow them: {resume}"
-        lines.append(f"  Finished rows are stored and written. {step}")
+        lines.append(f"  Finished rows are stored{'' if is_shard else ' and written'}. {step}")
     rows = report.summary["rows"]
     written = rows["done"] + rows["failed"]
     whole = max(rows["total"] - rows["dropped"], written + (finishing.rows if finishing else 0))

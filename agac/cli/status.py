@@ -236,7 +236,7 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
     if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
         errors, results = f"see them with: agac inspect {number}", folder
     if "shard" in run["selection"]:
-        yield terminal.shard_line(run)
+        yield terminal.shard_line(run["complete"], run["go_on"])
         return
     if not run["shown"]:
         yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import select
 import shlex
 import shutil
@@ -23,8 +24,8 @@ import click
 
 from agac.core.errors import Problem
 from agac.core.keys import is_job, job_alias
-from agac.core.text import UNSAFE, cells, cropped, is_unicode, padded, plain
-from agac.core.types import Shard, counted, dollars, selection_flags
+from agac.core.text import UNSAFE, cells, cropped, is_unicode, merge_command, padded, plain
+from agac.core.types import Shard, counted, dollars
 
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
@@ -116,11 +117,10 @@ def selection_words(selection: dict[str, Any]) -> str:
     return f"{many} from row {offset + 1:,}" if offset else many
 
 
-def shard_line(run: Mapping[str, Any]) -> str:
-    """Where the rows of a shard's run are, and what to do next."""
-    there = "Its rows are in the remote" if run["complete"] else "It is not complete"
-    merge = f"agac merge -a {run['workflow']}{selection_flags(run['selection'])}"
-    return f"{there}. All shards: agac status --shards; once they are complete: {merge}"
+def shard_line(complete: bool, command: str) -> str:
+    """Where the rows of a shard's run are, and what to do next; `command` goes on with it."""
+    there = "Its rows are in the remote" if complete else "It is not complete"
+    return f"{there}. All shards: agac status --shards; once they are complete: {merge_command(command)}"
 
 
 def megabytes(size: int) -> str:
@@ -336,8 +336,14 @@ def _has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not _plain_only and not os.environ.get("NO_COLOR")
 
 
+_OF_A_STORE = re.compile(r"\bagac (?=(?:batch|doctor|export|inspect|retry|show|status|why)\b)(?![^`;\n]*--shard)")
+
+
 def _for(stream: TextIO, text: str) -> str:
-    """The text as it is; for a terminal, without control characters of replies and rows."""
+    """The text as it is, but that its commands name the shard whose store they are about; for a terminal, without
+    control characters of replies and rows."""
+    shard = os.environ.get("AGAC_SHARD")
+    text = _OF_A_STORE.sub(f"agac --shard {shard} ", text) if shard else text
     return harmless(text) if stream.isatty() else text
 
 

@@ -116,3 +116,8 @@ def row_command(run: int, row_id: str | int) -> str:
     """The command that shows a row. An id that begins like a flag comes after `--`."""
     words = ["--", str(row_id)] if str(row_id).startswith("-") else [str(row_id)]
     return shlex.join(["agac", "inspect", str(run), *words])
+
+
+def merge_command(command: str) -> str:
+    """The command that merges shards, with the flags of one that runs a shard which say what run it is."""
+    return re.sub(r" --(shard|concurrency|budget|max-errors) \S+", "", command).replace("agac run", "agac merge", 1)

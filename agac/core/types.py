@@ -61,12 +61,6 @@ class Shard(NamedTuple):
         return Shard(int(number), int(of)) if digits and 1 <= int(number) <= int(of) else None
 
 
-def selection_flags(selection: Mapping[str, Any]) -> str:
-    """The flags that choose the same rows of all shards, each after a space."""
-    names = ("limit", "offset", "sample", "seed")
-    return "".join(f" --{name} {selection[name]}" for name in names if selection.get(name))
-
-
 @dataclass(frozen=True, slots=True)
 class DayTime:
     """A time of day where the program runs."""

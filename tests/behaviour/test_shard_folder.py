@@ -195,6 +195,48 @@ async def test_signs_of_life_keep_a_shard_and_its_end_says_how_it_is(
     assert (await folder.manifests())[3].input_rows == 9
 
 
+async def test_a_lease_that_was_made_without_our_hearing_of_it_is_ours(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = ShardLease(opened(), THIRD, "ci")
+
+    async def cut_off(folder: ShardFolder, name: str, content: bytes) -> bool:
+        monkeypatch.undo()
+        await folder.create(name, content)
+        return False  # as a bucket says to the second try
+
+    monkeypatch.setattr(ShardFolder, "create", cut_off)
+    async with lease.held():
+        await lease.beat(status(lease))
+    assert (await opened().statuses())[3].state == "stopped"
+
+
+async def test_hundreds_of_shards_are_looked_at_in_few_requests(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = [ShardLease(opened(), Shard(number, 16), "ci") for number in range(1, 17)]
+    for lease in leases:
+        async with lease.held():
+            await lease.beat(status(lease, calls=1))
+            await lease.beat(status(lease, calls=2))
+            await lease.folder.append(f"ended/{lease.shard.name}", lambda _, lease=lease: ended(lease))
+    asked, folder = Counter[str](), opened()
+    for name in ("sizes", "read"):
+        known = getattr(ObjectStore, name)
+
+        def counted(self: ObjectStore, *about: Any, known: Any = known, name: str = name) -> Any:
+            asked[name] += 1
+            return known(self, *about)
+
+        monkeypatch.setattr(ObjectStore, name, counted)
+    assert {one.state for one in (await folder.statuses()).values()} == {"ended"}
+    assert asked == {"sizes": 7, "read": 3 * 16}  # leases, ends and minutes
+    before = await folder.alive(in_full=False)
+    await leases[0].folder.beat(status(leases[0], calls=3), 3)
+    assert await folder.alive(in_full=False) == before
+    await leases[0].beat(status(leases[0], state="ended", calls=4))
+    assert (await folder.alive(in_full=False))[1].calls == 4
+    assert asked["read"] == 3 * 16 + 1 + 1  # with the lease that it proved
+
+
 async def test_what_others_wrote_is_not_believed(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     lease = ShardLease(opened("mallory"), THIRD, "mallory")
     async with lease.held():

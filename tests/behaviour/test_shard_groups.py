@@ -151,6 +151,10 @@ def test_what_changes_in_one_shard_is_asked_again_in_others_and_nothing_else(mak
     rows.append({"id": "new", "topic": "t5", "text": "new"})
     project.rows(rows, PATH)
     whole_before = charged(server)
+    waits = "rows of shards 2/3, 3/3 for the groups of stage 'sum'; another input was read by shards 2/3, 3/3"
+    assert waits in project.shard(1, code=75).out
+    shown = project.agac("status", "--shards", env=project.env).out
+    assert "Shard 3/3 is waiting (read another input (24 rows) than shard 1/3, which ended last (25))" in shown
     project.rounds()
     assert charged(server) == whole_before + 2 + 2  # the rows, and the groups that they are in
     rows = [row for row in rows if row["topic"] != "t3" and row["id"] != "r5"]  # a group, and a member of one
@@ -191,8 +195,11 @@ def test_a_retry_in_one_shard_reaches_groups_of_others(make: Make, server: Serve
     number, group = shard_of("r4", 3), shard_of("t1", 3)
     assert number != group
     project.shard(number, "last", command="retry", code=0)
+    told = f"made groups of rows that shard {number}/3 changed since"
+    shown = project.agac("status", "--shards", env=project.env).out
+    assert f"Shard {group}/3 is waiting ({told}). Go on with: agac run -a reviews --shard {group}/3" in shown
     refused = project.merge(code=75)
-    assert f"shard {group}/3 made groups of rows that shard {number}/3 changed since" in refused.err
+    assert f"shard {group}/3 {told}" in refused.err
     assert f"agac run -a reviews --shard {group}/3" in refused.err
     project.shard(group, code=0)
     assert charged(server) == before + 1

@@ -44,6 +44,17 @@ def test_shards_that_have_all_finished_are_to_be_merged_and_a_silent_one_is_dead
     assert [one["state"] for one in agac.shard_status(project=project.root).runs[0]["shards"]] == ["waiting", "dead"]
 
 
+def test_commands_have_the_flags_that_say_which_run_is_meant(project: ProjectFolder) -> None:
+    project.write("agac.yml", "remote: {url: ../remote, trust: [ci]}\n")
+    command = "agac run -a reviews --shard 1/2 --limit 30 --model local/x --concurrency 4 --budget usd=2"
+    asyncio.run(leave(project.root, Shard(1, 2), command=command))
+    (run,) = agac.shard_status(project=project.root).runs
+    assert run["shards"][1]["next"] == command.replace("1/2", "2/2")
+    asyncio.run(leave(project.root, Shard(2, 2)))
+    (run,) = agac.shard_status(project=project.root).runs
+    assert run["next"] == "agac merge -a reviews --limit 30 --model local/x"
+
+
 def test_what_is_not_there_is_said(project: ProjectFolder) -> None:
     lack = project.agac("status", "--shards", code=2)
     assert "agac.yml names no remote" in lack.err

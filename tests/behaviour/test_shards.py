@@ -202,6 +202,8 @@ def test_a_shard_says_which_it_is_and_what_comes_next(make: Make) -> None:
     for ran in (project.shard(1), project.shard(1, command="status")):
         assert "once they are complete: agac merge -a reviews" in ran.out
         assert "agac export" not in ran.out
+    limited = project.shard(2, "--limit", "4", "--model", "local/echo", "--concurrency", "2").out
+    assert "once they are complete: agac merge -a reviews --limit 4 --model local/echo\n" in limited
     again = project.shard(1)
     assert "reviews, shard 1/3, run 1: " in again.out
     assert "are paid again" not in again.err
@@ -250,6 +252,15 @@ def test_stages_and_jobs_that_see_all_rows_are_refused(make: Make) -> None:
     assert "stage 'one' compares all rows" in project.shard(1, code=2).err
     job = ["process", "data/rows.csv", "out.jsonl", "--shard", "1/3", "--prompt", "${text}", "--yes"]
     assert "row runs have none" in project.agac(*job, env=project.env, code=2).err
+
+
+def test_what_a_shard_says_is_about_its_own_store(make: Make) -> None:
+    project = make(of=1)
+    project.rows([{"id": f"r-{n}"} for n in range(4)] + [{"id": "r", "text": "x"}], "data/rows.jsonl")
+    project.workflow(path="data/rows.jsonl")
+    ran = project.shard(1, "--max-errors", "1", code=4)
+    assert "Finished rows are stored. Fix the failures (`agac --shard 1/1 inspect 1`)" in ran.err
+    assert project.agac("--shard", "1/1", "inspect", "1", "r-1", code=0).out
 
 
 def test_a_remote_and_a_writer_are_needed(make: Make) -> None:

@@ -36,6 +36,7 @@ from agac.store.packs import MAX_BYTES, Damaged, unzipped
 FOLDER = "v1/shards"
 STALE_SECONDS = 180.0  # without a sign of life for so long a shard's process counts as gone, wherever it is
 SURE_SECONDS = 90.0  # after such a silence a process proves that it was not taken over before it goes on
+LAST = 99_999_999  # the number of a process's last sign of life, which says how it ended
 MAX_OBJECT = 8_000_000  # bytes: what is longer is not read
 ITS_BATCHES = "its batches"  # what a shard waits for until they are retrieved
 
@@ -63,7 +64,7 @@ class LeaseEntry(SharedObject):
 class ShardStatus(SharedObject):
     """How a shard is: its rows by state, what its calls came to in this run, calls in flight by lane, the errors that
     count for `max_errors`; what it `waits` for, and why it stopped. `silent`: it should be at work and shows no sign of
-    life. `command` goes on with it, once it ended."""
+    life. `command` goes on with it, once it is at work no more."""
 
     number: int
     of: int
@@ -118,7 +119,7 @@ class ShardFolder:
         self.remote, self.workflow, self.key, self.trust = remote, workflow, key, {*trust} - {""}
         self.path = f"{runs_folder(workflow)}/{key}"
         self._last = dict[str, tuple[int, bytes | None]]()  # of logs that were read
-        self._read = dict[str, ShardStatus]()
+        self._read = dict[str, tuple[str, ShardStatus]]()  # by the mark of its process the newest that was read
 
     async def create(self, name: str, content: bytes) -> bool:
         """Puts an object; False where it is there already."""
@@ -165,6 +166,17 @@ class ShardFolder:
                 self._last[log] = number + 1, content
                 return content
 
+    async def newest(self, logs: str) -> dict[str, tuple[int, bytes]]:
+        """The number and content of the last entry of each log in a folder; lists them once, however many they are."""
+        numbers = dict[str, int]()
+        for log, _, number in (name.rpartition("/") for name in await self.names(logs)):
+            if re.fullmatch(r"\d{10}", number):
+                numbers[log] = max(numbers.get(log, 0), int(number))
+        fresh = [log for log, number in numbers.items() if self._last.get(log, (0, b""))[0] != number]
+        contents = await asyncio.gather(*(self.read(f"{log}/{numbers[log]:010d}") for log in fresh))
+        self._last |= {log: (numbers[log], content or b"") for log, content in zip(fresh, contents, strict=True)}
+        return {log: (number, self._last[log][1] or b"") for log, number in sorted(numbers.items())}
+
     async def last(self, log: str) -> tuple[int, bytes | None]:
         """The number of a log's last entry, 0 where there is none, and its content."""
         number, content = self._last.get(log, (0, None))
@@ -201,48 +213,48 @@ class ShardFolder:
         name = f"{Shard(status.number, status.of).name}-{status.mark}-{count:08d}"
         await self.create(f"minutes/{int(status.at / 60)}/{name}", status.model_dump_json().encode())
 
-    async def alive(self) -> dict[int, ShardStatus]:
-        """The newest sign of life of each shard, of the last minutes."""
+    async def alive(self, *, in_full: bool = True) -> dict[int, ShardStatus]:
+        """The newest sign of life of each shard, of the last minutes. Not `in_full`: of a process that did not end the
+        first one that was read, so that many shards that hear each other need not read all of them."""
         minute, newest = int(time.time() / 60), dict[tuple[str, str], tuple[int, str]]()
         of_minutes = (self.names(f"minutes/{one}") for one in range(minute - int(STALE_SECONDS / 60), minute + 2))
         for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
             if found := re.fullmatch(r"minutes/(\d+)/(\d+-of-\d+)-([0-9a-f]+)-\d{8}", name):
                 newest[found[2], found[3]] = max(newest.get((found[2], found[3]), (0, "")), (int(found[1]), name))
-        names = [name for _, name in newest.values()]
-        fresh = [name for name in names if name not in self._read]
-        for name, content in zip(fresh, await asyncio.gather(*map(self.read, fresh)), strict=True):
+        names, known = {mark: name for (_, mark), (_, name) in newest.items()}, self._read
+        old = {mark for mark in known if in_full or names.get(mark, "").endswith(str(LAST))}
+        fresh = [one for one in names.items() if one[0] not in known or (one[0] in old and known[one[0]][0] != one[1])]
+        contents = await asyncio.gather(*(self.read(name) for _, name in fresh))
+        for (mark, name), content in zip(fresh, contents, strict=True):
             if (status := self.believed(ShardStatus, name, content)) is not None:
-                self._read[name] = status
-        self._read = {name: self._read[name] for name in names if name in self._read}
-        return {one.number: one for one in sorted(self._read.values(), key=lambda one: one.at)}
+                known[mark] = name, status
+        self._read = {mark: known[mark] for mark in names if mark in known}
+        return {one.number: one for _, one in sorted(self._read.values(), key=lambda told: told[1].at)}
 
     async def manifests(self) -> dict[int, ShardManifest]:
         """How the last invocation of each shard ended."""
-        logs = sorted({name.rpartition("/")[0] for name in await self.names("ended")})
-        found = await asyncio.gather(*map(self.last, logs))
-        told = [self.believed(ShardManifest, log, content) for log, (_, content) in zip(logs, found, strict=True)]
+        found = await self.newest("ended")
+        told = [self.believed(ShardManifest, log, content) for log, (_, content) in found.items()]
         return {one.status.number: one for one in sorted(filter(None, told), key=lambda one: one.status.number)}
 
     async def paid(self, log: str) -> list[dict[str, Any]]:
         """What calls of a shard came to by its other stores than the one that writes this log."""
-        logs = sorted({name.rpartition("/")[0] for name in await self.names(log.rpartition("/")[0])} - {log})
-        found = [self.believed(PaidCalls, one, (await self.last(one))[1]) for one in logs]
+        stores = await self.newest(log.rpartition("/")[0])
+        found = [self.believed(PaidCalls, one, content) for one, (_, content) in stores.items() if one != log]
         return [one.calls for one in found if one is not None]
 
     async def statuses(self) -> dict[int, ShardStatus]:
         """How each shard is that was ever begun."""
-        logs = {name.rpartition("/")[0] for name in await self.names("lease")}
+        leases = await self.newest("lease")
         alive, ended, found = await self.alive(), await self.manifests(), dict[int, ShardStatus]()
-        for log in logs:
-            shard = Shard.read(log.rpartition("/")[2], "-of-")
-            entry = self.believed(LeaseEntry, log, (await self.last(log))[1])
+        for log, (_, content) in leases.items():
+            shard, entry = Shard.read(log.rpartition("/")[2], "-of-"), self.believed(LeaseEntry, log, content)
             if shard is None or entry is None:
                 continue
             beat, end = alive.get(shard.number), ended.get(shard.number)
             status = ShardStatus(**entry.model_dump(exclude={"free"}), **shard._asdict())
-            status = max(
-                (one for one in (end and end.status, beat, status) if one), key=lambda one: (one.run > 0, one.at)
-            )
+            known = [one for one in (end and end.status, beat, status) if one]
+            status = max(known, key=lambda one: (one.run > 0, one.at))
             if status.mark != entry.mark or status.state == "running":  # who has, or had, it did not say how it ended
                 state = "running" if self.is_alive(entry, beat) else "stopped" if entry.free else "silent"
                 status = status.model_copy(update={"state": state, "holder": entry.holder})
@@ -255,12 +267,22 @@ class ShardFolder:
         return not (entry.free or is_dead_here(entry.holder)) and time.time() - at <= STALE_SECONDS
 
 
+def command_of(shard: Shard, workflow: str, statuses: Mapping[int, ShardStatus]) -> str:
+    """What runs a shard: as it was run itself, else as another one of its run, whose flags say which rows are meant."""
+    if shard.number in statuses and statuses[shard.number].waits == ITS_BATCHES:
+        return f"agac batch retrieve --shard {shard}"
+    for one in (*filter(None, [statuses.get(shard.number)]), *statuses.values()):
+        if one.command:
+            return one.command.replace(f"--shard {one.number}/{one.of}", f"--shard {shard}")
+    return f"agac run -a {workflow} --shard {shard}"
+
+
 def other_inputs(manifests: Iterable[ShardManifest]) -> dict[int, str]:
-    """Which complete shards read another input than the one that ended last, and in which words to say so."""
-    complete = sorted((one for one in manifests if one.complete), key=lambda one: one.at)
-    newest, found = complete[-1] if complete else None, dict[int, str]()
-    for one in complete:
-        if newest is not None and one.input != newest.input:
+    """Which shards read another input than the one that ended last, and in which words to say so."""
+    read = sorted((one for one in manifests if one.complete or one.input), key=lambda one: one.at)
+    found = dict[int, str]()
+    for one in read:
+        if one.input != (newest := read[-1]).input:
             last = f"{Shard(newest.status.number, newest.status.of)}, which ended last"
             rows = (f" ({one.input_rows:,} rows)", f" ({newest.input_rows:,})") if one.input else ("", "")
             found[one.status.number] = f"read another input{rows[0]} than shard {last}{rows[1]}"
@@ -297,8 +319,10 @@ class ShardLease:
         finally:
             await to_the_end(self._give_back())
 
-    def _taken(self, last: bytes | None, beat: ShardStatus | None) -> bytes:
+    def _taken(self, last: bytes | None, beat: ShardStatus | None) -> bytes | None:
         entry = self.folder.sure(LeaseEntry, self._log, last)
+        if entry is not None and entry.mark == self.mark:  # it was made, and we were cut off before we heard of it
+            return None
         if entry is not None and self.folder.is_alive(entry, beat):
             what = f"shard {self.shard} of workflow {self.folder.workflow!r} is being run by {entry.writer}"
             after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
@@ -331,7 +355,7 @@ class ShardLease:
     async def beat(self, status: ShardStatus) -> None:
         """Shows a sign of life. Raises LeaseLost where the shard was taken over."""
         await self.prove()
-        await self.folder.beat(status, next(self._beats))
+        await self.folder.beat(status, next(self._beats) if status.state == "running" else LAST)
         if await self.folder.read(f"{self._log}/{self._number + 1:010d}") is not None:
             self._lose()
         self._sure_at = status.at

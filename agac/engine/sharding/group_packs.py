@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from agac.core.keys import canonical, digest, member_hash, shard_of
 from agac.core.types import Shard
 from agac.engine.invocation import InvocationContext
 from agac.engine.replay import GroupContents
-from agac.engine.sharding.folder import ShardFolder, ShardManifest, SharedObject
+from agac.engine.sharding.folder import ShardFolder, ShardManifest, SharedObject, other_inputs
 from agac.engine.sharding.shard_run import ShardRun
 from agac.plan.stage import AnyStage
 from agac.store import rows as store
@@ -52,30 +52,41 @@ class GivenMembers(SharedObject):
     packs: Mapping[str, tuple[str, ...]]
 
 
+def _listed(shards: Sequence[Shard]) -> str:
+    return f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards[:10]))}{' …' * (len(shards) > 10)}"
+
+
 def _mark(packs: Sequence[str]) -> str:
     return digest(canonical(packs)).hex()
 
 
-async def changed_since(folder: ShardFolder, manifests: Iterable[ShardManifest]) -> dict[int, set[Shard]]:
-    """By the number of a shard those that gave other members to its groups since it made them."""
-    known, found = dict[tuple[str, Shard], GivenMembers | None](), defaultdict[int, set[Shard]](set)
+async def outdated(folder: ShardFolder, manifests: Collection[ShardManifest]) -> dict[int, str]:
+    """Which complete shards have to be run again, and why: they read another input than the one that ended last, or
+    made groups of rows that others changed since."""
+    known, changed = dict[str, dict[Shard, tuple[int, GivenMembers]]](), defaultdict[int, set[Shard]](set)
     for manifest in manifests:
         own = Shard(manifest.status.number, manifest.status.of)
         for key, mark in manifest.taken.items():
             run, number, path = key.split(" ")
             giver = Shard(int(number), own.of)
-            if (path, giver) not in known:
-                _, known[path, giver] = await _given(folder, path, giver)
-            given = known[path, giver]
-            if int(run) == manifest.status.run and _mark(given.packs.get(own.name, ()) if given else ()) != mark:
-                found[own.number].add(giver)
+            if path not in known:
+                known[path] = await _all_given(folder, path)
+            packs = known[path][giver][1].packs.get(own.name, ()) if giver in known[path] else ()
+            if int(run) == manifest.status.run and _mark(packs) != mark:
+                changed[own.number].add(giver)
+    made = "made groups of rows that shard {} changed since"
+    found = {number: made.format(", ".join(map(str, sorted(givers)))) for number, givers in changed.items()}
+    return found | other_inputs(manifests)
+
+
+async def _all_given(folder: ShardFolder, path: str) -> dict[Shard, tuple[int, GivenMembers]]:
+    """What each shard gave last to the groups at this path, after the number of the entry that says so."""
+    found = dict[Shard, tuple[int, GivenMembers]]()
+    for log, (entry, content) in (await folder.newest(f"{path}/from")).items():
+        shard, given = Shard.read(log.rpartition("/")[2], "-of-"), folder.believed(GivenMembers, log, content)
+        if shard is not None and given is not None:
+            found[shard] = entry, given
     return found
-
-
-async def _given(folder: ShardFolder, path: str, shard: Shard) -> tuple[int, GivenMembers | None]:
-    """What a shard gave last to the groups at this path, and the number of the entry that says so."""
-    entry, content = await folder.last(f"{path}/from/{shard.name}")
-    return entry, None if content is None else folder.believed(GivenMembers, path, content)
 
 
 class GroupExchange:
@@ -99,13 +110,13 @@ class GroupExchange:
         await self._give()
         others = [one for n in range(1, self._shard.of + 1) if (one := Shard(n, self._shard.of)) != self._shard]
         while True:
-            told = await asyncio.gather(*(_given(self._folder, self._path, one) for one in others))
-            both = zip(others, told, strict=True)
-            late = [str(one) for one, (_, given) in both if given is None or given.input != self._input]
+            told = await _all_given(self._folder, self._path)
+            late = [one for one in others if one not in told or told[one][1].input != self._input]
             if not late:
                 break
-            shards = f"shard{'s' * (len(late) > 1)} {', '.join(late[:10])}{' …' * (len(late) > 10)}"
-            sharding.waits = f"rows of {shards} for the groups of stage {self._stage.name!r}"
+            sharding.waits = f"rows of {_listed(late)} for the groups of stage {self._stage.name!r}"
+            if other := [one for one in late if one in told]:
+                sharding.waits += f"; another input was read by {_listed(other)}"
             if not self._context.work.batching.wait or stop_signal.stop is not None:
                 return True
             if said != sharding.waits:
@@ -114,14 +125,14 @@ class GroupExchange:
                 async with asyncio.timeout(POLL_SECONDS):
                     await stop_signal.stopped.wait()
         sharding.waits = ""
-        for one, (entry, given) in zip(others, told, strict=True):
-            await self._take(one.number, entry, given.packs.get(self._shard.name, ()) if given else ())
+        for one in others:
+            await self._take(one.number, told[one][0], told[one][1].packs.get(self._shard.name, ()))
         return False
 
     async def _give(self) -> None:
         """Tells the other shards of the members of their groups, where they do not know them."""
         (database, run, _), stage = self._context.places, self._stage.index
-        _, before = await _given(self._folder, self._path, self._shard)
+        _, before = (await _all_given(self._folder, self._path)).get(self._shard, (0, None))
         token = await project_token(database)
         if before is None or before.store != token or await store.any_changed_away(database, run, stage):
             packs = await self._packs()

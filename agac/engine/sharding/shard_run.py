@@ -33,13 +33,16 @@ _log = logging.getLogger("agac.shard")
 
 
 class ShardRun:
-    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers into the remote, and is
-    told whether the invocation is over. `waits`: for what it has to be run again; `taken`: the marks of members of
-    groups that came from other shards (`group_packs.GroupExchange`)."""
+    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers into the remote,
+    `go_on` makes the command that resumes a run. `waits`: for what it has to be run again; `taken`: the marks of
+    members of groups that came from other shards (`group_packs.GroupExchange`)."""
 
-    def __init__(self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]],
+        go_on: Callable[[runs.RunRecord], str],
+    ) -> None:  # fmt: skip
         self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
-        self.waits, self.taken = "", dict[str, str]()
+        self.waits, self.taken, self._go_on = "", dict[str, str](), go_on
         self.limits: SharedLimits | None = None
         self._paid, self._elsewhere = "", list[dict[str, Any]]()
 
@@ -62,17 +65,19 @@ class ShardRun:
     async def run(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
         """Until cancelled."""
         clock, told, beat_at, pushed_at, heard_at = self.lease.clock, dict[str, Any](), 0.0, self.lease.clock(), 0.0
+        command = self._go_on(await runs.run_record(context.places.database, context.places.run))
         while True:
             counts = await runs.counters(context.places.database, context.places.run)
-            busy = {name: lane.in_flight for name, lane in lanes.items()}
             facts = self._facts(context.places.run, counts, context.totals.rows_failed)
-            facts |= {"lanes": busy, "waits": self.waits}
+            busy = {name: lane.in_flight for name, lane in lanes.items()}
+            facts |= {"lanes": busy, "waits": self.waits, "command": command}
             try:
                 if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
                     await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
                     told, beat_at = facts, clock()
                 if self.limits is not None and clock() - heard_at >= BEAT_SECONDS:
-                    await self.limits.heard(await self.folder.alive())
+                    counts_errors = context.work.plan.rules.max_errors is not None
+                    await self.limits.heard(await self.folder.alive(in_full=counts_errors))
                     heard_at = clock()
                 if clock() - pushed_at >= PUSH_SECONDS:
                     await self._push()
@@ -101,10 +106,9 @@ class ShardRun:
 
     def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
         calls = added([calls_of(counts), *self._elsewhere])
-        told = {"calls": calls["count"], "usd": calls["cost_usd"], "rows": runs.row_counts(counts), "run": run}
-        told["errors"] = errors
-        told["simulated"] = calls["cost_is_simulated"]
-        return {**self.shard._asdict(), **told, **{name: calls[name] for name in ("input_tokens", "output_tokens")}}
+        told = {"calls": calls["count"], "usd": calls["cost_usd"], "simulated": calls["cost_is_simulated"], "run": run}
+        told |= {name: calls[name] for name in ("input_tokens", "output_tokens")}
+        return {**self.shard._asdict(), **told, "rows": runs.row_counts(counts), "errors": errors}
 
     async def _tell_paid(self, counts: list[runs.Count]) -> None:
         """Says what the calls came to of which this store knows: its disk may be lost."""
@@ -148,8 +152,7 @@ class ShardRun:
                 read = before.input, before.input_rows  # it did not read the input
             return ShardManifest(
                 **about, status=status, exit_code=code, complete=invocation.complete,
-                input=read[0], input_rows=read[1], summary=summary, packs=packs,
-                taken=taken | self.taken,
+                input=read[0], input_rows=read[1], summary=summary, packs=packs, taken=taken | self.taken,
             ).model_dump_json().encode()  # fmt: skip
 
         await self.folder.append(f"ended/{self.shard.name}", made)
