@@ -208,8 +208,8 @@ class ChatAssembly(dialect.Assembly):
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
-        self._pieces: dict[str, list[str]] = {"content": [], "refusal": []}
-        self._thought: dict[str, list[str]] = {"reasoning_content": [], "reasoning": []}  # as look-alikes call it
+        # thinking is what look-alikes call reasoning
+        self._pieces: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
         self._open: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._finish: JSONValue = None
@@ -235,14 +235,15 @@ class ChatAssembly(dialect.Assembly):
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         if is_error(self._frame):
             return 200, dialect.NO_HEADERS, self._frame
-        content, refusal = map("".join, self._pieces.values())
+        thought = {name: "".join(pieces) for name, pieces in self._pieces.items() if pieces}
+        content, refusal = thought.pop("content", ""), thought.pop("refusal", "")
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not (refusal or self._calls) else None,
             "refusal": refusal or None,
         }
         if self._calls:  # the next request of the conversation holds the thinking too
-            message |= {name: "".join(pieces) for name, pieces in self._thought.items() if pieces}
+            message |= thought
             for call, pieces in self._calls:
                 call["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = [call for call, _ in self._calls]
@@ -255,12 +256,8 @@ class ChatAssembly(dialect.Assembly):
             if piece := text(delta, name):
                 pieces.append(piece)
                 self.size += len(piece)
-                self.token(piece, answer=True)
-        for name, pieces in self._thought.items():
-            if piece := text(delta, name):
-                pieces.append(piece)
-                self.size += len(piece)
-                self.token("", answer=False)
+                answer = name in ("content", "refusal")
+                self.token(piece if answer else "", answer=answer)
         for call in objects(mapping(delta).get("tool_calls")):
             self._call(call)
         if choice.get("finish_reason") is not None:

@@ -248,10 +248,8 @@ def reason_of(problem: BaseException) -> str:
 
 # The same for the SDKs of batch APIs, which have an HTTP library of their own.
 
-_SLOW_CONNECT = ExceptionRule(FaultKind.RETRY, ErrorType.TIMEOUT, "no connection to {provider} ({host}) within 10 s")
-_SILENT = ExceptionRule(
-    FaultKind.RETRY, ErrorType.TIMEOUT, "{provider} ({host}) did not answer in time", ambiguous=True
-)
+_SLOW_CONNECT = ExceptionRule(_RETRY, _LATE, "no connection to {provider} ({host}) within 10 s")
+_SILENT = ExceptionRule(_RETRY, _LATE, "{provider} ({host}) did not answer in time", ambiguous=True)
 
 _LOST: dict[str, ExceptionRule] = {
     "ConnectTimeout": _SLOW_CONNECT,

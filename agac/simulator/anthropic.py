@@ -158,7 +158,10 @@ def read_conversation(data: Mapping[str, Any]) -> Conversation:
         said = [block["text"] for block in blocks if block["type"] == "text"]
         for block in blocks:
             if block["type"] == "tool_use":
-                calls.append(read_use(block, place))
+                call_id, name, given = block.get("id"), block.get("name"), block.get("input")
+                if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
+                    raise bad(place, "`tool_use` blocks should have an id and a name, and an object as their input")
+                calls.append(AskedTool(call_id, name, replies.plain_json(given)))
             elif block["type"] == "tool_result":
                 text = read_content(block["content"], place) if block.get("content") else ""
                 talk.result(block.get("tool_use_id"), text, place)
@@ -175,13 +178,6 @@ def read_conversation(data: Mapping[str, Any]) -> Conversation:
     if talk.turns and not data.get("tools"):
         raise bad("tools", "Requests which include `tool_use` or `tool_result` blocks must define tools")
     return talk
-
-
-def read_use(block: Mapping[str, Any], place: str) -> AskedTool:
-    call_id, name, given = block.get("id"), block.get("name"), block.get("input")
-    if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
-        raise bad(place, "`tool_use` blocks should have an id and a name, and an object as their input")
-    return AskedTool(call_id, name, replies.plain_json(given))
 
 
 def read_offered(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -367,16 +367,13 @@ def read_order(data: dict[str, Any]) -> dict[str, Any]:
         raise invalid("endpoint", " or ".join(OPENAI_ENDPOINTS), "invalid_value")
     if data["completion_window"] != "24h":
         raise invalid("completion_window", "'24h'", "invalid_value")
-    check_metadata(metadata := data.get("metadata"))
-    return {"endpoint": endpoint, "input_id": data["input_file_id"], "metadata": metadata}
-
-
-def check_metadata(metadata: Any) -> None:
+    metadata = data.get("metadata")
     pairs = {} if metadata is None else metadata
     if not isinstance(pairs, dict) or not all(isinstance(value, str) for value in pairs.values()):
         raise invalid("metadata", "an object of strings")
     if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
         raise invalid("metadata", "at most 16 properties, with keys of at most 64 characters and values of at most 512")
+    return {"endpoint": endpoint, "input_id": data["input_file_id"], "metadata": metadata}
 
 
 def split_requests(body: bytes) -> list[bytes]:
