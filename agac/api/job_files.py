@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,13 +20,6 @@ from agac.spec.workflow import Budget, Merge
 from agac.spec.yaml import Document, read_yaml
 
 
-def _variable(text: str) -> str:
-    """A key as `${VARIABLE}`: files with jobs are shared, and options are stored."""
-    if not re.fullmatch(r"\$\{\w+\}", text):
-        raise check.refused("is written as the name of a variable, such as ${API_KEY}, and never as the key itself")
-    return text
-
-
 class LlmFile(FileModel):
     """Which model is asked. With `base_url` or `api_key` the provider is changed as agac.yml would."""
 
@@ -36,7 +28,9 @@ class LlmFile(FileModel):
     base_url: Annotated[NonEmpty, AfterValidator(check.base_url)] | None = key(
         "The provider's address; one that agac does not know speaks OpenAI's API."
     )
-    api_key: Annotated[NonEmpty, AfterValidator(_variable)] | None = key("The provider's key, as `${VARIABLE}`.")
+    api_key: Annotated[NonEmpty, AfterValidator(check.key_variable)] | None = key(
+        "The provider's key, as `${VARIABLE}`."
+    )
     temperature: float | None = key("Sampling temperature.", ge=0, le=2)
     max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
 

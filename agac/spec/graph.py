@@ -230,17 +230,12 @@ class _Places:
 
     def beside_dedupe(self) -> list[tuple[str, str]]:
         """The makers that begin with the rows of which a stage keeps some, not upstream of it; each with that stage."""
-        return [
-            (maker, one)
-            for one, kept in self._makes.items()
-            for maker, makes in self._makes.items()
-            if kept == "kept"
-            and makes is not None
-            and maker != one
-            and self.base[maker] == self.base[one]
-            and maker not in self._functions[one]
-            and not (makes == "kept" and maker < one)
-        ]
+        kept = [one for one, makes in self._makes.items() if makes == "kept"]
+        makers = [maker for maker, makes in self._makes.items() if makes is not None]
+        apart = [(maker, one) for one in kept for maker in makers if maker not in (one, *self._functions[one])]
+        # of two that keep rows, one pair says it
+        apart = [(maker, one) for maker, one in apart if maker not in kept or maker > one]
+        return [(maker, one) for maker, one in apart if self.base[maker] == self.base[one]]
 
 
 def graph(

@@ -106,12 +106,8 @@ def file_findings(workflow: Workflow, document: Document, texts: Texts) -> Itera
 
 def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
     """Whether a stage has a JSON Schema with fields and no description; the shorthand cannot have any."""
-    schema = stage.output_schema
-    if (
-        not isinstance(schema, JsonSchema)
-        or schema.model
-        or (isinstance(written, dict) and not is_json_schema(written))
-    ):
+    schema, is_short = stage.output_schema, isinstance(written, dict) and not is_json_schema(written)
+    if not isinstance(schema, JsonSchema) or schema.model or is_short:
         return False
     fields = [schema.schema.body.get(key) for key in ("properties", "$defs", "definitions")]
     return bool(fields[0]) and not _described(fields)

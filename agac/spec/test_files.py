@@ -53,9 +53,8 @@ class ReplyFile(FileModel):
         turn = 1 + sum(isinstance(one, AssistantMessage) for one in request.messages)
         wanted = self.stage in (None, stage) and self.turn in (None, turn) and str(self.row) in ("None", str(row))
         results = (one.text for said in request.messages if isinstance(said, ToolMessage) for one in said.results)
-        return wanted and any(
-            (self.match or "") in text for text in (*(one.text for one in request.messages), *results)
-        )
+        texts = (*(one.text for one in request.messages), *results)
+        return wanted and any((self.match or "") in text for text in texts)
 
 
 Ends = Literal["done", "skipped", "failed", "dropped"]

@@ -99,6 +99,10 @@ def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
 
 
 one_variable = _must(_VARIABLE.fullmatch, "is a secret; write ${{MY_KEY}} and put it in .env")
+key_variable = _must(  # files with jobs are shared, and options are stored
+    re.compile(r"\$\{\w+\}").fullmatch,
+    "is written as the name of a variable, such as ${{API_KEY}}, and never as the key itself",
+)
 _named = re.compile(rf"{_NAME}\Z").match
 _readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
 var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
