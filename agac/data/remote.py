@@ -115,7 +115,9 @@ class RemoteContents:
         async def take(response: aiohttp.ClientResponse, end: asyncio.Timeout, url: str) -> RemoteContent:
             if response.status == 304 and old is not None:
                 return old
-            name = _name_of(reference if PurePosixPath(urlsplit(reference).path).suffix else url)
+            named = reference if PurePosixPath(urlsplit(reference).path).suffix else url
+            last = unquote(urlsplit(named).path).rstrip("/").rpartition("/")[2]
+            name = re.sub(r"[^\w.-]+", "_", last).lstrip(".")[-100:] or "content"
             return await self._taken(response, end, RemoteContent(reference, name, ""), what)
 
         return await self._answered(reference, sent, take)
@@ -378,11 +380,6 @@ def apart(work: Callable[[], T]) -> Future[T]:
 def _shown(url: str) -> str:
     """An address without its query, which may hold a signature, and without a user."""
     return re.sub(r"(?<=://)[^/]*@", "", url.partition("?")[0])
-
-
-def _name_of(url: str) -> str:
-    last = unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^\w.-]+", "_", last).lstrip(".")[-100:] or "content"
 
 
 def forget_contents(root: Path, needed: Collection[str]) -> None:

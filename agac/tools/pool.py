@@ -341,16 +341,14 @@ class ToolPool:
         shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"  # a row pays for it
         outcome = await (self._shared if shared else self._run)(known, arguments, scope)
         known.counts.errors += outcome.error
-        if self._context.record is not None and known.recorded:
-            self._record(recorded_line(tool.name, arguments, outcome.text, outcome.error), self._context.record)
+        if (file := self._context.record) is not None and known.recorded:
+            line = recorded_line(tool.name, arguments, outcome.text, outcome.error)
+            if (mark := digest(line)) not in self._recorded:
+                self._recorded.add(mark)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("a", encoding="utf-8") as opened:
+                    opened.write(line)
         return outcome
-
-    def _record(self, line: str, file: Path) -> None:
-        if (mark := digest(line)) not in self._recorded:
-            self._recorded.add(mark)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a", encoding="utf-8") as opened:
-                opened.write(line)
 
     async def end(self, fingerprint: bytes) -> None:
         """A conversation ended: what was kept for it alone (a server's session) is closed."""
