@@ -242,19 +242,15 @@ async def confirm_store(database: Database, work: Work, *, accept: bool = False)
     if not report.calls:
         return None
     again = "the same command and" if from_input else f"`agac run -a {work.plan.workflow}` with"
+    about, calls = "" if report.exact else "about ", counted(report.calls, "call")
+    simulated = any(one.simulated for one in report.stages if one.run)
+    cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"
     raise UsageError(
-        f"no calls were made: {lost[0]}. {_needs(report)}",
+        f"no calls were made: {lost[0]}. With this store {about}{calls} would be made{cost}",
         remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its place. If you just did "
         f"(a copy is older by nature), or if it is gone for good, continue with {again} --accept-store: those calls "
         "are made and paid again. `--fresh` runs everything again.",
     )
-
-
-def _needs(report: PlanReport) -> str:
-    about, calls = "" if report.exact else "about ", counted(report.calls, "call")
-    simulated = any(one.simulated for one in report.stages if one.run)
-    cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"
-    return f"With this store {about}{calls} would be made{cost}"
 
 
 async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, quotes: str | None) -> Work:

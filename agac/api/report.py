@@ -434,8 +434,14 @@ async def report_of(
         about["not_recorded"] = NOT_RECORDED.format(", ".join(names))
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
-    if code is ExitCode.DONE:
-        code = _exit_code(summary, undecided=bool(about["undecided_batches"]), finished=invocation.finished)
+    if code is ExitCode.DONE:  # nothing stopped it
+        any_failed = any(
+            one["rows"]["failed"] for one in (summary, *summary["levels"])
+        )  # also of rows that stages made
+        if about["undecided_batches"]:  # a batch waits for its user
+            code = ExitCode.NOT_READY
+        elif invocation.finished and any_failed:
+            code = ExitCode.ROWS_FAILED
     if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any_error(empty):
         code = ExitCode.FAILED
     return RunReport(
@@ -447,15 +453,6 @@ async def report_of(
         await quote_of(database, work, summary) if stop is StopReason.QUOTE else None, work.root,
         _kind_of(work.plan.ends),
     )  # fmt: skip
-
-
-def _exit_code(summary: dict[str, Any], *, undecided: bool, finished: bool) -> ExitCode:
-    """The exit code of an invocation that nothing stopped. `undecided`: a batch waits for its user."""
-    if undecided:
-        return ExitCode.NOT_READY
-    # of the input or of those that stages made
-    any_failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
-    return ExitCode.ROWS_FAILED if finished and any_failed else ExitCode.DONE
 
 
 def _kind_of(ends: Sequence[AnyStage]) -> Any:

@@ -48,7 +48,7 @@ from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow
 from agac.spec.operations import Python
 from agac.spec.paths import STORE, project_root, work_dir
 from agac.spec.project_models import ExecutorFile
-from agac.spec.workflow import Overrides, WrittenStage, family
+from agac.spec.workflow import Overrides, family
 from agac.store import runs
 from agac.store.batches import project_token, unfinished_batches
 from agac.store.db import Database
@@ -102,7 +102,10 @@ async def invoke(
         refuse_foreign(Path(options.export_traces))
     built = workflow if isinstance(workflow, Workflow) else None
     invocation = Invocation(given=options.given() | dict(built.given if built else {}))
-    _refuse_batches(checked.workflow.asking if options.stream else ())
+    for stage in checked.workflow.asking if options.stream else ():
+        if stage.run_mode == "batch":
+            what = f"--stream: stage {stage.name!r} is asked in batches, whose replies come whole"
+            raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_database(opened.store))
         work = await ready_work(stack, database, opened, checked, options, confirm)
@@ -189,14 +192,6 @@ async def _shards_here(database: Database, opened: Project, plan: Plan) -> list[
         return []
     what = f"shards of this project have stores of their own ({there[0].parent}): no answer of theirs is used here; "
     return [Problem(plan.input.where, f"{what}`agac merge -a {plan.workflow}` writes what they made", "warning")]
-
-
-def _refuse_batches(stages: Iterable[WrittenStage]) -> None:
-    """Raises UsageError where replies that are to be shown as they are written come whole."""
-    for stage in stages:
-        if stage.run_mode == "batch":
-            what = f"--stream: stage {stage.name!r} is asked in batches, whose replies come whole"
-            raise UsageError(what, remedy="Leave out --stream, or add --run-mode sync.")
 
 
 async def _refuse_replay(database: Database, workflow: str, run: int) -> None:

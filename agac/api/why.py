@@ -169,14 +169,8 @@ async def _asked(
     histories = [await RowHistory.read(database, run, stages, row) for row in rows]
     if not histories:
         return None
-    history = min(
-        histories,
-        key=lambda one: (
-            position not in one.tasks,
-            -1 if one.row.origin is None else one.row.origin,
-            one.row.occurrence,
-        ),
-    )
+    came = [one for one in histories if position in one.tasks] or histories
+    history = min(came, key=lambda one: (-1 if one.row.origin is None else one.row.origin, one.row.occurrence))
     stage, task = stages[position], history.tasks.get(position)
     messages, made, missing = _messages(history, position)
     if made is not None and task is not None and task.fingerprint not in (None, made):

@@ -226,18 +226,14 @@ async def _judged(
 
 def _of_run(ran: TriedRun, expect: ExpectFile) -> list[Failure]:
     counts, results, calls = ran.report.rows._asdict(), len(ran.rows), ran.report.summary["calls"]
-    usd = calls["cost_usd"] if calls["cost_usd"] is not None else math.inf
+    usd, price = (math.inf, "no price") if calls["cost_usd"] is None else (calls["cost_usd"], f"${calls['cost_usd']}")
     ends = [(f"{some} rows {end}", f"{counts[end]} rows {end}") for end, some in expect.rows.items()]
     checks = [(expected == got, expected, got) for expected, got in ends]
     checks += [
         (not ran.report.stopped, "a run that comes to its end", str(ran.report.stopped)),
         (expect.results in (None, results), f"{expect.results} results", f"{results} results"),
         (expect.calls is None or ran.calls <= expect.calls, f"at most {expect.calls} calls", f"{ran.calls} calls"),
-        (
-            expect.usd is None or usd <= expect.usd,
-            f"at most ${expect.usd}",
-            f"${usd}" if usd < math.inf else "no price",
-        ),
+        (expect.usd is None or usd <= expect.usd, f"at most ${expect.usd}", price),
     ]
     return [Failure(expected, got) for holds, expected, got in checks if not holds]
 

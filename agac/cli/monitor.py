@@ -56,15 +56,12 @@ def ui(
 
     def ready(url: str) -> None:
         terminal.print_text(json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)", flush=True)
-        if not no_open and _has_screen():
+        # without a window, some browsers open in the terminal
+        has_screen = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not no_open and has_screen:
             webbrowser.open(url)
 
     main.long_running(serve)(project_root(settings.project_dir), ready, port=port, write=write)
-
-
-def _has_screen() -> bool:
-    """Whether a browser would have a window: without one, some open in the terminal."""
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 @click.command(
