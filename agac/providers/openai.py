@@ -417,18 +417,15 @@ class ResponseAssembly(dialect.Assembly):
             self._items.append(event.get("item"))
             self.size += len(repr(event))
         elif kind in _LAST:
-            self._ended(event.get("response"))
+            self.done, response = True, event.get("response")
+            if isinstance(response, dict) and not response.get("output") and self._items:
+                response = {**response, "output": self._items}
+            self._body = response
         elif kind == "error":
             self._failed(event)
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         return self._status, self._headers, self._body
-
-    def _ended(self, response: Any) -> None:
-        self.done = True
-        if isinstance(response, dict) and not response.get("output") and self._items:
-            response = {**response, "output": self._items}
-        self._body = response
 
     def _failed(self, event: dict[str, Any]) -> None:
         """An `error` event: flat over SSE; with `error`, `status` and the headers within over a WebSocket."""

@@ -272,10 +272,8 @@ class FaultPlan:
         if self.counts_attempts:
             question = call.question
             attempt = self.sent[question] = self.sent.get(question, 0) + 1
-        for rule in self.rules:
-            if (rule.match is None or rule.match in text) and rule.selects(self.seed, number, attempt, question):
-                return rule
-        return None
+        fitting = (rule for rule in self.rules if rule.match is None or rule.match in text)
+        return next((rule for rule in fitting if rule.selects(self.seed, number, attempt, question)), None)
 
     def of_call(self, operation: str, number: int) -> list[FaultRule]:
         """What goes wrong with the n-th call of an operation: slowness, and the first other rule that applies."""
@@ -299,16 +297,11 @@ class FaultPlan:
 
     def of_line(self, rules: Sequence[FaultRule], number: int, raw: bytes, custom_id: str) -> list[FaultRule]:
         """Those of a batch's `line_rules` for a request: all about its line, and the first that replaces its answer."""
-        found: list[FaultRule] = []
-        for rule in rules:
-            if (
-                (rule.lines is None or number in rule.lines)
-                and (rule.match is None or mentions(raw, rule.match))
-                and rule.selects(self.seed, number, 1, custom_id.encode())
-                and not (rule.phase == "result" and any(other.phase == "result" for other in found))
-            ):
-                found.append(rule)
-        return found
+        fitting = (rule for rule in rules if rule.lines is None or number in rule.lines)
+        fitting = (rule for rule in fitting if rule.match is None or mentions(raw, rule.match))
+        found = [rule for rule in fitting if rule.selects(self.seed, number, 1, custom_id.encode())]
+        replacing = [rule for rule in found if rule.phase == "result"]
+        return [rule for rule in found if rule not in replacing[1:]]
 
     @property
     def page_size(self) -> int | None:

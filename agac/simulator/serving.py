@@ -11,6 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -47,14 +48,12 @@ def parse_speed(text: str) -> EngineSpeed | None:
     """The engine that `--serving` describes, None for `hosted`; raises SimulatorError."""
     if text in ("h100", "hosted"):
         return EngineSpeed() if text == "h100" else None
-    try:
+    with suppress(TypeError, ValueError):
         pairs = [part.split("=") for part in text.split(",")]
         speed = EngineSpeed(**{name: float(number) for name, number in pairs})
         least = min(speed.step, speed.decode, speed.overhead)
         if least >= 0 and min(speed.prefill, speed.budget, speed.block, speed.cache) >= 1:
             return speed
-    except (TypeError, ValueError):
-        pass
     forms = "h100, hosted, or prefill, step, decode, overhead, budget, block and cache, as in prefill=4000,step=0.02"
     raise SimulatorError([f"serving {text!r} is none that the simulator knows; write {forms}"])
 

@@ -124,7 +124,11 @@ class McpSession:
                 self.retire()
         if not isinstance(result, wire.CallToolResult):
             raise ToolFailed(f"{tool} asks for what a person would have to answer, and there is none")
-        text = self._clean(_as_text(result))
+        parts = [_part(one) for one in result.content]
+        is_shown = any(isinstance(one, wire.TextContent) for one in result.content)
+        if not is_shown and result.structured_content is not None:
+            parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
+        text = self._clean("\n".join(parts))
         if result.is_error:
             raise ToolFailed(text or f"{tool} failed, and does not say why")
         return text
@@ -304,13 +308,6 @@ class _BoundedHttp(httpx2.AsyncClient):
         code = wire.INTERNAL_ERROR if why is _TOO_LARGE else _UNREACHED
         refused = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
         return httpx2.Response(502, json=refused, request=request)
-
-
-def _as_text(result: wire.CallToolResult) -> str:
-    parts = [_part(one) for one in result.content]
-    if not any(isinstance(one, wire.TextContent) for one in result.content) and result.structured_content is not None:
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
-    return "\n".join(parts)
 
 
 def _part(content: Any) -> str:
