@@ -175,10 +175,8 @@ def _levels(stages: Sequence[StageNode]) -> dict[str, int]:
 def _drawn(body: Mapping[str, Any], outcomes: Mapping[str, int] | None, level: int) -> DrawnStage:
     operation, guard = body.get("operation"), body.get("when")
     kind, what = next(iter(operation.items())) if operation else ("ask", body["model"])
-    if isinstance(what, dict):
-        does = [", ".join(f"{old} → {new}" for old, new in what.items())]
-    else:
-        does = [", ".join(what) if isinstance(what, list) else str(what)]
+    named = [f"{old} → {new}" for old, new in what.items()] if isinstance(what, dict) else what
+    does = [", ".join(named) if isinstance(named, list) else str(named)]
     if kind == "review":
         shares = {name: f"{100 * what[name]:g} %" for name in ("sample", "blind") if name in what}
         told = [f"{name} {what[name]}" for name in ("when", "reviewers") if name in what]

@@ -96,11 +96,8 @@ def _asked(llm: LlmFile) -> dict[str, Any]:
 
 
 def _paced(file: JobFile) -> dict[str, Any]:
-    names = {"max_retries": "max_retries", "retry_delay": "retry_delay", "batch_size": "parallel"}
-    found = {
-        name: getattr(file.processing, own) if getattr(file, own) is None else getattr(file, own)
-        for own, name in names.items()
-    }
+    pace = dict(file.processing) | {key: value for key, value in file if value is not None}
+    found = {"max_retries": pace["max_retries"], "retry_delay": pace["retry_delay"], "parallel": pace["batch_size"]}
     return found | ({"parallel": 1} if "sequential" in (file.mode, file.processing.mode) else {})
 
 

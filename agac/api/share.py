@@ -74,12 +74,6 @@ def writer_of(opened: Project) -> str:
         raise UsageError(f"AGAC_REMOTE_WRITER{said}", remedy="Set it to your name, or the job's, as `ci`.") from None
 
 
-def _committed(opened: Project) -> set[bytes]:
-    """The marks of all endpoints that the project's files name, without a variable of anybody's environment."""
-    rows = build_providers(opened.spec.file.providers, {})[0].values()
-    return {endpoint_mark(row.name, row.base_url) for row in rows if not row.simulated and "://" in row.base_url}
-
-
 class SharedAnswers:
     """What a plan is told of the remote: to which tasks there are answers of trusted writers; those are pulled where
     there is a database (`into`), once they are checked. `usd` is what they cost."""
@@ -88,7 +82,10 @@ class SharedAnswers:
         self, opened: Project, known: KnownAnswers, problems: list[Problem], into: Database | None = None
     ) -> None:
         self.known, self._problems, self._database = known, problems, into
-        self.committed, self._checkers = _committed(opened), dict[tuple[str, str], Checker]()
+        # the marks of all endpoints that the project's files name, without a variable of anybody's environment
+        rows = [row for row in build_providers(opened.spec.file.providers, {})[0].values() if not row.simulated]
+        self.committed = {endpoint_mark(row.name, row.base_url) for row in rows if "://" in row.base_url}
+        self._checkers = dict[tuple[str, str], Checker]()
         self.workflow, self.usd, self.writers, self.unfit = "", 0.0, Counter[str](), set[bytes]()
         self.remote = remote_of(opened)
 

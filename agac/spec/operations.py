@@ -173,12 +173,10 @@ class Review(Operation):
         return self.on_reject == "drop"
 
     def body(self) -> dict[str, JSONValue]:
-        own: dict[str, JSONValue] = {
-            one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default
-        }
-        own["choices"] = list(self.choices)
-        own |= {"show": [".".join(way) for way in self.show], "when": self.when and self.when.text}
-        return {"review": {key: value for key, value in own.items() if value not in (None, [], list(CHOICES))}}
+        said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        said["choices"] = list(self.choices)
+        said |= {"show": [".".join(way) for way in self.show], "when": self.when and self.when.text}
+        return {"review": {key: value for key, value in said.items() if value not in (None, [], list(CHOICES))}}
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Review:

@@ -144,8 +144,6 @@ def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[P
     problems += [one for _, wrong in guards for one in wrong]
     if any_error(problems):
         return None, problems
-    each, known = (
-        [one for one, _ in guards if one is not None],
-        schema.schema if isinstance(schema, JsonSchema) else None,
-    )
+    each = [one for one, _ in guards if one is not None]
+    known = schema.schema if isinstance(schema, JsonSchema) else None
     return WorkflowCase(path, workflow, file, given, each, known), problems
