@@ -330,7 +330,7 @@ class Settler:
     def _forget_replicas(self, row: ActiveRow, stage: AnyStage) -> None:
         """The stage is not asked this time: answers of replicas to an earlier content of the row no longer count."""
         if stage.replicas > 1:
-            self._ledger.batch.unasked.append((row.new.key, stage.index))
+            self._ledger.batch.forgotten.append((row.new.key, stage.index, 1))
 
     def row_ended(
         self,
@@ -347,7 +347,7 @@ class Settler:
         self._earlier_ends.pop(row.new.key, None)
         if settled is not None:  # what an earlier content of the row reached beyond
             left = {index: prior for index, prior in row.prior.items() if index not in settled}
-            batch.forgotten += [(row.new.key, index) for index in left]
+            batch.forgotten += [(row.new.key, index, 0) for index in left]
             self.count_tasks(left, -1)
         stage, error = failed or (None, None)
         batch.ends.append(RowEnd(row.new, state, result, stage.name if stage else None, error))

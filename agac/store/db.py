@@ -144,6 +144,17 @@ def sql(name: str) -> str:
 
 
 @cache
+def _several(name: str) -> list[str]:
+    return split_script(sql(name))
+
+
+def execute(writer: sqlite3.Connection, name: str, values: Sequence[Any]) -> None:
+    """Runs the statements called `name`, which change something, one after the other: each with every one of these."""
+    for statement in _several(name):
+        writer.executemany(statement, values)
+
+
+@cache
 def sql_many(name: str, count: int) -> str:
     """The statement called `name` with `count` placeholders in place of `(:many)`."""
     return sql(name).replace("(:many)", f"({','.join('?' * count)})")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from agac.core.errors import LeaseHeld, StoreCorrupt, StoreError
 from agac.core.keys import JOB, canonical, is_job
 from agac.core.types import Report
+from agac.store import db
 from agac.store.batches import runs_in_batches
 from agac.store.db import BUSY_SECONDS, Database, change, fetch, reading_uri, schema_of, select, slices, sql, translated
 from agac.store.history import RunLine, run_lines
@@ -40,15 +41,6 @@ LANES_KEPT = 7 * 86_400.0  # seconds for which it is kept how lanes were
 VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 
 _AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
-
-_OF_A_RUN = (
-    "gc_made_drop", "gc_counters_drop", "gc_timings_drop", "gc_minutes_drop", "gc_minute_timings_drop", "gc_lanes_drop",
-    "gc_inbox_drop", "gc_notifications_drop", "gc_estimates_drop", "batches_drop", "gc_run_events_drop", "gc_run_drop",
-)  # fmt: skip
-_OF_A_ROW = (
-    "gc_members_drop", "gc_reviews_drop", "alike_drop", "gc_turns_drop", "gc_calls_drop", "gc_turns_loosen",
-    "gc_calls_loosen", "tasks_drop", "gc_attempts_drop", "gc_row_drop",
-)  # fmt: skip
 
 _AFTER_ALL = 1 << 62
 
@@ -96,7 +88,7 @@ class GarbageCollector:
         """Drops a run whose stages have these names."""
         while await self.transaction(lambda writer: self._drop_rows(writer, run, stages)):
             pass
-        await self.transaction(lambda writer: [writer.execute(sql(name), (run,)) for name in _OF_A_RUN])
+        await self.transaction(lambda writer: db.execute(writer, "gc_run_drop", [(run,)]))
 
     async def drop_left_rows(self, run: int) -> None:
         """Drops rows of a run that stays which left the input, or that stages no longer make. They count nowhere."""
@@ -128,10 +120,8 @@ class GarbageCollector:
         """Drops definitions and conversations no run needs, other endpoints, old results of tools and lane samples."""
 
         def write(writer: sqlite3.Connection) -> None:
-            for name in ("gc_definitions_drop", "gc_loose_turns_drop", "gc_loose_calls_drop"):
-                writer.execute(sql(name))
-            writer.execute(sql("gc_tool_cache_drop"), (self._clock(),))
-            writer.execute(sql("gc_lanes_prune"), (self._clock() - LANES_KEPT,))
+            now = self._clock()
+            db.execute(writer, "gc_unused_drop", [{"now": now, "lanes_since": now - LANES_KEPT}])
             known = {key for key, *_ in writer.execute(sql("endpoints_read"))}
             writer.executemany(sql("gc_endpoint_drop"), [(key,) for key in known - endpoints])
 
@@ -213,8 +203,7 @@ class GarbageCollector:
             opened = [(self._event or 0, group) for group in {group for _, group in members}]
             writer.executemany(sql("made_open"), opened)
             writer.executemany(sql("member_drop"), members)
-        for name in _OF_A_ROW:
-            writer.executemany(sql(name), [(row.key,) for row in found])
+        db.execute(writer, "gc_row_drop", [(row.key,) for row in found])
 
 
 def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:

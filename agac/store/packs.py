@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from agac.core.keys import DIGEST_BYTES, digest
-from agac.store.db import Database, change, select, sql
+from agac.store.db import Database, change, execute, select
 
 FULL_ANSWERS, FULL_BYTES = 20_000, 8_000_000  # of text: when a pack is full; it is never twice as large
 MAX_BYTES = 32_000_000  # of a pack or an index, packed and unpacked: what is longer is not read
@@ -159,7 +159,7 @@ async def keep_pulled(database: Database, answers: Sequence[PackedAnswer], since
 
     def keep(writer: sqlite3.Connection) -> None:
         told = [one._asdict() | {"since": since} for one in answers]
-        for name in ("endpoint_pulled", "pack_put", "result_pulled"):
-            writer.executemany(sql(name), told)
+        for name in ("pack_put", "answer_pulled"):
+            execute(writer, name, told)
 
     await change(database, keep)

@@ -1,5 +1,5 @@
 -- Every statement that agac runs, by name. `(:many)` stands for as many placeholders as there are values, a name in braces
--- for a part that several statements share.
+-- for a part that several statements share. Several under one name are run one after the other, with the same values.
 
 -- part: row
 -- A `StoredRow`, as far as an unchanged one is looked at.
@@ -320,12 +320,8 @@ ON CONFLICT (row_key, stage, replica) DO UPDATE SET fingerprint = excluded.finge
 WHERE excluded.replica = 0 OR excluded.outcome <> 'reused' OR task.result_id IS NOT excluded.result_id;
 
 -- name: task_forget
--- A changed row no longer gets as far as this stage.
-DELETE FROM task WHERE row_key = ? AND stage = ?;
-
--- name: replicas_forget
--- The stage is not asked any more: what its replicas said was of an earlier row.
-DELETE FROM task WHERE row_key = ? AND stage = ? AND replica > 0;
+-- A changed row no longer gets as far as this stage; or (from 1) what the stage's replicas said was of an earlier row.
+DELETE FROM task WHERE row_key = ? AND stage = ? AND replica >= ?;
 
 -- name: result_endpoint
 -- Who gave a result.
@@ -349,30 +345,25 @@ SELECT fingerprint, id, value FROM result WHERE fingerprint IN (:many) AND creat
 SELECT fingerprint, row_key, settled_at, error_type, error_message FROM task
 WHERE fingerprint IN (:many) AND replica > 0 AND outcome = 'failed';
 
--- name: packable
--- The answers of some rows' tasks that may be pushed, each with what its calls came to.
+-- part: answers_to_push
+-- The answers of rows' tasks that may be pushed, each with what its calls came to; of which rows `r` is said after it.
 SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
     sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost
 FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
 JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
 LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
-WHERE r.key > ? AND r.key <= ? AND v.id > ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
+WHERE t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
     AND json_extract(t.note, '$.review') IS NULL AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
     AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
-GROUP BY t.row_key, t.stage, t.replica;
+
+-- name: packable
+-- Those of some rows.
+{answers_to_push} AND r.key > ? AND r.key <= ? AND v.id > ? GROUP BY t.row_key, t.stage, t.replica;
 
 -- name: packable_since
--- The same of rows with these attempts, as far as their results came after a number.
-SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
-    sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost
-FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
-JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
-LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
-WHERE r.key IN (SELECT row_key FROM attempt WHERE id > ? AND id <= ?) AND v.id > ? AND t.outcome = 'done' AND t.fingerprint = v.fingerprint AND v.pack_id IS NULL
-    AND json_extract(t.note, '$.review') IS NULL AND v.how <> 'adopted' AND NOT e.simulated AND e.base_url <> ''
-    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].reuse'), '') <> 'never'
-    AND coalesce(json_extract(d.body, '$.stages[' || t.stage || '].agent.mode'), 'live') = 'live'
+-- Those of rows with these attempts, as far as their results came after a number.
+{answers_to_push} AND r.key IN (SELECT row_key FROM attempt WHERE id > ? AND id <= ?) AND v.id > ?
 GROUP BY t.row_key, t.stage, t.replica;
 
 -- name: packs_known
@@ -383,16 +374,13 @@ SELECT writer, name FROM pack;
 -- The last attempt and the last result.
 SELECT coalesce((SELECT max(id) FROM attempt), 0), coalesce((SELECT max(id) FROM result), 0);
 
--- name: endpoint_pulled
--- Who gave an answer of a pack.
-INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (:provider, :base_url, :model, 0) ON CONFLICT DO NOTHING;
-
 -- name: pack_put
 -- A pack of which answers come.
 INSERT INTO pack (writer, name) VALUES (:writer, :pack) ON CONFLICT DO NOTHING;
 
--- name: result_pulled
--- An answer of a pack, where none so new is there.
+-- name: answer_pulled
+-- An answer of a pack, where none so new is there, and who gave it.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (:provider, :base_url, :model, 0) ON CONFLICT DO NOTHING;
 INSERT INTO result (fingerprint, value, endpoint_id, created_at, how, pack_id)
 SELECT :fingerprint, :value, e.id, :at, :how, p.id FROM endpoint e JOIN pack p ON p.writer = :writer AND p.name = :pack
 WHERE e.provider = :provider AND e.base_url = :base_url AND e.model = :model AND NOT e.simulated
@@ -762,30 +750,18 @@ SELECT iif((SELECT run_id FROM main.row ORDER BY key DESC LIMIT 1) = :run, (SELE
 INSERT INTO words.about (id, made, upto, walking, walked) VALUES (1, :made, :before, :mark, :before)
 ON CONFLICT (id) DO UPDATE SET walking = coalesce(walking, :mark), walked = iif(walking IS NULL, :before, walked);
 
--- name: words_add
--- The words of rows that came or changed.
+-- name: words_slice
+-- A walk goes on by a slice: the words of rows that came or changed, what these are like now, and which rows are open.
 INSERT INTO words.entry (rowid, text)
 SELECT r.key + (ifnull(s.version + 1, 0) << 40), coalesce(r.error_message, '') || ' ' || coalesce(
     (SELECT {texts} FROM json_tree(iif(json_valid(r.data), r.data, json_quote(r.data))) j), '') || ' ' || coalesce(
     (SELECT {texts} FROM main.result v, json_tree(iif(json_valid(v.value), v.value, json_quote(v.value))) j
     WHERE v.id = r.result_id), '') {to_index};
-
--- name: words_stamp
--- What they are like now.
 INSERT OR REPLACE INTO words.stamp (key, version, hash, result_id, message)
 SELECT r.key, ifnull(s.version + 1, 0), substr(r.hash, 1, 4), r.result_id, r.error_message {to_index};
-
--- name: words_later_drop
--- Rows that were open are looked at again.
 DELETE FROM words.later WHERE key > :after AND key <= :upto;
-
--- name: words_later_put
--- Those that are.
 INSERT INTO words.later (key) SELECT key FROM main.row
 WHERE key > :after AND key <= :upto AND run_id = :run AND state = 0 AND coalesce(ordinal, origin) IS NOT NULL;
-
--- name: words_walked
--- A walk came so far.
 UPDATE words.about SET upto = max(upto, :upto), walked = max(walked, :upto);
 
 -- name: words_end
@@ -1028,97 +1004,48 @@ WHERE run_id = ? AND ordinal IS NULL AND (origin IS NULL OR state = 6) AND key <
 SELECT count(*), coalesce(sum(ordinal IS NULL AND origin IS NULL), 0), coalesce(sum(state = 6), 0) FROM row
 WHERE run_id = ? AND (place IS NULL OR place >= 0);
 
--- name: gc_reviews_drop
--- What was to be asked about a row, where nobody said anything.
-DELETE FROM review WHERE row_key = ? AND NOT EXISTS (SELECT 1 FROM decision WHERE decision.key = review.key);
-
--- name: gc_members_drop
--- What a group was made of.
-DELETE FROM member WHERE group_key = ?;
-
--- name: gc_made_drop
--- The counts of rows that stages made in a run without rows.
-DELETE FROM made WHERE run_id = ?;
-
--- name: gc_attempts_drop
--- The attempts of a row.
-DELETE FROM attempt WHERE row_key = ?;
-
--- name: gc_turns_drop
--- What was said in the conversations of a row that gave answers.
-DELETE FROM agent_turn
-WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
-
--- name: gc_calls_drop
--- The calls of tools in these.
-DELETE FROM tool_call
-WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
-
--- name: gc_turns_loosen
--- What was said in its other ones belongs to no row from now on: another run may go on with them.
-UPDATE agent_turn SET row_key = -row_key WHERE row_key = ?;
-
--- name: gc_calls_loosen
--- The calls of tools in these.
-UPDATE tool_call SET row_key = -row_key WHERE row_key = ?;
-
--- name: gc_loose_turns_drop
--- What belongs to no row and has been answered since, or is of a workflow no run of which has open or failed rows.
+-- name: gc_unused_drop
+-- Definitions that no run has; results of tools that are out of date, or older than every run; old samples of lanes.
+-- Of conversations that belong to no row those that have been answered since, or whose workflow has no run with open or
+-- failed rows.
+DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
 DELETE FROM agent_turn WHERE row_key < 0 AND (EXISTS (SELECT 1 FROM result v WHERE v.fingerprint = agent_turn.fingerprint)
     OR workflow NOT IN (SELECT r.workflow FROM run r WHERE r.finished_at IS NULL
         OR EXISTS (SELECT 1 FROM row WHERE run_id = r.id AND state = 2)));
-
--- name: gc_loose_calls_drop
--- The calls of tools whose turn is gone.
 DELETE FROM tool_call WHERE row_key < 0 AND NOT EXISTS (SELECT 1 FROM agent_turn t
     WHERE t.fingerprint = tool_call.fingerprint AND t.number = tool_call.turn AND t.workflow = tool_call.workflow);
-
--- name: gc_tool_cache_drop
--- Results of tools that are out of date, or older than every run.
-DELETE FROM tool_cache WHERE expires < ? OR at < (SELECT min(created_at) FROM run);
+DELETE FROM tool_cache WHERE expires < :now OR at < (SELECT min(created_at) FROM run);
+DELETE FROM lane_sample WHERE at < :lanes_since;
 
 -- name: gc_row_drop
--- A row whose tasks and attempts are gone.
+-- A row, with all that refers to it, but for a review of which somebody said something.
+-- Conversations without an answer belong to no row from now on: another run may go on with them.
+DELETE FROM member WHERE group_key = ?;
+DELETE FROM review WHERE row_key = ? AND NOT EXISTS (SELECT 1 FROM decision WHERE decision.key = review.key);
+DELETE FROM alike WHERE row_key = ?;
+DELETE FROM agent_turn
+WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
+DELETE FROM tool_call
+WHERE row_key = ?1 AND stage IN (SELECT stage FROM task WHERE row_key = ?1 AND replica = 0 AND outcome <> 'failed');
+UPDATE agent_turn SET row_key = -row_key WHERE row_key = ?;
+UPDATE tool_call SET row_key = -row_key WHERE row_key = ?;
+DELETE FROM task WHERE row_key = ?;
+DELETE FROM attempt WHERE row_key = ?;
 DELETE FROM row WHERE key = ?;
 
--- name: gc_counters_drop
--- The roll-ups of a run without rows.
-DELETE FROM counter WHERE run_id = ?;
-
--- name: gc_timings_drop
--- The histograms of a run without rows.
-DELETE FROM timing WHERE run_id = ?;
-
--- name: gc_minutes_drop
--- The roll-ups by minute of a run without rows.
-DELETE FROM minute WHERE run_id = ?;
-
--- name: gc_minute_timings_drop
--- The histograms by minute of a run without rows.
-DELETE FROM minute_timing WHERE run_id = ?;
-
--- name: gc_lanes_drop
--- How the lanes of a run without rows were.
-DELETE FROM lane_sample WHERE run_id = ?;
-
--- name: gc_lanes_prune
--- How lanes were before a time.
-DELETE FROM lane_sample WHERE at < ?;
-
--- name: gc_inbox_drop
--- What was asked of a run without rows.
-DELETE FROM inbox WHERE run_id = ?;
-
--- name: gc_estimates_drop
--- What a run without rows was expected to take.
-DELETE FROM estimate WHERE run_id = ?;
-
--- name: gc_run_events_drop
--- The invocations of a run without rows.
-DELETE FROM event WHERE run_id = ?;
-
 -- name: gc_run_drop
--- A run of which nothing else is left.
+-- A run without rows, with all that is kept of it.
+DELETE FROM made WHERE run_id = ?;
+DELETE FROM counter WHERE run_id = ?;
+DELETE FROM timing WHERE run_id = ?;
+DELETE FROM minute WHERE run_id = ?;
+DELETE FROM minute_timing WHERE run_id = ?;
+DELETE FROM lane_sample WHERE run_id = ?;
+DELETE FROM inbox WHERE run_id = ?;
+DELETE FROM notification WHERE run_id = ?;
+DELETE FROM estimate WHERE run_id = ?;
+DELETE FROM batch WHERE run_id = ?;
+DELETE FROM event WHERE run_id = ?;
 DELETE FROM run WHERE id = ?;
 
 -- name: last_attempt
@@ -1161,10 +1088,6 @@ SELECT DISTINCT endpoint_id FROM attempt WHERE id > :after AND id <= :upto;
 -- name: gc_endpoint_drop
 -- An endpoint that nothing names.
 DELETE FROM endpoint WHERE id = ?;
-
--- name: gc_definitions_drop
--- Definitions that no run has.
-DELETE FROM definition WHERE hash NOT IN (SELECT definition_hash FROM run);
 
 -- name: leases_free
 -- In a copy of the database nobody is at work.
@@ -1250,7 +1173,8 @@ UPDATE row SET hash = ?, data = ?, state = 0, result_id = NULL, error_stage = NU
     seen = ? WHERE key = ?;
 
 -- name: row_gone
--- A row that is no longer made.
+-- A row that is no longer made has no tasks.
+DELETE FROM task WHERE row_key = ?;
 UPDATE row SET state = 6, result_id = NULL, error_stage = NULL, error_type = NULL, error_message = NULL WHERE key = ?;
 
 -- name: tasks_counted
@@ -1258,10 +1182,6 @@ UPDATE row SET state = 6, result_id = NULL, error_stage = NULL, error_type = NUL
 SELECT t.stage, t.outcome, t.error_type, r.place < 0, ifnull(json_extract(t.note, '$.agreement'), json_extract(t.note, '$.review'))
 FROM task t JOIN row r ON r.key = t.row_key
 WHERE t.row_key IN (:many) AND t.replica = 0;
-
--- name: tasks_drop
--- The tasks of a row that is gone, or is dropped.
-DELETE FROM task WHERE row_key = ?;
 
 -- name: groups_of
 -- The groups that a row is in.
@@ -1588,28 +1508,23 @@ UPDATE batch SET foreign_ids = :foreign WHERE id = :id;
 -- Nothing of it is left at the provider or on this machine.
 UPDATE batch SET state = 'CLEANED', cleaned_at = :now WHERE id = :id AND state IN ('INGESTED', 'REJECTED');
 
--- name: batch_release
--- Its tasks are to be enrolled again, as if they had never been: their question was not asked.
-UPDATE batch_task SET state = 2, then_do = :then_do WHERE batch_id = :id AND state = 1;
-
--- name: followers_release
--- Who waited for a task of a batch goes on with it.
+-- name: tasks_release
+-- The tasks of a batch, and who waits for them, are to be asked as if they had never been: their question was not.
 UPDATE batch_task SET state = 2, then_do = :then_do, round = 1, position = 0, repairs = 0
 WHERE state = 0 AND state < 2 AND fingerprint IN (SELECT fingerprint FROM batch_task WHERE batch_id = :id);
+UPDATE batch_task SET state = 2, then_do = :then_do WHERE batch_id = :id AND state = 1;
 
--- name: batch_refused
--- Its tasks were refused with it: another round, the next model, or, after `most` rounds of the last one, failure.
-UPDATE batch_task SET state = 2, error_type = 'ProviderError', error_message = :note,
-    then_do = CASE WHEN round < :most THEN 'batch' WHEN position < :last THEN 'fallback' END
-WHERE batch_id = :id AND state = 1;
-
--- name: followers_refused
--- Who waited for a task of a batch that was refused goes on as that does.
+-- name: tasks_refused
+-- The tasks of a batch were refused with it, and who waits for them goes on as they do.
+-- Another round, the next model, or, after `most` rounds of the last one, failure.
 UPDATE batch_task SET (state, then_do, error_type, error_message, round, position, repairs) = (
     SELECT 2, CASE WHEN e.round < :most THEN 'batch' WHEN e.position < :last THEN 'fallback' END, 'ProviderError', :note,
         e.round, e.position, e.repairs
     FROM batch_task AS e WHERE e.batch_id = :id AND e.fingerprint = batch_task.fingerprint LIMIT 1
 ) WHERE state = 0 AND state < 2 AND fingerprint IN (SELECT fingerprint FROM batch_task WHERE batch_id = :id);
+UPDATE batch_task SET state = 2, error_type = 'ProviderError', error_message = :note,
+    then_do = CASE WHEN round < :most THEN 'batch' WHEN position < :last THEN 'fallback' END
+WHERE batch_id = :id AND state = 1;
 
 -- name: task_enrol
 -- A task joins a batch.
@@ -1809,10 +1724,6 @@ UNION SELECT run_id FROM batch_task WHERE state < 2;
 SELECT b.run_id, 0, v.id FROM batch_task b JOIN result v ON v.fingerprint = b.fingerprint
 WHERE b.id > :after AND b.id <= :upto AND b.state < 3 AND b.then_do IS NOT 'run';
 
--- name: batches_drop
--- The batches of a run without rows.
-DELETE FROM batch WHERE run_id = ?;
-
 -- name: batches_tasks_drop
 -- Tasks of batches, among some, whose row or run is gone.
 DELETE FROM batch_task WHERE id > :after AND id <= :upto AND (
@@ -2009,6 +1920,3 @@ UPDATE notification SET attempts = attempts + 1, next_at = ?1 WHERE id = ?2 AND 
 -- What came of an attempt: when the next one is made (null: none), when it arrived, or why it did not.
 UPDATE notification SET next_at = ?, sent_at = ?, error = ? WHERE id = ?;
 
--- name: gc_notifications_drop
--- What was told of a run.
-DELETE FROM notification WHERE run_id = ?;

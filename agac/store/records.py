@@ -377,8 +377,7 @@ class WriteBatch:
     leaving: list[int] = field(default_factory=list)  # keys
     results: list[Result] = field(default_factory=list)
     tasks: list[TaskEnd] = field(default_factory=list)
-    forgotten: list[tuple[int, int]] = field(default_factory=list)  # (row key, stage)
-    unasked: list[tuple[int, int]] = field(default_factory=list)  # the same, of replicas alone
+    forgotten: list[tuple[int, int, int]] = field(default_factory=list)  # (row key, stage, the first replica of it)
     attempts: list[Attempt] = field(default_factory=list)
     turns: list[AgentTurn] = field(default_factory=list)
     turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)  # (how, fingerprint, number)

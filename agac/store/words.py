@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import UsageError
-from agac.store.db import Database, fetch, reading_uri, split_script, sql, transaction, translated
+from agac.store.db import Database, execute, fetch, reading_uri, split_script, sql, transaction, translated
 from agac.store.roll_ups import IndexedRows
 from agac.store.runs import RunRecord
 
@@ -136,8 +136,7 @@ def _walk(record: RunRecord, last: int, reader: sqlite3.Connection) -> bool:
     with transaction(reader):
         (walks,) = fetch(reader, "words_about", _Walks, record.created_at)
         values = {"run": record.id, "after": walks.walked, "upto": min(walks.walked + AT_ONCE, last)}
-        for name in ("words_add", "words_stamp", "words_later_drop", "words_later_put", "words_walked"):
-            reader.execute(sql(name), values)
+        execute(reader, "words_slice", [values])
         if values["upto"] == last:
             reader.execute(sql("words_end"))
     return values["upto"] < last

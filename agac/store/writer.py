@@ -202,8 +202,7 @@ class DerivedRowWriter:
         for some in db.slices(keys):
             for counter, count in counted_tasks(self._writer, some, self._stages).items():
                 self._batch.tally(counter).count -= count
-            self._writer.executemany(sql("tasks_drop"), [(key,) for key in some])
-            self._writer.executemany(sql("row_gone"), [(key,) for key in some])
+            db.execute(self._writer, "row_gone", [(key,) for key in some])
             self._make_nothing_of(some)
 
     def _join(self, key: int, wanted: Mapping[int, records.Membership]) -> None:
@@ -418,7 +417,6 @@ class Ledger:
         yield from self._conversations(batch, event)
         yield "task_put", [_task(t) for t in batch.tasks]
         yield "task_forget", batch.forgotten
-        yield "replicas_forget", batch.unasked
         ends = [(e.state, e.result and (e.result.id or None), e.stage, *_error(e.error), e.new.key) for e in batch.ends]
         yield "row_settle", ends
         if self._descent is not None:

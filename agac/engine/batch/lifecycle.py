@@ -35,7 +35,7 @@ from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
 from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load
-from agac.store.db import Database, sql
+from agac.store.db import Database, execute, sql
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ class Journal:
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
-        released = {"id": record.id, "then_do": then_do}
-        others = (("followers_release", released), ("batch_release", released))
-        return await self.write(record, "step", others, to=BatchStep.NOT_CREATED, note=note)
+        released = ("tasks_release", {"id": record.id, "then_do": then_do})
+        return await self.write(record, "step", [released], to=BatchStep.NOT_CREATED, note=note)
 
     async def reject(
         self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
@@ -170,12 +169,11 @@ class Journal:
             failed = (None, errors[place + 1].type.value, errors[place + 1].message)
             ended.append(("task_ended", (*failed, task.id)))
             ended.append(("followers_ended", (*failed, task.round, task.position, task.repairs, task.fingerprint)))
-        values: dict[str, Any] = {"id": record.id, "then_do": "batch"}
-        others = (*ended, ("followers_release", values), ("batch_release", values))
+        left: tuple[str, Any] = ("tasks_release", {"id": record.id, "then_do": "batch"})
         if errors and stage is not None:
-            values = {"id": record.id, "note": note, "most": stage.batch.max_rounds, "last": len(stage.models) - 1}
-            others = (*ended, ("followers_refused", values), ("batch_refused", values))
-        return await self.write(record, "step", others, to=BatchStep.REJECTED, note=note)
+            most, last = stage.batch.max_rounds, len(stage.models) - 1
+            left = ("tasks_refused", {"id": record.id, "note": note, "most": most, "last": last})
+        return await self.write(record, "step", [*ended, left], to=BatchStep.REJECTED, note=note)
 
     async def submitted(
         self, record: BatchRecord, seen: ProviderBatch, deadline: float | None, note: str | None
@@ -211,7 +209,7 @@ class Journal:
         def write(writer: sqlite3.Connection) -> int:
             changed = writer.execute(sql(f"batch_{statement}"), values).rowcount
             for name, other in (*others, *told):
-                writer.execute(sql(name), other)
+                execute(writer, name, [other])
             return changed
 
         if await self._ledger.change(write) != 1:
