@@ -32,7 +32,7 @@ from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
-from agac.engine.export import Lines, export_file, export_run, files_of
+from agac.engine.export import Lines, Outputs, export_file, export_run
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
 from agac.engine.telemetry import calls_of, share, summarise
@@ -166,7 +166,7 @@ async def show(
         final = FinalRows(await definition_of(database, record.id), inputs=full)
         named = await find_rows(database, record.id, [row]) if row is not None else []
         shown, found = {one.key for one in named}, list[str]()
-        tops = [(await history.rows_above(database, one.key) or [one])[-1].key for one in named]
+        tops = [(await history.rows_above(database, one) or [one])[-1].key for one in named]
         for top in dict.fromkeys(tops) if full else [None]:
             async for rows in final.rows(database, record.id, top=top):
                 rows = [one for one in rows if not full or top in shown or one.key in shown]
@@ -211,8 +211,8 @@ async def export(
             )
         summary = await summarise(database, record)
         if file is not None:
-            outputs = dict.fromkeys(files_of(record, root, 0), "an output of the run, which `agac export` writes")
-            own = dict.fromkeys(database_files(path), "the database itself") | outputs
+            files, theirs = Outputs(record, root, 0).files(), "an output of the run, which `agac export` writes"
+            own = dict.fromkeys(database_files(path), "the database itself") | dict.fromkeys(files, theirs)
             refuse_target(file, own, f"{record.workflow}.{kind}", force=force)
             await export_file(database, record, root, file, kind)
             return summary, [file]
@@ -344,7 +344,7 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
         return {"relation": "part" if is_part else _CHILDREN[maker.makes or "items"], "made_by": maker.name}
 
     how, members, children = made(row), None, []
-    above = await history.rows_above(database, row.key)
+    above = await history.rows_above(database, row)
     for below in await history.rows_below(database, row.key, MAX_IDS):
         maker = stages[below.origin]
         words: Counter[str] = Counter()

@@ -215,7 +215,8 @@ async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -
     if not summary["calls"]["output_tokens"]:  # all answers were there before
         made = sum(len(row.value or "") for row in first) * done.sampled // (len(first) or 1)
         given, made = done.characters // CHARACTERS_A_TOKEN, made // CHARACTERS_A_TOKEN
-        counts = [Count(stage.name, "call", "", stage.lane, done.sampled, given, 0, made, 0, 0.0, 0, 0, 0.0, 0)]
+        of_stage = Count(stage=stage.name, outcome="call", model=stage.lane)
+        counts = [replace(of_stage, tasks=done.sampled, input_tokens=given, output_tokens=made)]
     longer /= done.characters or 1
     past, took = PastUsage([PastRun(counts, {}, {})]), summary["timing_ms"]["duration"]["p50"]
     now = estimate(replace(stage, run_mode="sync"), left.questions, None, past, longer=longer)

@@ -27,7 +27,7 @@ from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
 from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.estimate import Finishing, finishing
-from agac.engine.export import Exported, Lines, export_run, files_of, is_shown, table_of
+from agac.engine.export import Exported, Lines, Outputs, export_run, is_shown, table_of
 from agac.engine.invocation import Work
 from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
@@ -421,7 +421,7 @@ async def report_of(
     record = await runs.run_record(database, invocation.run)
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
-    exported = Exported(files_of(record, work.root, rows))
+    exported = Exported(Outputs(record, work.root, rows).files())
     stop = invocation.stop_signal.stop if not invocation.complete else None
     # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
     # empty the folder of an earlier one.

@@ -192,7 +192,8 @@ async def push_since(
     database: Database, opened: Project, shared: SharedAnswers, made: Callable[[str], Awaitable[object]] | None = None
 ) -> PushReport:
     """Pushes what came since the last time; the first time all that is not in the remote."""
-    (now,) = await select(database, "packed_up_to", tuple[int, int])
+    (last,) = await select(database, "last_numbers", dict[str, int])
+    now = last["attempts"], last["results"]
     before, answers = shared.known.pushed, packs.own_answers(database)
     if before:  # an answer comes with its last attempt, or soon after it
         answers = packs.own_answers(database, (before[0][0], now[0]), before[-1][1])

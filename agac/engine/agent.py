@@ -293,7 +293,7 @@ class Agents:
         self._open: dict[bytes, TaskConversation] = {}
 
     async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
-        """As Conversing says."""
+        """Looks for a conversation that goes on; the position of the model that it is with, of these."""
         position, active, own = await self._found(attempts, models), attempts.active, attempts.fingerprint
         if self._budget.turns is None and self._budget.tool_calls is None:
             return position
@@ -342,7 +342,7 @@ class Agents:
         return self.pool.changes(stage.index, tool) or any(self._changes(child, one) for one in own if child)
 
     async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
-        """As Conversing says."""
+        """One model's answer, at the end of a conversation."""
         opening = request_for_model(attempts.connection.model, request, attempts.position, attempts.replica)
         known = self._stored.pop(attempts.fingerprint, None)
         if known is None and attempts.changed:
@@ -467,7 +467,7 @@ class Agents:
                 call.status or 0, stored_reply(call.body) or "", how_ended(end),
             )
         )  # fmt: skip
-        batch.tally((stage.name, TURN, FIRST if first else "", child)).count += 1
+        batch.tally((stage.name, TURN, FIRST if first else "", child)).tasks += 1
         return end
 
     async def _use_tools(self, talk: TaskConversation, turn: Turn) -> End | None:
@@ -589,5 +589,5 @@ class Agents:
             active.notes.tools[own] = record
         if text is not None:
             name = call.name if call.name in {tool.name for tool in talk.spec.tools} else ""  # a model may say any
-            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), name)).count += 1
+            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), name)).tasks += 1
         return told(call, text or "", state)

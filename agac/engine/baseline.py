@@ -437,9 +437,8 @@ class StoredAnswers:
         for place, (row, task) in enumerate(begun):
             if known[place] is None and not isinstance(task, NotReady | ReviewTask):
                 known[place] = self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
-        self.scratch.begin()
-        self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
-        self.scratch.end()
+        with self.scratch.at_once():
+            self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         return known
 
     def _reviewed(self, stage: AnyStage, row: ForecastRow, task: ReviewTask, known: Known | None) -> TaskResult:

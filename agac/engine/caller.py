@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import REPAIRED, ErrorType, RowError, storable
 from agac.core.text import beginning
@@ -28,6 +28,7 @@ from agac.providers.prices import cost
 from agac.store.records import Call, Result
 
 if TYPE_CHECKING:
+    from agac.engine.agent import Agents
     from agac.engine.workers.chunks import WorkerCalls
 
 _log = logging.getLogger("agac.call")
@@ -91,20 +92,10 @@ class NextTurn(Exception):
     turns: int
 
 
-class Conversing(Protocol):
-    """Asks models of stages with tools (`engine.agent`)."""
-
-    async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
-        """Looks for a conversation that goes on; the position of the model that it is with, of these."""
-
-    async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
-        """One model's answer, at the end of a conversation."""
-
-
 class Caller:
     """Asks tasks. `connections`: models in order of use, by stage index. `agents` asks stages with tools."""
 
-    agents: Conversing
+    agents: Agents
 
     def __init__(
         self,

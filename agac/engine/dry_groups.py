@@ -194,22 +194,21 @@ class GroupForecaster:
 
     def join(self, stage: PlannedStage, rows: Sequence[ForecastRow]) -> None:
         """These rows came to their end, and would be in groups of the stage."""
-        self._scratch.begin()
-        for row in rows:
-            if row.absent:
-                continue
-            membership = self._deriver.membership(row, stage)
-            if membership is not None:
-                self._put(stage, row, membership)
-            elif row.failed is None:
-                need, reason = self._need(stage, row)
-                unassigned = self._unassigned.setdefault(stage.index, UnassignedRows(need, reason, row.id))
-                unassigned.rows += row.times
-                unassigned.parked = unassigned.parked or row.parked is not None
-                if row.parked is None:
-                    _, characters, _ = self._deriver.member(stage, row)
-                    unassigned.characters += characters * row.times
-        self._scratch.end()
+        with self._scratch.at_once():
+            for row in rows:
+                if row.absent:
+                    continue
+                membership = self._deriver.membership(row, stage)
+                if membership is not None:
+                    self._put(stage, row, membership)
+                elif row.failed is None:
+                    need, reason = self._need(stage, row)
+                    unassigned = self._unassigned.setdefault(stage.index, UnassignedRows(need, reason, row.id))
+                    unassigned.rows += row.times
+                    unassigned.parked = unassigned.parked or row.parked is not None
+                    if row.parked is None:
+                        _, characters, _ = self._deriver.member(stage, row)
+                        unassigned.characters += characters * row.times
 
     def _need(self, stage: PlannedStage, row: ForecastRow) -> tuple[str, str]:
         """The stage on whose answer it hangs what is asked about the row, and why that has to be asked for."""

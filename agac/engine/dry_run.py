@@ -295,28 +295,27 @@ class DryWalk:
     def _kept(self, maker: AnyStage, rows: Sequence[ForecastRow]) -> Iterator[ForecastRow]:
         """Of rows with equal values the first goes on."""
         found = self._answers.of(maker)
-        self._scratch.begin()
-        for row in rows:
-            found.exact = found.exact and not self._answers.is_guess(row, maker)
-            candidate = None if row.lost else self._deriver.made(row).alike.get(maker.index)
-            if candidate is not None and not row.lost:
-                is_first = self._scratch.new(maker.index, [candidate.hash])
-                found.reuse += is_first
-                found.dropped += row.times - is_first
-                if is_first:
-                    yield self._deriver.kept(maker, row, candidate.content)
-            elif row.unmade is maker:
-                continue
-            elif row.lost:
-                blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
-                self._answers.block(maker, row, why.upstream_blocked(blocked))
-            else:
-                times = self._deriver.times(maker, row)
-                found.reuse += times
-                found.dropped += max(row.times - times, 0)
-                if times:
-                    yield self._deriver.kept(maker, row, b"", times)
-        self._scratch.end()
+        with self._scratch.at_once():
+            for row in rows:
+                found.exact = found.exact and not self._answers.is_guess(row, maker)
+                candidate = None if row.lost else self._deriver.made(row).alike.get(maker.index)
+                if candidate is not None and not row.lost:
+                    is_first = self._scratch.new(maker.index, [candidate.hash])
+                    found.reuse += is_first
+                    found.dropped += row.times - is_first
+                    if is_first:
+                        yield self._deriver.kept(maker, row, candidate.content)
+                elif row.unmade is maker:
+                    continue
+                elif row.lost:
+                    blocked = next((need for need in maker.needs if need in row.blocked), maker.name)
+                    self._answers.block(maker, row, why.upstream_blocked(blocked))
+                else:
+                    times = self._deriver.times(maker, row)
+                    found.reuse += times
+                    found.dropped += max(row.times - times, 0)
+                    if times:
+                        yield self._deriver.kept(maker, row, b"", times)
 
 
 async def judged_chunks(rows: Rows, source: InputSpec, scratch: Scratch) -> AsyncGenerator[list[NewRow], None]:

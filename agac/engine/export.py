@@ -576,11 +576,6 @@ async def filtered_lines(database: Database, run: RunRecord) -> AsyncIterator[li
             yield lines
 
 
-def files_of(run: RunRecord, root: Path, rows: int) -> list[Path]:
-    """The files that a finished run's users expect. `rows` of its input are stored."""
-    return Outputs(run, root, rows).files()
-
-
 def is_shown(run: RunRecord, root: Path, rows: int) -> bool:
     """Whether the files in the output folder are what an export would write: none is missing, cut or another's."""
     shown = {name: stamp for name, stamp in run.exported_files.items() if name != PREVIOUS}

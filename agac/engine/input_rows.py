@@ -197,7 +197,7 @@ class InputRows:
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)
                 self._settler.count_row(state, -1, error_type)
-                self._ledger.batch.tally(PRESENT).count -= 1
+                self._ledger.batch.tally(PRESENT).tasks -= 1
                 self._settler.count_tasks(tasks.get(key, {}), -1)
             await self._ledger.durable()
 
@@ -219,7 +219,7 @@ class InputRows:
                 continue
             self._ledger.batch.places.append((new.row.ordinal, old.key))
             if old.ordinal is None:  # it comes back
-                self._ledger.batch.tally(PRESENT).count += 1
+                self._ledger.batch.tally(PRESENT).tasks += 1
             found.append((new, old))
         return [*inserted, *await self._reopen(found)]
 
@@ -304,7 +304,7 @@ class InputRows:
 
     def _insert(self, new: NewRow) -> list[ActiveRow]:
         self._ledger.batch.inserts.append(new)
-        self._ledger.batch.tally(PRESENT).count += 1
+        self._ledger.batch.tally(PRESENT).tasks += 1
         self._count(new)
         return [ActiveRow(new, self._context.preparer.view(new.row.data))] if new.state is State.PENDING else []
 

@@ -313,7 +313,7 @@ class BudgetLimiter:
                         raise BlockedByBatches
                     if hopeless:
                         self.reached, self.missed = hopeless[0], worst
-                        self._end("call")
+                        self.stop_at_limit("call")
                         raise RunStopped
                     self._changed.clear()
                     await self._changed.wait()
@@ -384,11 +384,8 @@ class BudgetLimiter:
         """What of a budget others than this process hold."""
         return self.lender.elsewhere(balance)[0] if self.lender is not None else NOTHING
 
-    def stop_at_limit(self) -> None:
-        """Nothing is under way that could make room for what did not fit."""
-        self._end("batch")
-
-    def _end(self, what: str) -> None:
+    def stop_at_limit(self, what: str) -> None:
+        """Nothing is under way that could make room for what did not fit: a call, or a batch."""
         name = self.reached.name if self.reached is not None else "budget"
         others = self.lender.of_others(self.reached) if self.lender is not None and self.reached is not None else ""
         self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}")
@@ -458,9 +455,8 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
     found = []
     for balance in balances:
         known, held, facts = balance.spent.plus(balance.unconfirmed, -1), balance.unconfirmed, dict[str, object]()
-        caps = (balance.budget.usd, balance.budget.tokens, balance.budget.calls)
-        for unit, cap, spent, may_be in zip(Amount._fields, caps, known, held, strict=True):
-            if cap is not None:
+        for unit, spent, may_be in zip(Amount._fields, known, held, strict=True):
+            if (cap := getattr(balance.budget, unit)) is not None:
                 facts[unit] = {"limit": cap, "spent": round(spent, 6), "held": round(may_be, 6)}
         found.append({"name": balance.name, **facts})
     return found

@@ -376,10 +376,7 @@ class Lane:
     ) -> None:
         self._adaptive = Adaptive(most, clock())
         self._allowance = HeaderQuota()
-        self.most = most
         self._most, self._rpm, self._tpm = most, rpm, tpm
-        self._per_request = 60.0 / rpm if rpm else 0.0
-        self._per_token = 60.0 / tpm if tpm else 0.0
         self._next_call = self._next_token = 0.0
         self._paused_until, self._warned_at = 0.0, -math.inf
         self._waits, self._shown_until = waits, 0.0
@@ -389,6 +386,7 @@ class Lane:
         self._held, self._held_at = WaitReason.NOTHING, 0.0
         self.waited, self._told, self._refused, self._was_idle = 0.0, 0.0, 0, True
         self._timer: asyncio.TimerHandle | None = None
+        self.share(1)
         stop_signal.when_stopped(self._stop)
 
     async def enter(self, tokens: int) -> LanePermit:

@@ -22,7 +22,7 @@ from agac.spec.workflow import Stage
 from agac.store import rows as store
 from agac.store.batches import RowTask
 from agac.store.batches import tasks_of_row as batched_tasks
-from agac.store.db import Database
+from agac.store.db import Database, nested
 from agac.store.decisions import Fixes, redos_of
 from agac.store.history import TaskRecord, parts_of, rows_above, tasks_of_row
 from agac.store.rows import ExportRow, StageResult, State, StoredRow
@@ -44,14 +44,13 @@ class RowViews:
         rows = await store.rows_of_keys(self._db, keys)
         above = {row.parent_key for row in rows.values() if row.parent_key is not None}
         parents = await self.ended(sorted(above)) if above else {}
-        stages: dict[int, list[tuple[int, StageResult]]] = {}
-        for (key, stage), result in (await store.results_of_rows(self._db, keys)).items():
-            stages.setdefault(key, []).append((stage, result))
+        results = await store.results_of_rows(self._db, keys)
+        by_row = nested((key, stage, result) for (key, stage), result in results.items())
         found = {}
         for key, row in rows.items():
             parent = parents[row.parent_key] if row.parent_key is not None else None
             view = self.begun(row.data, row.origin, parent)
-            for stage, result in sorted(stages.get(key, ())):
+            for stage, result in sorted(by_row.get(key, {}).items()):
                 replay(view, self._stages[stage], result, self._followed)
             found[key] = view
         return found
@@ -217,7 +216,7 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
     contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
     group, size = row, store.GroupSize(0, 0, 0)
     if row.parent_key is not None:
-        (group,) = await rows_above(database, row.key)
+        (group,) = await rows_above(database, row)
         texts = await contents.of_part(group.key, row.data)
         size = store.GroupSize(len(texts or ()), 0, 0)
     else:

@@ -163,13 +163,13 @@ class RowWalk:
         batches.done.any_open = await batches.any_open()
         held_back = batches.enrolment.held_back and not batches.done.any_open  # nothing that could make room is open
         if stop_signal.stop is None and self.context.budgets is not None and held_back:
-            self.context.budgets.stop_at_limit()
+            self.context.budgets.stop_at_limit("batch")
 
     async def _expect_calls(self, calls: int) -> None:
         """Records how many calls may be in flight from now on: a kill while only batches are at work loses none."""
         if self.calls:
             await self.context.ledger.durable()
-            await write(self.context.places.database, "event_calls", calls, self.context.places.event)
+            await write(self.context.places.database, "event_say", "$.concurrency", calls, self.context.places.event)
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""

@@ -222,7 +222,7 @@ class Settler:
             if voted is None and not result.id:
                 batch.results.append(result)
             if result.how and not isinstance(voted, Reviewed):
-                batch.tally((stage.name, HOW, result.how, "")).count += 1
+                batch.tally((stage.name, HOW, result.how, "")).tasks += 1
         if replica:
             self._add(row, stage, outcome, fingerprint, result, replica=replica)
             return
@@ -247,9 +247,9 @@ class Settler:
             return  # the store says this of the task already
         self._earlier_ends.pop(row.new.key, None)
         self._uncount(row, stage, prior)
-        batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).count += 1
+        batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).tasks += 1
         if agreement and not row.part:
-            batch.tally((stage.name, AGREEMENT, agreement, "")).count += 1
+            batch.tally((stage.name, AGREEMENT, agreement, "")).tasks += 1
         self._add(row, stage, settled_as, fingerprint, result, note=note)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
             settled = PriorTask(row.new.key, stage.index, fingerprint, settled_as, result.id, None, 0)
@@ -261,7 +261,7 @@ class Settler:
         prior = row.prior.get(stage.index)
         self._uncount(row, stage, prior)
         self._forget_replicas(row, stage)
-        self._ledger.batch.tally((stage.name, outcome.value, "", "")).count += 1
+        self._ledger.batch.tally((stage.name, outcome.value, "", "")).tasks += 1
         self._add(row, stage, outcome, note=note() if note else None)
         if row.again and prior is not None and prior.outcome is outcome:
             return  # it was counted before
@@ -292,7 +292,7 @@ class Settler:
         failures = (prior.failures if prior and prior.fingerprint == fingerprint else 0) + counts
         self._uncount(row, stage, prior)
         counted_as = (PART, "") if row.part else (Outcome.FAILED.value, error.type.value)
-        self._ledger.batch.tally((stage.name, *counted_as, "")).count += 1
+        self._ledger.batch.tally((stage.name, *counted_as, "")).tasks += 1
         if fingerprint is None:
             self._forget_replicas(row, stage)
         what = "partial" if error.type is ErrorType.TRUNCATED else "traceback"
@@ -364,7 +364,7 @@ class Settler:
         """Counts a row of the input in a state (1), or no longer (-1); open ones are not counted."""
         outcome = OUTCOME_OF.get(state)
         if outcome is not None:
-            self._ledger.batch.tally(("", outcome.value, error_type or "", "")).count += by
+            self._ledger.batch.tally(("", outcome.value, error_type or "", "")).tasks += by
 
     def row_moved(self, row: ActiveRow, old: int, state: State, result_id: int | None) -> None:
         """A row that had come to its end is in another state, since other rows came or went; it keeps its result."""
@@ -410,7 +410,7 @@ class Settler:
     def _uncount(self, row: ActiveRow, stage: AnyStage, prior: PriorTask | None) -> None:
         """A task that is settled again is counted once."""
         if prior is not None and row.part:
-            self._ledger.batch.tally((stage.name, PART, "", "")).count -= 1
+            self._ledger.batch.tally((stage.name, PART, "", "")).tasks -= 1
         elif prior is not None:
             self.count_tasks({stage.index: prior}, -1)
 
@@ -419,9 +419,9 @@ class Settler:
         batch = self._ledger.batch
         for index, prior in tasks.items():
             name, error = self._stages[index].name, prior.error.type.value if prior.error else ""
-            batch.tally((name, prior.outcome.value, error, "")).count += by
+            batch.tally((name, prior.outcome.value, error, "")).tasks += by
             if prior.agreement is not None:
-                batch.tally((name, AGREEMENT, prior.agreement, "")).count += by
+                batch.tally((name, AGREEMENT, prior.agreement, "")).tasks += by
 
 
 # Replicas of a task vote.

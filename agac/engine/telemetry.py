@@ -19,8 +19,8 @@ from agac.spec.workflow import RunRules
 from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.decisions import open_reviews
-from agac.store.history import CallRecord, EndpointRecord, Timings, agreements, calls_by_row, endpoints, timings
-from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN
+from agac.store.history import CallRecord, Timings, agreements, calls_by_row, endpoints, timings
+from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Endpoint
 from agac.store.rows import State
 from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration, run_serving
 
@@ -52,7 +52,7 @@ async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
 class LineWriter:
     """Makes lines of calls. `stages` are the names of the run's stages, as the store counts them."""
 
-    def __init__(self, stages: Sequence[str], known: dict[int, EndpointRecord]) -> None:
+    def __init__(self, stages: Sequence[str], known: dict[int, Endpoint]) -> None:
         self._stages, self._known = stages, known
         self._heads: dict[tuple[object, ...], str] = {}
         self._seconds: dict[int, str] = {}

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from agac.core.errors import Problem, UsageError, Where, lack_of
 from agac.core.types import Params, Schema
 from agac.plan.plan import Models
-from agac.plan.stage import PlannedModel
+from agac.plan.stage import PlannedModel, call_timeout
 from agac.providers.backend import at_backend, served_model
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.prices import dated_versions, lacks_tier, price_of
@@ -145,8 +145,8 @@ class _Resolving:
         self.problems.extend(_cannot(ref, params, provider, where))
         if ref.schema_mode is not None:  # how the provider is held to schemas
             provider = replace(provider, structured=ref.schema_mode)
-        model = PlannedModel.of(provider, ref, params, stage.timeout)
-        return replace(model, idle_timeout=ref.idle_timeout or stage.idle_timeout)
+        silence, bounds = ref.idle_timeout or stage.idle_timeout, call_timeout(stage.timeout, params)
+        return PlannedModel(provider, ref.wire, params, ref.transport, silence, bounds, ref)
 
     def _at_backend(self, stage: WrittenStage, backend: str) -> tuple[str, Provider | None]:
         """The stage's model as a string, and the provider at the backend unless a stronger level chose another one. A

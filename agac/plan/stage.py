@@ -60,12 +60,6 @@ class PlannedModel:
         """Tools that its provider is asked to run."""
         return [name for name in SERVER_TOOLS if getattr(self.params, name)]
 
-    @staticmethod
-    def of(provider: Provider, ref: ModelRef, params: Params, timeout: Timeout | None) -> PlannedModel:
-        """The model that a string names; `timeout` is what its stage says."""
-        bounds = call_timeout(timeout, params)
-        return PlannedModel(provider, ref.wire, params, ref.transport, ref.idle_timeout, bounds, ref)
-
     def at(self, providers: Mapping[str, Provider]) -> PlannedModel:
         """The same at the address that its provider has among these, unless a backend says another."""
         address = (self.backend and parse_backend(self.backend)[1]) or providers[self.provider.name].base_url

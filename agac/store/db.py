@@ -143,14 +143,9 @@ def sql(name: str) -> str:
     return statements()[name]
 
 
-@cache
-def _several(name: str) -> list[str]:
-    return split_script(sql(name))
-
-
 def execute(writer: sqlite3.Connection, name: str, values: Sequence[Any]) -> None:
     """Runs the statements called `name`, which change something, one after the other: each with every one of these."""
-    for statement in _several(name):
+    for statement in split_script(sql(name)):
         writer.executemany(statement, values)
 
 
@@ -412,8 +407,9 @@ def migrations() -> list[tuple[int, str]]:
     return sorted((int(f.name[:4]), f.read_text("utf-8")) for f in folder.iterdir() if f.name.endswith(".sql"))
 
 
+@cache
 def split_script(script: str) -> list[str]:
-    """The statements of a migration. A semicolon ends a statement only at the end of a line."""
+    """The statements of a script. A semicolon ends a statement only at the end of a line."""
     bare = re.sub(r"--[^\n]*", "", script)
     return [part.strip() for part in re.split(r";\s*(?:\n|\Z)", bare) if part.strip()]
 

@@ -108,8 +108,8 @@ class GarbageCollector:
         def drop(writer: sqlite3.Connection, after: int) -> None:
             writer.execute(sql("batches_tasks_drop"), {"after": after, "upto": after + CHUNK_TASKS})
 
-        (last,) = await self.read("last_task", int)
-        for after in range(0, last, CHUNK_TASKS):
+        (last,) = await self.read("last_numbers", dict[str, int])
+        for after in range(0, last["tasks"], CHUNK_TASKS):
             await self.transaction(partial(drop, after=after))
 
     async def drop_results(self, ids: Sequence[int]) -> None:
@@ -190,7 +190,7 @@ class GarbageCollector:
                     counts["", outcome.value, row.error or "", ""] += 1
         for keys in slices([row.key for row in found if row.ordinal is not None or row.place is not None]):
             counts += counted_tasks(writer, keys, stages)
-        values = [(run, *key, *CounterDelta(count=-count).values()) for key, count in counts.items()]
+        values = [(run, *key, *CounterDelta(tasks=-count).values()) for key, count in counts.items()]
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
         self._drop(writer, found)
@@ -214,10 +214,10 @@ def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:
 # Which results and endpoints are in use: found out in short readings, kept as one byte for each result.
 
 _RANGES = {
-    "gc_references": "row_key_max", "gc_results": "result_id_max", "gc_result_endpoints": "result_id_max",
-    "gc_asked_elsewhere": "last_attempt", "gc_attempt_endpoints": "last_attempt", "batches_results": "last_task",
+    "gc_references": "rows", "gc_results": "results", "gc_result_endpoints": "results",
+    "gc_asked_elsewhere": "attempts", "gc_attempt_endpoints": "attempts", "batches_results": "tasks",
 }  # fmt: skip
-"""The statements that are read range by range, each with the statement that finds the end of the last one."""
+"""The statements that are read range by range, each with what it reads."""
 
 RANGE = 8192  # keys in one reading: some hundredths of a second
 
@@ -252,8 +252,8 @@ async def used_endpoints(read: Read) -> set[int]:
 
 async def _ranges(read: Read, statement: str, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
     """What a statement finds, range by range of the keys of the table that it reads."""
-    (last,) = await read(_RANGES[statement], int)
-    for after in range(0, last, RANGE):
+    (last,) = await read("last_numbers", dict[str, int])
+    for after in range(0, last[_RANGES[statement]], RANGE):
         yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
 
 

@@ -10,8 +10,9 @@ from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
-from agac.store.db import Database, Reads, by, first, keyed, nested, reads, select, sql, translated
-from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts
+from agac.store.db import Database, Reads, first, keyed, nested, reads, select, sql, translated
+from agac.store.records import Endpoint
+from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts, rows_of_keys
 from agac.store.runs import InvocationRecord
 
 Seconds = Annotated[float, partial(round, ndigits=4)]
@@ -147,12 +148,12 @@ class Below(NamedTuple):
     ids: list[RowId]
 
 
-async def rows_above(database: Database, key: int) -> list[StoredRow]:
+async def rows_above(database: Database, row: StoredRow) -> list[StoredRow]:
     """The row of which a row was made, and of which that was made, up to one of the input or a group."""
-    found: list[StoredRow] = []
-    while above := await select(database, "row_above", StoredRow, found[-1].key if found else key):
-        found += above
-    return found
+    found = [row]
+    while (parent := found[-1].parent_key) is not None:
+        found.append((await rows_of_keys(database, [parent]))[parent])
+    return found[1:]
 
 
 async def rows_below(database: Database, key: int, most: int) -> list[Below]:
@@ -181,9 +182,8 @@ def reply_bytes(stored: str | bytes | None) -> bytes | None:
 
 def reply_text(stored: str | bytes | None) -> str | None:
     """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was kept."""
-    if stored is None or isinstance(stored, str):
-        return stored
-    return zlib.decompress(stored).decode("utf-8", "backslashreplace")
+    raw = reply_bytes(stored)
+    return None if raw is None else raw.decode("utf-8", "backslashreplace")
 
 
 # What calls took: read row by row for telemetry.jsonl, and as histograms for summaries.
@@ -225,16 +225,9 @@ class CallRecord(NamedTuple):
         return self.input_tokens, self.cached_tokens, self.output_tokens, self.reasoning_tokens, self.cost
 
 
-class EndpointRecord(NamedTuple):
-    """Who was asked."""
-
-    id: int
-    provider: str
-    model: str
-    simulated: bool
-
-
-endpoints: Reads[[], dict[int, EndpointRecord]] = reads("endpoints_read", EndpointRecord, by("id"))
+endpoints: Reads[[], dict[int, Endpoint]] = reads(
+    "endpoints_read", tuple[int, str, str, str, bool], keyed(Endpoint._make)
+)
 
 
 async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallRecord]]:

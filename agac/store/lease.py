@@ -54,9 +54,9 @@ async def lease_held(database: Database, workflow: str, clock: Callable[[], floa
 
 
 def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
-    for _, holder, heartbeat_at in writer.execute(sql("lease_read"), (workflow,)).fetchall():
+    for held, holder, heartbeat_at in writer.execute(sql("leases")).fetchall():
         age = now - heartbeat_at
-        if is_alive(holder, age):
+        if held == workflow and is_alive(holder, age):
             who = "this process already" if holder == this_process() else "another process"
             raise LeaseHeld(
                 f"workflow {workflow!r} is being run by {who} ({shown(holder)}, "
@@ -71,16 +71,14 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
 
 async def holder_of(database: Database, workflow: str) -> str | None:
     """The live process that works on a workflow, in words; None when there is none."""
-    for _, holder, _ in await select(database, "lease_read", tuple[int, str, float], workflow):
-        if holder and not is_dead(holder):
-            return shown(holder)
-    return None
+    held = await select(database, "leases", tuple[str, str, float])
+    return next((shown(holder) for one, holder, _ in held if one == workflow and not is_dead(holder)), None)
 
 
 def is_alive(holder: str, age: float) -> bool:
     """Whether a live process holds a lease whose last sign of life is `age` seconds old. A clock that was set back
     makes the age negative: that is no proof of death, so it counts as fresh."""
-    return bool(holder) and age < STALE_SECONDS and not is_dead(holder)
+    return age < STALE_SECONDS and not is_dead(holder)
 
 
 def this_process() -> str:
@@ -115,25 +113,22 @@ def is_dead_here(holder: str) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
-    try:
+    with suppress(OSError, IndexError):
         found = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return found[0], found[19]  # proc(5): the state is field 3, the start time field 22; 3 is the first after ")"
-    except (OSError, IndexError):
-        return "-", "-"
+    return "-", "-"
 
 
 def _boot_id() -> str:
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return "-"
+    return "-"
 
 
 def _pid_namespace() -> str:
-    try:
+    with suppress(OSError):
         return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "-"
+    return "-"
 
 
 def shown(holder: str) -> str:

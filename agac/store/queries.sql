@@ -64,10 +64,6 @@ a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint
 -- Final steps of a batch.
 ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
 
--- name: lease_read
--- Who holds a workflow.
-SELECT token, holder, heartbeat_at FROM lease WHERE workflow = ?;
-
 -- name: leases
 -- Every workflow that is held.
 SELECT workflow, holder, heartbeat_at FROM lease WHERE holder <> '';
@@ -173,13 +169,9 @@ UPDATE event SET body = body || ? WHERE id = ?;
 -- What is known of an invocation, while it goes on.
 UPDATE event SET body = ? WHERE id = ?;
 
--- name: event_calls
--- How many calls may be in flight from now on: a kill may lose twice as many.
-UPDATE event SET body = json_set(body, '$.concurrency', ?) WHERE id = ?;
-
--- name: event_waits
--- Until when no call goes to some models, by lane, in seconds since 1970: said in the record of an invocation.
-UPDATE event SET body = json_set(body, '$.waits', json(?)) WHERE id = ?;
+-- name: event_say
+-- Something else, JSON, is to be said in the record of an invocation, at this path.
+UPDATE event SET body = json_set(body, ?, json(?)) WHERE id = ?;
 
 -- name: event_end
 -- And ends.
@@ -370,10 +362,6 @@ GROUP BY t.row_key, t.stage, t.replica;
 -- The packs that were pushed from here, or taken in.
 SELECT writer, name FROM pack;
 
--- name: packed_up_to
--- The last attempt and the last result.
-SELECT coalesce((SELECT max(id) FROM attempt), 0), coalesce((SELECT max(id) FROM result), 0);
-
 -- name: pack_put
 -- A pack of which answers come.
 INSERT INTO pack (writer, name) VALUES (:writer, :pack) ON CONFLICT DO NOTHING;
@@ -386,15 +374,13 @@ SELECT :fingerprint, :value, e.id, :at, :how, p.id FROM endpoint e JOIN pack p O
 WHERE e.provider = :provider AND e.base_url = :base_url AND e.model = :model AND NOT e.simulated
     AND NOT EXISTS (SELECT 1 FROM result v WHERE v.fingerprint = :fingerprint AND v.created_at >= :since);
 
--- name: endpoint_adopt
--- Of adopted results the workflow stands in the place of the address, and the file in that of the model.
-INSERT INTO endpoint (provider, base_url, model, simulated) VALUES ('adopted', ?, ?, 0) ON CONFLICT DO NOTHING;
-
--- name: result_adopt
+-- name: results_adopt
 -- Results are kept that stood in a file.
+-- Of such the workflow stands in the place of the endpoint's address, and the file in that of the model.
+INSERT INTO endpoint (provider, base_url, model, simulated) VALUES ('adopted', :workflow, :file, 0) ON CONFLICT DO NOTHING;
 INSERT INTO result (fingerprint, value, created_at, how, endpoint_id)
-SELECT f.fingerprint, f.value, ?, 'adopted', e.id FROM temp.found f JOIN endpoint e
-WHERE f.fingerprint IS NOT NULL AND e.provider = 'adopted' AND e.base_url = ? AND e.model = ? ORDER BY f.key;
+SELECT f.fingerprint, f.value, :at, 'adopted', e.id FROM temp.found f JOIN endpoint e
+WHERE f.fingerprint IS NOT NULL AND e.provider = 'adopted' AND e.base_url = :workflow AND e.model = :file ORDER BY f.key;
 
 -- name: found_make
 -- What stands in a file and may be adopted, for as long as this connection is open: by the ids of rows, in its order.
@@ -841,7 +827,7 @@ WHERE row_key IN (:many) AND replica = 0 AND json_extract(note, '$.agreement') I
 
 -- name: endpoints_read
 -- Every endpoint.
-SELECT id, provider, model, simulated FROM endpoint;
+SELECT id, provider, base_url, model, simulated FROM endpoint;
 
 -- name: run_lines
 -- The runs of one workflow, or of all, with what tells them apart; the one last worked on first.
@@ -866,10 +852,6 @@ WHERE r.id = ? AND e.kind = 'invocation' AND (r.finished_at IS NULL OR e.at <= r
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
 SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6 AND coalesce(place, 0) > -1048576;
-
--- name: row_above
--- The row of which a row was made.
-SELECT {whole_row} FROM row WHERE key = (SELECT parent_key FROM row WHERE key = ?);
 
 -- name: parts_look
 -- The parts into which a large group is cut.
@@ -1048,13 +1030,10 @@ DELETE FROM batch WHERE run_id = ?;
 DELETE FROM event WHERE run_id = ?;
 DELETE FROM run WHERE id = ?;
 
--- name: last_attempt
--- The last call.
-SELECT coalesce(max(id), 0) FROM attempt;
-
--- name: last_task
--- The last task that was in a batch.
-SELECT coalesce(max(id), 0) FROM batch_task;
+-- name: last_numbers
+-- Those of rows, of results, of calls, and of tasks that were in a batch.
+SELECT json_object('rows', ifnull((SELECT max(key) FROM row), 0), 'results', ifnull((SELECT max(id) FROM result), 0),
+    'attempts', ifnull((SELECT max(id) FROM attempt), 0), 'tasks', ifnull((SELECT max(id) FROM batch_task), 0));
 
 -- name: gc_references
 -- The results to which some rows and their tasks refer. Rows that are no longer made refer to none.
@@ -1200,10 +1179,6 @@ ON CONFLICT (group_key, sort, row_key) DO UPDATE SET size = excluded.size, faile
 -- A row is no longer in a group.
 DELETE FROM member WHERE row_key = ? AND group_key = ?;
 
--- name: group_find
--- A group by its id.
-SELECT key FROM row WHERE run_id = ? AND id = ? AND occurrence = ?;
-
 -- name: alike_put
 -- A row came to a stage that keeps the first of equal ones.
 INSERT INTO alike (run_id, origin, hash, row_key, content, state) VALUES (?, ?, ?, ?, ?, ?);
@@ -1290,8 +1265,8 @@ UPDATE row SET state = 1 WHERE run_id = ? AND origin = ? AND place = -1048576 AN
 SELECT NULL AS ordinal, id, state, data, NULL AS value, NULL AS error_type, NULL AS error_message, key FROM row
 WHERE run_id = :run AND id > :after AND occurrence = -1 - :origin AND place = -1048576 ORDER BY id LIMIT :limit;
 
--- name: distant_find
--- A member that is in another shard, by its id, and the group that it is in.
+-- name: row_find
+-- A group by its id; or a member that is in another shard, and the group that it is in.
 SELECT r.key, r.data, m.group_key FROM row r LEFT JOIN member m ON m.row_key = r.key
 WHERE r.run_id = ? AND r.id = ? AND r.occurrence = ?;
 
@@ -1446,12 +1421,8 @@ UPDATE batch SET state = :to, attempt = attempt + 1, provider_id = NULL, status 
     done = NULL, failed = NULL, try_at = :try_at, note = :note WHERE id = :id AND state = :before;
 
 -- name: batch_remark
--- Why it stays where it is.
-UPDATE batch SET note = :note WHERE id = :id;
-
--- name: batch_put_off
--- It is not to be tried before a time.
-UPDATE batch SET try_at = :at, note = :note WHERE id = :id;
+-- Why it stays where it is, and (else null) before which time it is not to be tried.
+UPDATE batch SET try_at = ifnull(:at, try_at), note = :note WHERE id = :id;
 
 -- name: batch_submitted
 -- It exists at the provider.
@@ -1545,13 +1516,12 @@ SELECT ?1, ?2, ?3, ?4, ?5, 0, 1, 0, 0 WHERE NOT EXISTS (
 UPDATE batch_task SET state = 3 WHERE row_key = ? AND stage = ? AND replica = ? AND state = 2 AND state < 3;
 
 -- name: task_ended
--- Something came of a task.
-UPDATE batch_task SET state = 2, then_do = ?, error_type = ?, error_message = ? WHERE id = ? AND state = 1;
-
--- name: followers_ended
--- The same of those that wait for it.
-UPDATE batch_task SET state = 2, then_do = ?, error_type = ?, error_message = ?, round = ?, position = ?, repairs = ?
-WHERE fingerprint = ? AND state = 0 AND state < 2;
+-- Something came of a task, and so of those that wait for it.
+UPDATE batch_task SET state = 2, then_do = :then_do, error_type = :error_type, error_message = :error_message
+WHERE id = :id AND state = 1;
+UPDATE batch_task SET state = 2, then_do = :then_do, error_type = :error_type, error_message = :error_message,
+    round = :round, position = :position, repairs = :repairs
+WHERE fingerprint = :fingerprint AND state = 0 AND state < 2;
 
 -- name: batched
 -- Whether a workflow ever had a batch.
@@ -1732,11 +1702,9 @@ DELETE FROM batch_task WHERE id > :after AND id <= :upto AND (
 
 -- name: control_forget
 -- Batches of a workflow that were brought to their end elsewhere; where that is not known (NULL), those that were not sent.
-DELETE FROM batch WHERE run_id IN (SELECT id FROM run WHERE workflow = ?1) AND (?2 IS NOT NULL
+-- With them go their tasks, and those that wait for them.
+DELETE FROM batch WHERE run_id IN (SELECT id FROM run WHERE workflow = :workflow) AND (:known IS NOT NULL
     OR state IN ('PLANNED', 'BUILT', 'UPLOAD_INTENT', 'UPLOADED')) AND state NOT IN ('CLEANED', 'NOT_CREATED', 'REJECTED');
-
--- name: control_forget_tasks
--- Tasks in batches that are not known any more, and those that wait for them.
 DELETE FROM batch_task WHERE state < 2 AND NOT EXISTS (SELECT 1 FROM batch JOIN batch_task AS t ON t.batch_id = batch.id
     WHERE t.fingerprint = batch_task.fingerprint AND t.state = 1);
 

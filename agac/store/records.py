@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agac.core.errors import RowError
 from agac.core.types import Outcome, Row, RowId, Usage
+from agac.store.batches import PlacedTask
 from agac.store.decisions import StoredDecision
 from agac.store.rows import State, StoredRow
 
@@ -257,13 +258,9 @@ class WaitingTask(NamedTuple):
 class EndedTask(NamedTuple):
     """What came of a task in a batch, and of all that wait for it; `then_do` None: a result, or `error`."""
 
-    id: int
-    fingerprint: bytes
+    task: PlacedTask
     then_do: str | None
     error: RowError | None
-    round: int
-    position: int
-    repairs: int
 
 
 class LaneSample(NamedTuple):
@@ -333,9 +330,10 @@ PRESENT: CounterKey = ("", "present", "", "")
 
 @dataclass(slots=True)
 class CounterDelta:
-    """What a commit adds to one roll-up. `held_…`: the most that calls without an answer may have cost."""
+    """What one roll-up says, or a commit adds to it: how many `tasks` (or rows, or calls), and what they took.
+    `held_…`: the most that calls without an answer may have cost."""
 
-    count: int = 0
+    tasks: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -350,7 +348,7 @@ class CounterDelta:
 
     def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
         """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""
-        self.count += 1
+        self.tasks += 1
         self.input_tokens += usage.input_tokens or 0
         self.cached_tokens += usage.cached_tokens or 0
         self.output_tokens += usage.output_tokens or 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agac.store.db import Database, Reads, by, first, reads, select
+from agac.store.records import CounterDelta
 
 KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
 
@@ -52,25 +54,14 @@ class RunRecord(NamedTuple):
     invocation: InvocationRecord | None
 
 
-class Count(NamedTuple):
+@dataclass(slots=True)
+class Count(CounterDelta):
     """One roll-up: how many tasks (or rows, or calls) ended in this way, and what they took."""
 
-    stage: str
-    outcome: str
-    error_type: str
-    model: str
-    tasks: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    cost: float
-    unpriced: int
-    simulated: int
-    held_cost: float
-    held_tokens: int
-    cache_write_tokens: int = 0
-    server_tools: int = 0
+    stage: str = ""
+    outcome: str = ""
+    error_type: str = ""
+    model: str = ""
 
 
 class KeptEstimate(NamedTuple):

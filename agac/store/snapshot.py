@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agac.core.errors import StoreError
-from agac.store.db import sql, transaction, translated
+from agac.store.db import execute, sql, transaction, translated
 from agac.store.packs import Damaged
 
 MAX_BYTES = 1 << 29  # of a snapshot, packed
@@ -140,9 +140,8 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
         raise Damaged("it has more than tables")
     if set(writer.execute("SELECT workflow FROM f.run")) - {(workflow,)}:
         raise Damaged("it is of another workflow")
-    known = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
-    writer.execute(sql("control_forget"), (workflow, *known))
-    writer.execute(sql("control_forget_tasks"))
+    (known,) = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
+    execute(writer, "control_forget", [{"workflow": workflow, "known": known}])
     same = writer.execute("SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)").fetchall()
     for name, which in _OF_RUNS.items():
         writer.execute(f"DELETE FROM main.{name} WHERE {which}", {"runs": json.dumps([run for (run,) in same])})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import sqlite3
 import time
@@ -87,12 +88,8 @@ async def found_answers(
 
 async def keep_found(database: Database, workflow: str, file: str, at: float) -> None:
     """Stores the answers of rows that were found, as those of one workflow."""
-
-    def keep(writer: sqlite3.Connection) -> None:
-        writer.execute(sql("endpoint_adopt"), (workflow, file))
-        writer.execute(sql("result_adopt"), (at, workflow, file))
-
-    await change(database, keep)
+    values = {"workflow": workflow, "file": file, "at": at}
+    await change(database, lambda writer: db.execute(writer, "results_adopt", [values]))
 
 
 def counted_tasks(writer: sqlite3.Connection, keys: Sequence[int], names: Sequence[str]) -> Counter[records.CounterKey]:
@@ -121,7 +118,7 @@ class DerivedRowWriter:
         self._dedupes = "kept" in kinds
         self._groups: dict[tuple[int, RowId], int] = {}  # keys by the position of their stage and their id
         self._opened: set[int] = set()  # groups whose members changed in this commit
-        self._next = 0  # key of the next row that is made
+        self._keys = itertools.count()  # of the next rows that are made
 
     def write(self, writer: sqlite3.Connection, batch: WriteBatch) -> None:
         """Writes all that a commit says of it; of rows that left the input, or failed before any stage, nothing is made
@@ -129,7 +126,7 @@ class DerivedRowWriter:
         if not (self._has_children or self._has_groups):
             return
         self._writer, self._batch = writer, batch
-        self._next = int(writer.execute(sql("row_key_max")).fetchone()[0]) + 1
+        self._keys = itertools.count(_last(writer, "row_key_max") + 1)
         self._opened.clear()
         if len(self._groups) > 100_000:
             self._groups.clear()
@@ -145,10 +142,6 @@ class DerivedRowWriter:
         for group in batch.cut:  # no other part of it is left
             self._drop([key for (key,) in writer.execute(sql("parts_stale"), (group, self._event)).fetchall()])
         writer.executemany(sql("made_open"), [(self._event, key) for key in [*batch.reopened, *self._opened]])
-
-    def _key(self) -> int:
-        self._next += 1
-        return self._next - 1
 
     def _make(self, making: records.DerivedRows) -> None:
         """What is made of one row, in the place of what was made of it before."""
@@ -175,7 +168,7 @@ class DerivedRowWriter:
             key, digest, state = old.pop(place, (None, b"", 0))
             if key is None:
                 descent = (self._event, parent, origin, place)
-                made.append((self._key(), self._run, child.id, -1 - origin, child.hash, child.data, *descent))
+                made.append((next(self._keys), self._run, child.id, -1 - origin, child.hash, child.data, *descent))
             elif digest != child.hash or state == State.GONE:
                 changed.append((child.hash, child.data, self._event, key))
         self._writer.executemany(sql("child_put"), made)
@@ -184,7 +177,7 @@ class DerivedRowWriter:
 
     def _part(self, part: records.Part) -> tuple[Any, ...]:
         descent = (self._event, part.group, part.origin, -part.height)
-        return (self._key(), self._run, part.id, -1 - part.origin, b"", part.data, *descent)
+        return (next(self._keys), self._run, part.id, -1 - part.origin, b"", part.data, *descent)
 
     def _make_nothing_of(self, keys: Sequence[int]) -> None:
         """Nothing is made of these rows any longer."""
@@ -201,7 +194,7 @@ class DerivedRowWriter:
         """These rows are gone, with their tasks and with all that was made of them."""
         for some in db.slices(keys):
             for counter, count in counted_tasks(self._writer, some, self._stages).items():
-                self._batch.tally(counter).count -= count
+                self._batch.tally(counter).tasks -= count
             db.execute(self._writer, "row_gone", [(key,) for key in some])
             self._make_nothing_of(some)
 
@@ -224,8 +217,8 @@ class DerivedRowWriter:
     def _take(self, one: records.DistantMember) -> None:
         """A row of another shard, and the group that it is in: open again where that is not as it was."""
         occurrence = (one.origin + 1) * AWAY - 2 - one.maker  # apart from all others of the same id
-        found = self._writer.execute(sql("distant_find"), (self._run, one.id, occurrence)).fetchone()
-        key, text, joined = found or (self._key(), None, None)
+        found = self._writer.execute(sql("row_find"), (self._run, one.id, occurrence)).fetchone()
+        key, text, joined = found or (next(self._keys), None, None)
         where = one.entry, None, one.origin, AWAY - one.shard
         self._writer.execute(sql("part_put"), (key, self._run, one.id, occurrence, b"", one.text, *where))
         group = self._group(one.origin, one.place)
@@ -240,8 +233,8 @@ class DerivedRowWriter:
         known = isinstance(one.group, str)
         if known and (origin, one.group) in self._groups:
             return self._groups[origin, one.group]
-        found = self._writer.execute(sql("group_find"), (self._run, one.group, -1 - origin)).fetchone()
-        key = int(found[0]) if found else self._key()
+        found = self._writer.execute(sql("row_find"), (self._run, one.group, -1 - origin)).fetchone()
+        key = int(found[0]) if found else next(self._keys)
         if found is None:
             is_here = self._shard is None or shard_of(one.group, self._shard.of) == self._shard.number
             place = 0 if is_here else AWAY
@@ -394,7 +387,7 @@ class Ledger:
     def _write(self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection) -> None:
         for name, rows in self._statements(batch, run, event, writer):
             if rows:
-                writer.executemany(sql(name), rows)
+                db.execute(writer, name, rows)
 
     def _statements(
         self, batch: WriteBatch, run: int, event: int, writer: sqlite3.Connection
@@ -427,7 +420,7 @@ class Ledger:
         yield "timing_add", [(run, *key, count) for key, count in batch.timings.items()]
         yield from _minutes(batch, run, int(self._clock() // 60))
         if batch.waits is not None:
-            yield "event_waits", [(batch.waits, event)]
+            yield "event_say", [("$.waits", batch.waits, event)]
         moved = (
             batch.ends, batch.inserts, batch.changes, batch.places, batch.leaving, batch.children, batch.gone,
             batch.distant,
@@ -492,9 +485,13 @@ def _batch_tasks(batch: WriteBatch, run: int) -> Iterator[tuple[str, list[Any]]]
     ]
     yield "task_enrol", enrolled
     yield "task_wait", [(run, t.new.key, t.stage, t.replica, t.fingerprint) for t in batch.waiting]
-    yield "task_ended", [(t.then_do, *_error(t.error), t.id) for t in batch.ended]
-    followers = [(t.then_do, *_error(t.error), t.round, t.position, t.repairs, t.fingerprint) for t in batch.ended]
-    yield "followers_ended", followers
+    yield "task_ended", [ended_task(one) for one in batch.ended]
+
+
+def ended_task(one: records.EndedTask) -> dict[str, Any]:
+    """The values of the statement `task_ended`."""
+    kind, message = _error(one.error)
+    return one.task._asdict() | {"then_do": one.then_do, "error_type": kind, "error_message": message}
 
 
 _OUTCOMES = {outcome.value: column for column, outcome in enumerate(Outcome)}
@@ -507,11 +504,11 @@ def _minutes(batch: WriteBatch, run: int, minute: int) -> Iterator[tuple[str, li
     for (stage, outcome, error, model), delta in batch.tallies.items():
         if outcome == "call":
             moved = found[stage, model]
-            took = delta.count, delta.count if error else 0, delta.input_tokens, delta.cached_tokens
+            took = delta.tasks, delta.tasks if error else 0, delta.input_tokens, delta.cached_tokens
             for column, value in enumerate((*took, delta.output_tokens, delta.cost), len(_OUTCOMES)):
                 moved[column] += value
-        elif delta.count and (at := _OUTCOMES.get(outcome)) is not None:
-            found[stage, ""][at] += delta.count
+        elif delta.tasks and (at := _OUTCOMES.get(outcome)) is not None:
+            found[stage, ""][at] += delta.tasks
     yield "minute_add", [(run, minute, *key, *moved) for key, moved in found.items()]
     times: Counter[tuple[str, int]] = Counter()
     for (stage, measure, bucket), count in batch.timings.items():

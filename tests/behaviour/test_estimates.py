@@ -112,7 +112,8 @@ def past(stage: str, *ratios: float) -> PastUsage:
     """Runs of 100 tasks that cost so many times what was expected, each within 5 % in eight of ten cases."""
 
     def run(ratio: float) -> PastRun:
-        call = Count(stage, "call", "", "local/small", 100, 1000, 0, 1000, 0, ratio, 0, 0, 0.0, 0)
+        took = {"tasks": 100, "input_tokens": 1000, "output_tokens": 1000}
+        call = Count(**took, cost=ratio, stage=stage, outcome="call", model="local/small")
         kept = KeptEstimate(stage, "local/small", "history", 100, 40.0, 1.0, exp(-0.05), exp(0.05))
         return PastRun([call], {stage: kept}, {})
 

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +126,9 @@ class Enrolment:
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
         self._context, self._caller = context, caller
-        self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(self._in_batches)
+        self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(
+            lambda prints: live_tasks(context.database, prints, context.workflow)
+        )
         self._filling: dict[tuple[int, int], OpenBatch] = {}
         self._locks: dict[tuple[int, int], asyncio.Lock] = {}
         self._spools: list[Spool] = []
@@ -144,9 +145,6 @@ class Enrolment:
             known.clear()
         return held_back > 0
 
-    async def _in_batches(self, prints: Sequence[bytes]) -> dict[bytes, LiveTask]:
-        return await live_tasks(self._context.database, prints, self._context.workflow)
-
     async def ask(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
     ) -> Answer | RowError | Parked:
@@ -156,7 +154,8 @@ class Enrolment:
         if live is not None:  # what is in a batch counts as answered, also for who would call
             if (asked := self.asked.get(live.batch)) is not None:
                 asked[live.place // 8] |= 1 << live.place % 8
-            self.wait(active, stage, fingerprint, replica)  # unless that is its own task, as the store knows
+            waiting = WaitingTask(active.new, stage.index, replica, fingerprint)  # the store leaves its own task out
+            self._context.ledger.batch.waiting.append(waiting)
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
         question = Question(request, calls=stage.run_mode == "sync")
@@ -212,10 +211,6 @@ class Enrolment:
             left, every = await conversations_left(self._context.database, self._context.run, stage.index)
             self._left[stage.index] = left < stage.batch.tail * every
         return self._left[stage.index]
-
-    def wait(self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, replica: int = 0) -> None:
-        """The row waits for an equal task that is in a batch."""
-        self._context.ledger.batch.waiting.append(WaitingTask(active.new, stage.index, replica, fingerprint))
 
     async def _quoting(self, form: BatchFormat, active: ActiveRow, ready: ReadyTask, first: Request) -> Request | None:
         """The request that quotes what was wrong with the last reply; None where that is not stored any more."""

@@ -272,7 +272,7 @@ class ResultReader:
         now = self.context.clocks.wall()
         self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
         if how:
-            self.write.tally((form.stage.name, HOW, how, "")).count += 1
+            self.write.tally((form.stage.name, HOW, how, "")).tasks += 1
         self._ended(task, None, None)
 
     def _turn(self, task: PlacedTask, call: Call, reply: Reply) -> None:
@@ -284,7 +284,7 @@ class ResultReader:
         where = (row, stage.index, task.fingerprint, number + 1, conversation if task.repairs else number + 1)
         came = (call.number, self.context.clocks.wall(), call.status or 0, stored_reply(call.body) or "", None)
         self.write.turns.append(AgentTurn(*where, self.form.model.lane, "", *came))
-        self.write.tally((stage.name, TURN, "" if task.repairs else FIRST, "")).count += 1
+        self.write.tally((stage.name, TURN, "" if task.repairs else FIRST, "")).tasks += 1
         self._ended(task, "turn" if reply.goes_on else "answer", None)
 
     async def without_line(self) -> None:
@@ -327,8 +327,7 @@ class ResultReader:
         self._ended(task, then, error)
 
     def _ended(self, task: PlacedTask, then: str | None, error: RowError | None) -> None:
-        asked = (task.round, task.position, task.repairs)
-        self.write.ended.append(EndedTask(task.id, task.fingerprint, then, error, *asked))
+        self.write.ended.append(EndedTask(task, then, error))
 
     def _keep(self, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and held."""

@@ -36,7 +36,8 @@ from agac.providers.table import DIALECTS
 from agac.store import batches
 from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load
 from agac.store.db import Database, execute, sql
-from agac.store.writer import Ledger
+from agac.store.records import EndedTask
+from agac.store.writer import Ledger, ended_task
 
 if TYPE_CHECKING:
     from agac.engine.batch.control import Control
@@ -151,7 +152,7 @@ class Journal:
 
     async def remark(self, record: BatchRecord, note: str) -> BatchRecord:
         """Why it stays where it is."""
-        return record if record.note == note else await self.write(record, "remark", note=note)
+        return record if record.note == note else await self.write(record, "remark", at=None, note=note)
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
@@ -164,11 +165,8 @@ class Journal:
         """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the others of the `stage` go
         round again, as often as it may be; where no line was to blame the run stops, and the round does not count."""
         tasks = await batches.tasks_at(self._database, record.id, [line - 1 for line in errors])
-        ended: list[tuple[str, Any]] = []
-        for place, task in tasks.items():
-            failed = (None, errors[place + 1].type.value, errors[place + 1].message)
-            ended.append(("task_ended", (*failed, task.id)))
-            ended.append(("followers_ended", (*failed, task.round, task.position, task.repairs, task.fingerprint)))
+        ends = (EndedTask(task, None, errors[place + 1]) for place, task in tasks.items())
+        ended = [("task_ended", ended_task(one)) for one in ends]
         left: tuple[str, Any] = ("tasks_release", {"id": record.id, "then_do": "batch"})
         if errors and stage is not None:
             most, last = stage.batch.max_rounds, len(stage.models) - 1
@@ -218,7 +216,7 @@ class Journal:
                 remedy="another command worked on it; run `agac batch status`, then the same command again",
             )
         after = await batches.read_batch(self._database, record.id)
-        if self._control is not None and statement not in ("seen", "remark", "put_off"):
+        if self._control is not None and statement not in ("seen", "remark"):
             await self._control.wrote(self._database, after)
         return after
 

@@ -292,7 +292,7 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
     if await context.wait_and_retry(fault, record.attempt, f"creating batch {record.id}"):
         return again
     at = context.clocks.wall() + (fault.delay or AGAIN_AFTER)
-    return await context.journal.write(again, "put_off", at=at, note=fault.message)
+    return await context.journal.write(again, "remark", at=at, note=fault.message)
 
 
 def _back(record: BatchRecord) -> BatchStep:
