@@ -335,16 +335,9 @@ class BudgetLimiter:
             balance.unconfirmed = balance.unconfirmed.plus(worst._replace(calls=0), -1)
         self._changed.set()
 
-    def reserve_for_batch(self, batch: int, stage: str, worst: Amount) -> bool:
-        """Sets the worst case of a task in a batch aside until that is ingested, if it fits. Nobody waits for it: what
-        does not fit is enrolled once other batches have shown what they really cost."""
-        fits = self.has_room(stage, worst)
-        if fits:
-            self.load(batch, stage, worst)
-        return fits
-
     def has_room(self, stage: str, worst: Amount) -> bool:
-        """Whether the worst case of a task in a batch would fit; what does not is remembered, if the run ends so."""
+        """Whether the worst case of a task in a batch would fit; what does not is remembered, if the run ends so.
+        Nobody waits for it: it is enrolled once other batches have shown what they really cost."""
         over = _over(self._balances_of(stage), worst)
         if over or self._waiting:
             self.missed, self.reached = worst, over[0] if over else self.reached
@@ -358,7 +351,7 @@ class BudgetLimiter:
         return self.has_room(stage, worst)
 
     def load(self, batch: int, stage: str, worst: Amount) -> None:
-        """Sets an amount aside for a batch, whether it fits or not: an earlier invocation did for one that is open."""
+        """Sets an amount aside until a batch is ingested, whether it fits or not: an earlier invocation may have."""
         reservation = self._batches.get(batch)
         if reservation is None:
             reservation = Reservation(NOTHING, self._balances_of(stage))

@@ -120,14 +120,6 @@ class StoredTurn(NamedTuple):
     ended: str | None
 
 
-class LastTurn(NamedTuple):
-    """The number of a task's last turn, and of the first one of its conversation."""
-
-    fingerprint: bytes
-    number: int
-    conversation: int
-
-
 class StoredCall(NamedTuple):
     """A call of a tool, as `records.ToolCallRecord`."""
 
@@ -150,7 +142,10 @@ class RecordedCall(NamedTuple):
 
 recorded_calls = reads("recorded_calls", RecordedCall)  # run, row id, occurrence, stage, replica, agent: by their names
 newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)  # fingerprint, workflow
-last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads("last_turns", LastTurn, by("fingerprint"))
+LastTurn = tuple[int, int]  # the number of a task's last turn, and of the first one of its conversation
+last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads(
+    "last_turns", tuple[bytes, int, int], keyed(tuple)
+)
 calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)  # the same, and a turn
 turns_used: Reads[[int, bytes], list[tuple[int, int, int]]] = reads("turns_used", tuple[int, int, int])  # row
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last

@@ -167,7 +167,8 @@ async def test_what_is_set_aside_for_open_batches_is_not_given_back(tmp_path: Pa
     await one.begin()
     assert not one.limiter.has_room("a", Amount(0.1, 0, 4))
     assert await one.limiter.borrow("a", Amount(0.1, 0, 4))
-    assert one.limiter.reserve_for_batch(1, "a", Amount(0.1, 0, 4))
+    assert one.limiter.has_room("a", Amount(0.1, 0, 4))
+    one.limiter.load(1, "a", Amount(0.1, 0, 4))
     await one.end()
     await other.begin()
     assert await spend(other, 0.1) == 6

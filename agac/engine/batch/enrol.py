@@ -268,9 +268,11 @@ class Enrolment:
                 filling = self._filling[lane] = await self._begin(form, lane, fingerprint)
                 if stage.agent_spec is not None and repairs:  # others may wait for a slow tool for long
                     asyncio.get_running_loop().call_later(stage.batch.linger, self._close, lane, filling)
-            if budget is not None and not budget.reserve_for_batch(filling.record.id, stage.name, worst):
+            if budget is not None and not budget.has_room(stage.name, worst):
                 self.held_back += 1
                 return Parked.PARKED
+            if budget is not None:
+                budget.load(filling.record.id, stage.name, worst)
             if active.budget is not None:
                 active.budget.spent = active.budget.spent.plus(worst)
             place = filling.spool.lines

@@ -279,7 +279,7 @@ class ResultReader:
         """A reply within a conversation, which its row goes on with, unless it went on without."""
         if self.late:
             return
-        _, number, conversation = self.turns.get(task.fingerprint, (b"", 0, 0))
+        number, conversation = self.turns.get(task.fingerprint, (0, 0))
         stage, row = self.form.stage, NewRow(_NO_ROW, 0, b"", "", State.PENDING, task.row_key)
         where = (row, stage.index, task.fingerprint, number + 1, conversation if task.repairs else number + 1)
         came = (call.number, self.context.clocks.wall(), call.status or 0, stored_reply(call.body) or "", None)
