@@ -324,9 +324,8 @@ class FinalRows:
             if not (stage.is_kept or stage.gives_answer or skipped) and view is not None:
                 return snapshot(self._nearest(view, stage.name if stage.changes_rows else stage.rows_of))
             if value is None and not skipped and view is not None:  # of the row that this one was made of
-                value = (
-                    snapshot(plain(found)) if (found := view.results.get(stage.name, SKIPPED)) is not SKIPPED else None
-                )
+                found = view.results.get(stage.name, SKIPPED)
+                value = None if found is SKIPPED else snapshot(plain(found))
             if value is not None:
                 return value
         return "null"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -285,7 +286,8 @@ class ChildFeeds:
                 continue
             some = [parents.popleft() for _ in range(min(len(parents), PARENTS_AT_ONCE))]
             width, places = CHUNK_ROWS // len(some), [(one.key, one.place) for one in some]
-            made = await store.children_of_parents(database, run, origin, event, places, width)
+            where = {"run": run, "origin": origin, "event": event, "parents": json.dumps(places)}
+            made = await store.children_of_parents(database, **where, limit=width)
             rows = await level_pass.active_rows(made)
             left = [one._replace(place=one.place + width) for one in some if one.place + width < one.children]
             parents.extend(left)

@@ -45,7 +45,7 @@ async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
     writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
     votes = any(stage.get("vote") for stage in definition["stages"])
     async for calls in calls_by_row(database, run):
-        agreed = await agreements(database, {call.row_key for call in calls}) if votes else {}
+        agreed = await agreements(database, list({call.row_key for call in calls})) if votes else {}
         sink.write_texts([writer.line(list(own), agreed.get(key)) for key, own in groupby(calls, itemgetter(0))])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -133,10 +133,8 @@ past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", P
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 
 
-async def rows_with_ids(database: Database, run: int, ids: Sequence[RowId]) -> list[StoredRow]:
-    """Every row of a run with one of these ids, repetitions too, in input order, then those that stages made."""
-    found = await select(database, "rows_look", StoredRow, run, ids)
-    return sorted(found, key=lambda row: (row.ordinal is None, row.ordinal, row.key))
+rows_with_ids: Reads[[int, Sequence[RowId]], list[StoredRow]] = reads("rows_look", StoredRow)
+"""Every row of a run with one of these ids, repetitions too, in input order, then those that stages made."""
 
 
 class Below(NamedTuple):
@@ -232,19 +230,13 @@ endpoints: Reads[[], dict[int, Endpoint]] = reads(
 
 async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallRecord]]:
     """Every call, by some hundred rows: those of the input in order, then, stage by stage, those that stages made."""
-    async for calls in _calls(database, "telemetry_upto", "telemetry_attempts", {"run": run}):
-        yield calls
-    for origin in sorted({count.origin for count in await made_counts(database, run)}):
-        async for calls in _calls(database, "telemetry_made_upto", "telemetry_made", {"run": run, "origin": origin}):
-            yield calls
-
-
-async def _calls(database: Database, end: str, statement: str, rows: dict[str, int]) -> AsyncIterator[list[CallRecord]]:
-    """The calls for `rows`, range by range; `end` is the statement that says where one ends."""
-    after: Any = 0
-    while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
-        yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
-        after = upto
+    makers = sorted({count.origin for count in await made_counts(database, run)})
+    of_makers = [("telemetry_made_upto", "telemetry_made", {"run": run, "origin": origin}) for origin in makers]
+    for end, statement, rows in [("telemetry_upto", "telemetry_attempts", {"run": run}), *of_makers]:
+        after: Any = 0
+        while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
+            yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
+            after = upto
 
 
 RowPair = tuple[RowId, int | None, int | None]  # what a row of two runs is called, its key in each; None: it is in one
@@ -278,10 +270,8 @@ stage_took: Reads[[int, int], tuple[int, float | None, float | None]] = reads(
 """How many tasks were asked for the answers of a stage (its position) of a run, in USD, in seconds of calls."""
 
 
-async def agreements(database: Database, keys: Iterable[int]) -> dict[int, dict[int, str]]:
-    """How many replicas agreed in the votes of these rows, by row and the stage's position: `2/3`, say."""
-    return nested(await select(database, "agreements", tuple[int, int, str], list(keys)))
-
+agreements: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads("agreements", tuple[int, int, str], nested)
+"""How many replicas agreed in the votes of these rows, by row and the stage's position: `2/3`, say."""
 
 timings: Reads[[int], Timings] = reads(
     "timings", tuple[str, str, int, int], lambda found: nested((one[:2], *one[2:]) for one in found)

@@ -851,7 +851,8 @@ WHERE r.id = ? AND e.kind = 'invocation' AND (r.finished_at IS NULL OR e.at <= r
 
 -- name: rows_look
 -- The rows with these ids, with their snapshots, for looking at them: of the input, and what stages made.
-SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6 AND coalesce(place, 0) > -1048576;
+SELECT {whole_row} FROM row WHERE run_id = ? AND id IN (:many) AND state <> 6 AND coalesce(place, 0) > -1048576
+ORDER BY ordinal IS NULL, ordinal, key;
 
 -- name: parts_look
 -- The parts into which a large group is cut.

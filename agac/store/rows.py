@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -324,14 +323,9 @@ made_rows: Reads[[int, int, int, bool, int], list[StoredRow]] = reads("made_rows
 """By a run, the position of the stage, a key after which to begin, whether done ones too, and how many at most."""
 
 
-async def children_of_parents(
-    database: Database, run: int, origin: int, event: int, parents: Sequence[tuple[int, int]], limit: int
-) -> list[StoredRow]:
-    """Open rows that a stage made of these rows in the invocation `event`: of each parent, given as its key and a place
-    among its children, those of so many places from there on."""
-    values = {"run": run, "origin": origin, "event": event, "parents": json.dumps(parents), "limit": limit}
-    return await select(database, "children_of_parents", StoredRow, **values)
-
+children_of_parents: Reads[..., list[StoredRow]] = reads("children_of_parents", StoredRow)
+"""Open rows that a stage made of some rows in one invocation. By name: `run`, `origin` (the stage's position), `event`;
+`parents`, JSON: of each its key and a place among its children, from which on they are given; `limit`: so many."""
 
 made_counts: Reads[[int], list[MadeCount]] = reads("made_counts", MadeCount)
 parent_count: Reads[[int, int], int] = reads("made_parents", int, first)  # run, stage

@@ -128,10 +128,6 @@ class Batches:
         if self._may_submit:
             await self._submit(record)
 
-    async def _release(self, record: BatchRecord, then_do: str, note: str) -> None:
-        """Ends a batch of this run that was not sent, and frees what was reserved for it."""
-        self._give_back(await self._journal.release(record, then_do, note))
-
     async def _dropped(self, record: BatchRecord) -> bool:
         """Whether a batch of this run that was not sent ends here: it met its deadline before there was room for it,
         has tasks that no row asks for any more, or followed a primer of no use."""
@@ -147,7 +143,7 @@ class Batches:
             then = "batch", f"batch {record.primer} left nothing in the cache: its tasks go into another"
         else:
             return False
-        await self._release(record, *then)
+        self._give_back(await self._journal.release(record, *then))
         self._released = True
         return True
 
@@ -225,7 +221,7 @@ class Batches:
                     for record in waiting:
                         if record.run_id == context.run and record.state in UNSENT:
                             note = "its user did not want it submitted beside others that are open"
-                            await self._release(record, "run", note)
+                            self._give_back(await self._journal.release(record, "run", note))
             for record in waiting:
                 context.stop_signal.check()
                 own, found = record.run_id == context.run, record
