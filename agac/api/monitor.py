@@ -304,7 +304,8 @@ async def acurves(run: int | str = "last", *, project: Path | str | None = None)
         for point, bucket, count in await roll_ups.minute_timings_of(database, **asked):
             times[point][4 * bucket] += count
         pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
-        for sample in await roll_ups.lanes_of(database, run=record.id, since=60 * first, step=pause, until=until):
+        since = 60 * (first - 1)  # calls are counted when they are stored, in the next minute perhaps
+        for sample in await roll_ups.lanes_of(database, run=record.id, since=since, step=pause, until=until):
             lanes[sample.lane].append(sample)
         balances = await _budgets(database, record)
     sums = defaultdict[int, list[Any]](lambda: [0] * len(COLUMNS))
