@@ -89,7 +89,9 @@ def test_lanes_and_budgets_have_curves_with_tables(shop: ProjectFolder, watched:
     assert [at - lane["at"][0] for at in lane["at"]] == pytest.approx([0, 2, 60])
     with shop.changed() as change:  # they are also shown where all calls were stored in the next minute
         change("UPDATE run SET created_at = 60 * (SELECT min(minute) FROM minute WHERE run_id = 1) - 1 WHERE id = 1")
-        change("UPDATE lane_sample SET at = (SELECT created_at FROM run WHERE id = 1) WHERE run_id = 1 AND in_flight = 3")
+        change(
+            "UPDATE lane_sample SET at = (SELECT created_at FROM run WHERE id = 1) WHERE run_id = 1 AND in_flight = 3"
+        )
     more = json.loads(watched.get("/run/1/curves.json").text)["more"]
     assert 3 in more["Lane l"]["lines"]["in_flight"]
     page = text_of(watched.get("/run/1").text)
