@@ -645,46 +645,36 @@ FROM step CROSS JOIN lane_sample ON run_id = :run AND at = (
 ) ORDER BY at, lane;
 
 -- name: rows_by_place
--- Some rows of the input in its order: (key, where it stands, whether it is shown).
-SELECT r.key, w.first, r.key AS second, {matches} FROM (
-    SELECT key, ordinal AS first FROM row WHERE run_id = :run AND (ordinal, key) > (:first, :second)
-    ORDER BY ordinal, key LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, r.key;
+-- Some rows of the input in its order: (key, where it stands as two values, whether it is shown).
+SELECT r.key, r.ordinal, r.key, {matches} FROM row r
+WHERE r.run_id = :run AND (r.ordinal, r.key) > (:first, :second) ORDER BY r.ordinal, r.key LIMIT :look;
 
 -- name: rows_by_place_back
 -- The same from the last one on: rows that are open are among the last ones that were read.
-SELECT r.key, w.first, r.key AS second, {matches} FROM (
-    SELECT key, ordinal AS first FROM row WHERE run_id = :run AND (ordinal, key) < (:first, :second)
-    ORDER BY ordinal DESC, key DESC LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first DESC, r.key DESC;
+SELECT r.key, r.ordinal, r.key, {matches} FROM row r
+WHERE r.run_id = :run AND (r.ordinal, r.key) < (:first, :second) ORDER BY r.ordinal DESC, r.key DESC LIMIT :look;
 
 -- name: rows_in_id_order
 -- Some rows in the order of their ids, below one: the same.
-SELECT r.key, w.first, w.second, {matches} FROM (
-    SELECT key, id AS first, occurrence AS second FROM row
-    WHERE run_id = :run AND (id, occurrence) > (:first, :second) AND id < :below ORDER BY id, occurrence LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, w.second;
+SELECT r.key, r.id, r.occurrence, {matches} FROM row r
+WHERE r.run_id = :run AND (r.id, r.occurrence) > (:first, :second) AND r.id < :below ORDER BY r.id, r.occurrence LIMIT :look;
 
 -- name: rows_made_by
 -- Some rows that a stage made, in the order in which it made them: the same.
-SELECT r.key, r.key AS first, 0 AS second, {matches} FROM (
-    SELECT key FROM row WHERE run_id = :run AND origin = :origin AND key > :first ORDER BY key LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY r.key;
+SELECT r.key, r.key, 0, {matches} FROM row r
+WHERE r.run_id = :run AND r.origin = :origin AND r.key > :first ORDER BY r.key LIMIT :look;
 
 -- name: rows_failed_so
 -- Some rows of the input that failed at a stage (null: before any) with a kind of error: the same.
-SELECT r.key, w.first, r.key AS second, {matches} FROM (
-    SELECT key, ordinal AS first FROM row
-    WHERE run_id = :run AND state = 2 AND error_type = :kind AND error_stage IS :failed_at
-        AND (ordinal, key) > (:first, :second) ORDER BY ordinal, key LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY w.first, r.key;
+SELECT r.key, r.ordinal, r.key, {matches} FROM row r
+WHERE r.run_id = :run AND r.state = 2 AND r.error_type = :kind AND r.error_stage IS :failed_at
+    AND (r.ordinal, r.key) > (:first, :second) ORDER BY r.ordinal, r.key LIMIT :look;
 
 -- name: rows_made_failed_so
 -- Some of those that stages made: the same.
-SELECT r.key, r.key AS first, 0 AS second, {matches} FROM (
-    SELECT key FROM row WHERE run_id = :run AND state = 2 AND error_type = :kind AND error_stage IS :failed_at
-        AND ordinal IS NULL AND key > :first ORDER BY key LIMIT :look
-) w CROSS JOIN row r ON r.key = w.key ORDER BY r.key;
+SELECT r.key, r.key, 0, {matches} FROM row r
+WHERE r.run_id = :run AND r.state = 2 AND r.error_type = :kind AND r.error_stage IS :failed_at
+    AND r.ordinal IS NULL AND r.key > :first ORDER BY r.key LIMIT :look;
 
 -- name: rows_shown
 -- Rows as lists show them, with what all their calls in this run took.
@@ -701,22 +691,20 @@ WHERE r.key IN (:many) GROUP BY r.key;
 
 -- name: rows_with_words
 -- Rows that an index of words finds, as they came, those that changed last: the same.
-SELECT w.doc & 0xFFFFFFFFFF AS key, w.doc AS first, 0 AS second, {matches} FROM (
-    SELECT rowid AS doc FROM words.entry WHERE entry MATCH :words AND rowid > :first ORDER BY rowid LIMIT :look
-) w LEFT JOIN words.stamp s ON s.key = w.doc & 0xFFFFFFFFFF AND s.version = w.doc >> 40
-LEFT JOIN main.row r ON r.key = s.key AND r.run_id = :run AND {fits} ORDER BY w.doc;
+SELECT w.rowid & 0xFFFFFFFFFF, w.rowid, 0, {matches} FROM words.entry w
+LEFT JOIN words.stamp s ON s.key = w.rowid & 0xFFFFFFFFFF AND s.version = w.rowid >> 40
+LEFT JOIN main.row r ON r.key = s.key AND r.run_id = :run AND {fits}
+WHERE w.entry MATCH :words AND w.rowid > :first ORDER BY w.rowid LIMIT :look;
 
 -- name: rows_come_later
 -- Some rows that were open when the index was made: the same.
-SELECT w.key, w.key AS first, 0 AS second, {matches} FROM (
-    SELECT key FROM words.later WHERE key > :first ORDER BY key LIMIT :look
-) w LEFT JOIN main.row r ON r.key = w.key AND r.run_id = :run ORDER BY w.key;
+SELECT w.key, w.key, 0, {matches} FROM words.later w LEFT JOIN main.row r ON r.key = w.key AND r.run_id = :run
+WHERE w.key > :first ORDER BY w.key LIMIT :look;
 
 -- name: rows_not_come_to
 -- Some rows up to a last one, of which some are of the run: the same.
-SELECT w.key, w.key AS first, 0 AS second, {matches} FROM (
-    SELECT key FROM main.row WHERE key > :first AND key <= :last ORDER BY key LIMIT :look
-) w LEFT JOIN main.row r ON r.key = w.key AND r.run_id = :run ORDER BY w.key;
+SELECT r.key, r.key, 0, r.run_id = :run AND {matches} FROM main.row r
+WHERE r.key > :first AND r.key <= :last ORDER BY r.key LIMIT :look;
 
 -- name: words_about
 -- How far an index of words is, if it is of a run that was made then.

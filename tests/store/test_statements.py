@@ -78,15 +78,22 @@ def test_hot_statements_use_an_index(connection: sqlite3.Connection, name: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["rows_at", "rows_export", "telemetry_attempts", "gc_roots", "gc_left_rows", "tasks_look"]
-)
+    "name",
+    [
+        "rows_at", "rows_export", "telemetry_attempts", "gc_roots", "gc_left_rows", "tasks_look", "rows_by_place",
+        "rows_by_place_back", "rows_in_id_order", "rows_made_by", "rows_failed_so", "rows_made_failed_so",
+        "rows_with_words", "rows_come_later", "rows_not_come_to",
+    ],
+)  # fmt: skip
 def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
     assert not [line for line in plan_of(connection, name) if "FOR ORDER BY" in line]
 
 
 INDEXES = {
-    "row_ordinal": "rows_at rows_export rows_leaving ids_from gc_roots gc_left_rows",
-    "row_id": "rows_by_id number_last rows_look",
+    "row_ordinal": "rows_at rows_export rows_leaving ids_from gc_roots gc_left_rows rows_by_place rows_by_place_back",
+    "row_id": "rows_by_id number_last rows_look rows_in_id_order",
+    "row_origin": "rows_made_by",
+    "row_failed": "rows_failed_so rows_made_failed_so",
     "result_fingerprint": "results_by_fingerprint gc_asked_elsewhere",
     "PRIMARY KEY": "tasks_of_rows tasks_look tasks_counted gc_row_drop row_gone gc_run_drop",
     "run_identity": "run_newest",
@@ -96,7 +103,8 @@ INDEXES = {
     "row_parent": "gc_tree",
     "row_": "gc_row_count",
     "member_row": "memberships",
-    "INTEGER PRIMARY KEY": "gc_row_drop gc_result_drop gc_references gc_results gc_attempt_endpoints",
+    "INTEGER PRIMARY KEY": "gc_row_drop gc_result_drop gc_references gc_results gc_attempt_endpoints "
+    "rows_come_later rows_not_come_to",
 }
 """The statements that go by an index."""
 
