@@ -118,7 +118,7 @@ class ShardFolder:
     def __init__(self, remote: ObjectStore, workflow: str, key: str, trust: Iterable[str]) -> None:
         self.remote, self.workflow, self.key, self.trust = remote, workflow, key, {*trust} - {""}
         self.path = f"{runs_folder(workflow)}/{key}"
-        self._last = dict[str, tuple[int, bytes | None]]()  # of logs that were read
+        self._last = dict[str, tuple[int, bytes]]()  # of logs that were read
         self._read = dict[str, tuple[str, ShardStatus]]()  # by the mark of its process the newest that was read
 
     async def create(self, name: str, content: bytes) -> bool:
@@ -166,26 +166,23 @@ class ShardFolder:
                 self._last[log] = number + 1, content
                 return content
 
-    async def newest(self, logs: str) -> dict[str, tuple[int, bytes]]:
-        """The number and content of the last entry of each log in a folder; lists them once, however many they are."""
+    async def newest(self, logs: str, after: str | None = None) -> dict[str, tuple[int, bytes]]:
+        """The number and content of the last entry of each log in a folder; lists them once, however many they are.
+        `after`: of those that have one after this one."""
         numbers = dict[str, int]()
-        for log, _, number in (name.rpartition("/") for name in await self.names(logs)):
+        for log, _, number in (name.rpartition("/") for name in await self.names(logs, after)):
             if re.fullmatch(r"\d{10}", number):
                 numbers[log] = max(numbers.get(log, 0), int(number))
         fresh = [log for log, number in numbers.items() if self._last.get(log, (0, b""))[0] != number]
         contents = await asyncio.gather(*(self.read(f"{log}/{numbers[log]:010d}") for log in fresh))
         self._last |= {log: (numbers[log], content or b"") for log, content in zip(fresh, contents, strict=True)}
-        return {log: (number, self._last[log][1] or b"") for log, number in sorted(numbers.items())}
+        return {log: self._last[log] for log in sorted(numbers)}
 
     async def last(self, log: str) -> tuple[int, bytes | None]:
         """The number of a log's last entry, 0 where there is none, and its content."""
-        number, content = self._last.get(log, (0, None))
-        names = await self.names(log, f"{log}/{number:010d}" if number else None)
-        found = [int(name[-10:]) for name in names if re.fullmatch(rf"{re.escape(log)}/\d{{10}}", name)]
-        if found and (newest := max(found)) > number:
-            number, content = newest, await self.read(f"{log}/{newest:010d}") or b""
-            self._last[log] = number, content
-        return number, content
+        if (known := self._last.get(log)) is None:
+            return (await self.newest(log)).get(log, (0, None))
+        return (await self.newest(log, f"{log}/{known[0]:010d}")).get(log, known)
 
     def believed(self, kind: type[Shared], name: str, content: bytes | None) -> Shared | None:
         """What an object holds; None, and said, where it cannot be believed."""
