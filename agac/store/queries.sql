@@ -1450,10 +1450,6 @@ UPDATE batch SET state = 'INGESTED', counts = :counts, cost = :cost, held_usd = 
 -- What a chunk of its answers cost, and what its tasks came to so far.
 UPDATE batch SET cost = ifnull(cost, 0) + ?, counts = ifnull(?, counts) WHERE id = ?;
 
--- name: batch_tidied
--- It never ran, and nothing of it is left.
-UPDATE batch SET cleaned_at = :now WHERE id = :id AND state IN ('NOT_CREATED', 'REJECTED');
-
 -- name: batches_untidy
 -- Batches of a workflow that never ran, with an input that still lies at the provider.
 SELECT batch.* FROM batch JOIN run ON run.id = batch.run_id
@@ -1465,8 +1461,9 @@ AND run.workflow = ? ORDER BY batch.id;
 UPDATE batch SET foreign_ids = :foreign WHERE id = :id;
 
 -- name: batch_cleaned
--- Nothing of it is left at the provider or on this machine.
-UPDATE batch SET state = 'CLEANED', cleaned_at = :now WHERE id = :id AND state IN ('INGESTED', 'REJECTED');
+-- Nothing of it is left at the provider or on this machine. One that never ran stays what it is.
+UPDATE batch SET state = iif(state = 'INGESTED', 'CLEANED', state), cleaned_at = :now
+WHERE id = :id AND state IN ('INGESTED', 'NOT_CREATED', 'REJECTED');
 
 -- name: tasks_release
 -- The tasks of a batch, and who waits for them, are to be asked as if they had never been: their question was not.

@@ -319,7 +319,7 @@ async def clean_up(context: BatchContext) -> None:
             why = error.message
         else:
             if fault is None:
-                await context.journal.write(record, "tidied")
+                await context.journal.write(record, "cleaned")
                 continue
             why = fault.message
         _log.warning("batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why)
