@@ -60,6 +60,12 @@ a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint
     e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
     a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message
 
+-- part: call
+-- A `CallRecord` but for where its row stands, of a row `r` and an attempt `a`.
+r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose, a.endpoint_id AS endpoint, a.status, a.error_type,
+    a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
+    a.reasoning_tokens, a.cost, a.service_tier, a.replica
+
 -- part: closed
 -- Final steps of a batch.
 ('INGESTED', 'CLEANED', 'NOT_CREATED', 'REJECTED')
@@ -788,10 +794,7 @@ SELECT max(ordinal) FROM (SELECT ordinal FROM row WHERE run_id = ? AND ordinal >
 
 -- name: telemetry_attempts
 -- Every call that was made for the rows at a range of positions, row by row, stage by stage, the earliest first.
-SELECT r.key AS row_key, r.ordinal, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose,
-    a.endpoint_id AS endpoint, a.status, a.error_type, a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
-    a.reasoning_tokens, a.cost, a.service_tier, a.replica
-FROM row r CROSS JOIN attempt a ON a.row_key = r.key
+SELECT r.key AS row_key, r.ordinal, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto ORDER BY r.ordinal, r.key, a.stage, a.id;
 
 -- name: telemetry_made_upto
@@ -800,11 +803,7 @@ SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND ke
 
 -- name: telemetry_made
 -- Every call that was made for a range of rows that a stage made, each with the position of the input's row behind it.
-SELECT r.key AS row_key, {input_ordinal}, r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose,
-    a.endpoint_id AS endpoint, a.status, a.error_type, a.started_at, a.duration,
-    a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost,
-    a.service_tier, a.replica
-FROM row r CROSS JOIN attempt a ON a.row_key = r.key
+SELECT r.key AS row_key, {input_ordinal}, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state <> 6
 ORDER BY r.key, a.stage, a.id;
 
