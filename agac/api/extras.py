@@ -115,7 +115,7 @@ async def gc(
     async with open_for_reading(path) if dry_run else open_database(path) as database:
         assert database is not None
         await refuse_unknown(database, root, workflow)
-        cleared = await clear(database, keep_runs, workflow, time.time, dry_run=dry_run)
+        cleared = await clear(database, keep_runs, workflow, time.time)
         if not dry_run:
             for dropped in cleared.dropped:
                 drop_index(path, dropped.line.id)

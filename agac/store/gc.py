@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,16 @@ _AGAIN = "nothing that is needed was dropped; run the same command again once it
 
 _AFTER_ALL = 1 << 62
 
+# Which results and endpoints are in use is found out in short readings, and kept as one byte for each result.
+
+_RANGES = {
+    "gc_references": "rows", "gc_results": "results", "gc_result_endpoints": "results",
+    "gc_asked_elsewhere": "attempts", "gc_attempt_endpoints": "attempts", "batches_results": "tasks",
+}  # fmt: skip
+"""The statements that are read range by range, each with what it reads."""
+
+RANGE = 8192  # keys in one reading: some hundredths of a second
+
 
 class _Row(NamedTuple):
     """A row about to be dropped. `place`: of one that a stage made, below 0 of a part of a group; `error`: its kind."""
@@ -56,12 +66,11 @@ class _Row(NamedTuple):
 
 
 class GarbageCollector:
-    """Drops under the leases of all workflows. Begin with `begin`; every method may be called again."""
+    """Drops under the leases of all workflows. Begin with `begin`; every method may be called again. Of a database that
+    is open for reading alone nothing is dropped: it only tells what is used."""
 
     def __init__(self, database: Database, leases: Sequence[Lease], clock: Callable[[], float]) -> None:
-        assert database.writer is not None
-        self._database, self._writer = database, database.writer
-        self._leases, self._clock = leases, clock
+        self._database, self._leases, self._clock = database, leases, clock
         self._event: int | None = None
         self._beaten = 0.0
 
@@ -112,12 +121,31 @@ class GarbageCollector:
         for after in range(0, last["tasks"], CHUNK_TASKS):
             await self.transaction(partial(drop, after=after))
 
+    async def used_results(self, choice: RunChoice, workflow: str | None) -> bytearray:
+        """1 for each result to which rows of kept runs refer, by its id; rows that left the input only where they are
+        kept. Also those that came in a batch, and that no row has taken up yet. With `workflow`, also those that rows
+        of other workflows asked for and no longer refer to: their old content may come back, and would be asked again.
+        """
+        kept = {line.id for line in choice.kept}
+        (last_result,) = await self.read("result_id_max", int)
+        used = bytearray(last_result + 1)
+        elsewhere = [] if workflow is None else ["gc_asked_elsewhere"]
+        for statement in ("gc_references", "batches_results", *elsewhere):
+            async for rows in self.ranges(statement, workflow):
+                for run, left, result in rows:
+                    if run is None or (run in kept and not (left and run in choice.tidied)):
+                        used[result] = 1
+        return used
+
     async def drop_results(self, ids: Sequence[int]) -> None:
         """Drops results that no task refers to."""
         await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
 
-    async def drop_unused(self, endpoints: set[int]) -> None:
-        """Drops definitions and conversations no run needs, other endpoints, old results of tools and lane samples."""
+    async def drop_unused(self) -> None:
+        """Drops definitions and conversations no run needs, endpoints that neither results nor attempts name, old
+        results of tools and lane samples."""
+        naming = ("gc_result_endpoints", "gc_attempt_endpoints")
+        endpoints = {key for name in naming async for rows in self.ranges(name) for (key,) in rows}
 
         def write(writer: sqlite3.Connection) -> None:
             now = self._clock()
@@ -137,24 +165,32 @@ class GarbageCollector:
             writer.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
             return True
 
+        assert self._database.writer is not None
         with translated(self._database.path):
-            while await self._writer.at_once(vacuum):
+            while await self._database.writer.at_once(vacuum):
                 await self._stay()
-            await self._writer.at_once(lambda writer: writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            await self._database.writer.at_once(lambda one: one.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     async def read(self, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
-        """What a short statement finds, as `fetch` gives it; between two of them the leases are kept alive."""
+        """What a short statement finds, as `select` gives it; between two of them the leases are kept alive."""
         await self._stay()
-        with translated(self._database.path):
-            return await self._writer.at_once(lambda writer: fetch(writer, name, record, *values, **named))
+        return await select(self._database, name, record, *values, **named)
+
+    async def ranges(self, statement: str, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
+        """What a statement finds, range by range of the keys of the table that it reads."""
+        (last,) = await self.read("last_numbers", dict[str, int])
+        for after in range(0, last[_RANGES[statement]], RANGE):
+            yield await self.read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
 
     async def _stay(self) -> None:
         """Shows a sign of life where one is due."""
         if self._clock() - self._beaten > BEAT_SECONDS:
             await self.transaction(lambda _: None)
 
-    async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T:
+    async def transaction(self, write: Callable[[sqlite3.Connection], T]) -> T | None:
         """All of it or nothing, and only while all leases are ours and no other process came in."""
+        if self._database.writer is None:
+            return None
 
         def whole(writer: sqlite3.Connection) -> T:
             for lease in self._leases:
@@ -211,52 +247,6 @@ def _with_last_run(writer: sqlite3.Connection, about: dict[str, Any]) -> str:
     return canonical({**about, "last_run": last})
 
 
-# Which results and endpoints are in use: found out in short readings, kept as one byte for each result.
-
-_RANGES = {
-    "gc_references": "rows", "gc_results": "results", "gc_result_endpoints": "results",
-    "gc_asked_elsewhere": "attempts", "gc_attempt_endpoints": "attempts", "batches_results": "tasks",
-}  # fmt: skip
-"""The statements that are read range by range, each with what it reads."""
-
-RANGE = 8192  # keys in one reading: some hundredths of a second
-
-Read = Callable[..., Awaitable[list[Any]]]
-"""Runs a statement that reads, as `GarbageCollector.read` and `store.db.select` do."""
-
-
-async def used_results(read: Read, choice: RunChoice, workflow: str | None) -> bytearray:
-    """1 for each result to which rows of kept runs refer, by its id; rows that left the input only where they are kept.
-    Also those that came in a batch, and that no row has taken up yet. With `workflow`, also those that rows of other
-    workflows asked for and no longer refer to: their old content may come back, and would be asked again."""
-    kept = {line.id for line in choice.kept}
-    (last_result,) = await read("result_id_max", int)
-    used = bytearray(last_result + 1)
-    for statement in ("gc_references", "batches_results", *(["gc_asked_elsewhere"] if workflow is not None else [])):
-        async for rows in _ranges(read, statement, workflow):
-            for run, left, result in rows:
-                if run is None or (run in kept and not (left and run in choice.tidied)):
-                    used[result] = 1
-    return used
-
-
-async def used_endpoints(read: Read) -> set[int]:
-    """The endpoints that results and attempts name."""
-    return {
-        endpoint
-        for statement in ("gc_result_endpoints", "gc_attempt_endpoints")
-        async for rows in _ranges(read, statement)
-        for (endpoint,) in rows
-    }
-
-
-async def _ranges(read: Read, statement: str, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
-    """What a statement finds, range by range of the keys of the table that it reads."""
-    (last,) = await read("last_numbers", dict[str, int])
-    for after in range(0, last[_RANGES[statement]], RANGE):
-        yield await read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
-
-
 @dataclass(frozen=True, slots=True)
 class RunToDrop(Report):
     """A run that is dropped, and how many rows it has."""
@@ -305,47 +295,40 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
 
 
-async def clear(
-    database: Database, keep: int, workflow: str | None, clock: Callable[[], float], *, dry_run: bool = False
-) -> GcCounts:
-    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or with `dry_run` counts
-    it. Gives free space back to the file system. Raises LeaseHeld while any workflow is at work: results are shared."""
+async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> GcCounts:
+    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or counts it where the
+    database is open for reading alone. Gives free space back to the file system. Raises LeaseHeld while any workflow is
+    at work: results are shared."""
+    drops = database.writer is not None
     async with AsyncExitStack() as stack:
-        collector: GarbageCollector | None = None
-        read: Read = partial(select, database)
-        if not dry_run:
-            names = await select(database, "leases_known", str)
-            leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
-            collector = GarbageCollector(database, leases, clock)
-            read = collector.read
+        names = await select(database, "leases_known", str) if drops else []
+        leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
+        collector = GarbageCollector(database, leases, clock)
         choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
         if not choice.kept:
             return GcCounts()
         about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
-        if collector:
-            await collector.begin(choice.kept[0].id, about)
+        await collector.begin(choice.kept[0].id, about)
         dropped, left, gone, results = [], 0, 0, 0
         for line in choice.doomed:
-            dropped.append(RunToDrop(line, (await read("gc_row_count", int, line.id))[0]))
-            if collector:
+            dropped.append(RunToDrop(line, (await collector.read("gc_row_count", int, line.id))[0]))
+            if drops:
                 stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
                 _log.info("dropping run %d of %s", line.id, line.workflow)
                 await collector.drop_run(line.id, stages)
         for number in sorted(choice.tidied):
-            ((_, own_left, own_gone),) = await read("gc_row_count", tuple[int, int, int], number)
+            ((_, own_left, own_gone),) = await collector.read("gc_row_count", tuple[int, int, int], number)
             left, gone = left + own_left, gone + own_gone
-            if collector:
-                await collector.drop_left_rows(number)
-        if collector:
-            await collector.drop_batch_tasks()
-        used = await used_results(read, choice, workflow)
-        async for rows in _ranges(read, "gc_results"):
+            await collector.drop_left_rows(number)
+        await collector.drop_batch_tasks()
+        used = await collector.used_results(choice, workflow)
+        async for rows in collector.ranges("gc_results"):
             unused = [result for (result,) in rows if not used[result]]
             results += len(unused)
-            if collector and unused:
+            if unused:
                 await collector.drop_results(unused)
-        if collector:
-            await collector.drop_unused(await used_endpoints(read))
+        if drops:
+            await collector.drop_unused()
             await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
             await collector.give_back_space()
     return GcCounts(choice.kept, dropped, left, gone, results)
