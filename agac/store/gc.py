@@ -282,17 +282,13 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     Row runs count as one workflow. The newest run over the whole input stays in any case, lest a preview cost a night's
     answers. So do the runs that are `needed`, with all their rows: what is open in a batch is paid for."""
     concerned = [line for line in lines if workflow in (None, line.workflow)]
-    stay = {line.id for line in lines} - {line.id for line in concerned}
-    tidied: set[int] = set()
-    named = [(JOB if is_job(line.workflow) else line.workflow, line) for line in concerned]
-    for name in {name for name, _ in named}:
-        own = [line for one, line in named if one == name]
+    tidied = set[int]()
+    for own in db.grouped(concerned, lambda line: JOB if is_job(line.workflow) else line.workflow).values():
         whole = [line for line in own if not line.partial]
         tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
-    stay |= tidied | set(needed)
-    tidied -= set(needed)
-    doomed = [line for line in lines if line.id not in stay]
-    return RunChoice(doomed, [line for line in lines if line.id in stay], tidied)
+    gone = {line.id for line in concerned} - tidied - set(needed)
+    doomed = [line for line in lines if line.id in gone]
+    return RunChoice(doomed, [line for line in lines if line.id not in gone], tidied - set(needed))
 
 
 async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> GcCounts:
