@@ -146,7 +146,7 @@ class _Resolving:
         if ref.schema_mode is not None:  # how the provider is held to schemas
             provider = replace(provider, structured=ref.schema_mode)
         silence, bounds = ref.idle_timeout or stage.idle_timeout, call_timeout(stage.timeout, params)
-        return PlannedModel(provider, ref.wire, params, ref.transport, silence, bounds, ref)
+        return PlannedModel(provider, ref.wire, params, None, ref.transport, silence, bounds, ref)
 
     def _at_backend(self, stage: WrittenStage, backend: str) -> tuple[str, Provider | None]:
         """The stage's model as a string, and the provider at the backend unless a stronger level chose another one. A

@@ -15,7 +15,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from agac.core.errors import UsageError
 from agac.core.keys import Fingerprinter, canonical, definition_hash, digest, params_body, snapshot
-from agac.core.types import JSONValue, Schema, Shard
+from agac.core.types import JSONValue, Params, Schema, Shard
 from agac.plan.stage import (
     CHOOSING_ROWS,
     AnyStage,
@@ -32,7 +32,6 @@ from agac.plan.stage import (
     tupled,
 )
 from agac.providers.backend import at_backend
-from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
 from agac.spec.guards import STORED, Guard, compile_guard
 from agac.spec.json_schema import field_shape
@@ -202,7 +201,7 @@ _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", 
 
 _KEPT_WHERE_SET = (
     "delimiter", "encoding", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger", "tail", "files",
-    "otel", "otel_sample", "otel_prompts", "notify", "how", "program", "shard",
+    "otel", "otel_sample", "otel_prompts", "notify", "how", "program", "shard", "backend",
 )  # fmt: skip
 """Keys that came later: what is stored where they are not set is what it was."""
 
@@ -235,28 +234,18 @@ def _stage_settings(stage: AnyStage, root: Path) -> dict[str, Any]:
             own |= {"processes": does.processes, "is_async": does.function.is_async}
             own |= {} if does.timeout is None else {"function_timeout": does.timeout}
         return own
-    models = []
-    for one in stage.models:
-        ref = _plain(one.ref, root) or {}
-        models.append(
-            {
-                "provider": one.provider.name,
-                "dialect": one.provider.dialect,
-                "model": one.model,
-                "params": _plain(params_body(one.params), root),
-                **({"backend": one.backend} if one.backend else {}),
-                **{key: _plain(getattr(one, key), root) for key in ("transport", "idle_timeout", "timeout")},
-                # in the order in which runs have it
-                "ref": {key: ref[key] for key in sorted(ref, key=("params", "idle_timeout").__contains__)} or None,
-            }
-        )
+    models = [
+        {"provider": one.provider.name, "dialect": one.provider.dialect, **_plain(one, root)} for one in stage.models
+    ]
+    for ref in (one["ref"] for one in models if one["ref"]):  # in the order in which runs have it
+        ref |= {key: ref.pop(key) for key in ("params", "idle_timeout")}
     schema = snapshot(stage.schema.body) if stage.schema else None
     own |= {"models": models, "schema": schema, "python_schema": _plain(stage.python_schema, root)}
     return own | ({"children": [_stage_settings(one, root) for one in stage.children]} if stage.children else {})
 
 
 def _plain(value: Any, root: Path) -> Any:
-    """A value as JSON: a dataclass by its fields."""
+    """A value as JSON: a dataclass by its fields, of parameters those that are set; of a provider its name."""
     if isinstance(value, Path):  # one inside the project moves with it
         return value.relative_to(root).as_posix() if value.is_relative_to(root) else str(value)
     if isinstance(value, bytes):
@@ -265,6 +254,10 @@ def _plain(value: Any, root: Path) -> Any:
         return {key: _plain(inner, root) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner, root) for inner in value]
+    if isinstance(value, Provider):
+        return value.name
+    if isinstance(value, Params):
+        return _plain(params_body(value), root)
     if is_dataclass(value):
         own = [(one.name, getattr(value, one.name), one.default) for one in fields(value) if one.name not in _NOT_KEPT]
         return {
@@ -291,6 +284,8 @@ def _read(hint: Any, body: Any, root: Path) -> Any:
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
         hint = next((kind for kind in kinds if is_dataclass(kind) == isinstance(body, Mapping)), kinds[0])
     origin = get_origin(hint)
+    if isinstance(body, Provider):  # that of today
+        return body
     if is_dataclass(hint):
         hints = _hints(cast("Any", hint))
         read = {one.name: _read(hints[one.name], body[one.name], root) for one in fields(hint) if one.name in body}
@@ -391,14 +386,12 @@ def _restored_model(body: Mapping[str, Any], stage: str, providers: Mapping[str,
         remedy = f"Write `dialect: {dialect}` for it in agac.yml until the run is finished."
         message = f"{asks} {name}/{body['model']} in the dialect {dialect}"
         raise UsageError(f"{message}, and the provider's is {provider.dialect} now", remedy=remedy)
-    backend, ref = body.get("backend"), _read(ModelRef | None, body["ref"], root)
-    if backend:
-        provider = at_backend(backend, providers)
-    if ref is not None and ref.schema_mode is not None:
-        provider = replace(provider, structured=ref.schema_mode)
-    hints = _hints(PlannedModel)
-    how = {key: _read(hints[key], body[key], root) for key in ("params", "transport", "idle_timeout", "timeout")}
-    return PlannedModel(provider, body["model"], **how, ref=ref, backend=backend)
+    model: PlannedModel = _read(PlannedModel, {**body, "provider": provider}, root)
+    if model.backend:
+        provider = at_backend(model.backend, providers)
+    if model.ref is not None and model.ref.schema_mode is not None:
+        provider = replace(provider, structured=model.ref.schema_mode)
+    return replace(model, provider=provider)
 
 
 _MESSAGE: dict[str, JSONValue] = field_shape("message") | {"additionalProperties": False}

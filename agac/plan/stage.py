@@ -49,11 +49,11 @@ class PlannedModel:
     provider: Provider
     model: str
     params: Params
+    backend: str | None = None
     transport: str | None = None
     idle_timeout: float | None = None
     timeout: Timeout = DEFAULT_TIMEOUT
     ref: ModelRef | None = None
-    backend: str | None = None
 
     @property
     def server_tools(self) -> list[str]:
