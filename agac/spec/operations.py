@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -39,7 +39,7 @@ class Operation:
 
     def body(self) -> dict[str, JSONValue]:
         """What decides its results, for the definition."""
-        raise NotImplementedError
+        return {self.key: _STORED[self.key][0](self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,6 @@ class Filter(Operation):
     key = "filter"
     guard: Guard
 
-    def body(self) -> dict[str, JSONValue]:
-        return {"filter": self.guard.text}
-
 
 @dataclass(frozen=True, slots=True)
 class Select(Operation):
@@ -73,9 +70,6 @@ class Select(Operation):
 
     key = "select"
     fields: tuple[str, ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        return {"select": list(self.fields)}
 
     def apply(self, data: Fields) -> Fields:
         """The row with these fields. Raises UnfitRow when it lacks one."""
@@ -89,9 +83,6 @@ class Rename(Operation):
 
     key = "rename"
     names: Mapping[str, str]
-
-    def body(self) -> dict[str, JSONValue]:
-        return {"rename": dict(self.names)}
 
     def apply(self, data: Fields) -> Fields:
         """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name already."""
@@ -109,9 +100,6 @@ class Dedupe(Operation):
 
     key = "dedupe"
     fields: tuple[Way, ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        return {"dedupe": [".".join(field) for field in self.fields]}
 
 
 Match = Literal["exact", "normalized", "structured"]
@@ -172,11 +160,12 @@ class Review(Operation):
         """Whether rows can leave there."""
         return self.on_reject == "drop"
 
-    def body(self) -> dict[str, JSONValue]:
+    def said(self) -> dict[str, JSONValue]:
+        """What differs from the defaults."""
         said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         said["choices"] = list(self.choices)
         said |= {"show": [".".join(way) for way in self.show], "when": self.when and self.when.text}
-        return {"review": {key: value for key, value in said.items() if value not in (None, [], list(CHOICES))}}
+        return {key: value for key, value in said.items() if value not in (None, [], list(CHOICES))}
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> Review:
@@ -193,9 +182,6 @@ class Join(Operation):
 
     key, gives_answer = "join", True
     results: tuple[tuple[str, str], ...]
-
-    def body(self) -> dict[str, JSONValue]:
-        return {"join": [f"{stage}: {label}" for label, stage in self.results]}
 
     def text(self, known: Mapping[str, JSONValue]) -> str:
         """Their text, of what is `known` by the names of stages."""
@@ -240,23 +226,28 @@ def made_by(explode: object | None, group: object | None, operation: str | None)
     return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
 
 
+_STORED: dict[str, tuple[Callable[[Any], JSONValue], Callable[[Any], Operation]]] = {
+    "filter": (lambda does: does.guard.text, lambda body: Filter(Guard(body, (), STORED))),
+    "select": (lambda does: list(does.fields), lambda body: Select(tuple(body))),
+    "rename": (lambda does: dict(does.names), Rename),
+    "dedupe": (lambda does: [".".join(way) for way in does.fields], lambda body: Dedupe(ways(body))),
+    "review": (Review.said, Review.of),
+    "join": (
+        lambda does: [f"{stage}: {label}" for label, stage in does.results],
+        lambda body: Join(tuple((label, stage) for stage, _, label in (one.partition(": ") for one in body))),
+    ),
+}
+"""What writes an operation under its key in a definition, and what reads it back."""
+
+
 def read_operation(body: Mapping[str, Any]) -> Operation:
     """The operation of a stored definition. Functions and conditions are named, not read: nothing can be run."""
     if "python" in body:
         shown, _, name = body["python"].rpartition(":")
         function = FunctionRef(Path(shown), shown, name, is_async=False, source_hash=bytes.fromhex(body["source"]))
         return Python(function, None)
-    if "filter" in body:
-        return Filter(Guard(body["filter"], (), STORED))
-    if "select" in body:
-        return Select(tuple(body["select"]))
-    if "review" in body:
-        return Review.of(body["review"])
-    if "join" in body:
-        return Join(tuple((label, stage) for stage, _, label in (one.partition(": ") for one in body["join"])))
-    if "rename" in body:
-        return Rename(body["rename"])
-    return Dedupe(ways(body["dedupe"]))
+    ((key, written),) = body.items()
+    return _STORED[key][1](written)
 
 
 Incomplete = Literal["use", "fail"]
