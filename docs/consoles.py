@@ -329,6 +329,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def has_commands(page: Path) -> bool:
+    """Whether there is anything to be typed."""
+    return any(block.language in ("console", "python") for block in blocks(page))
+
+
 def refreshed(page: Path, text: str, folder: Path) -> str:
     """`text`, which stands in the page, with the output that its commands have now."""
     lines = text.split("\n")

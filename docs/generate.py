@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from consoles import refreshed
+from consoles import has_commands, refreshed
 from fragments import fragments, released, unreleased
 from pages import ROOT, generated, pages, replace_generated
 from pictures import pictures
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
         after = made_anew(before)
         if not flags.check:
             page.write_text(after, encoding="utf-8")
-        if not flags.no_consoles:
+        if not flags.no_consoles and has_commands(page):
             with tempfile.TemporaryDirectory() as folder:
                 after = refreshed(page, after, Path(folder) / "home")
         if after != before:

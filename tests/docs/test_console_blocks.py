@@ -12,7 +12,7 @@ from pathlib import Path
 import consoles
 import pytest
 import yaml
-from consoles import file_of, matches, refreshed, steps
+from consoles import file_of, has_commands, matches, refreshed, steps
 from pages import DIRECTIVES, ROOT, Block, blocks, pages
 from pictures import pictures, words_of
 from support.commands import template
@@ -21,7 +21,7 @@ from support.server import simulator
 NOT_FORKED = ROOT / "docs/guide/getting-started.md"
 """The `agac` of this page is the one that pip installed."""
 
-WITH_CONSOLES = [page for page in pages() if any(block.language in ("console", "python") for block in blocks(page))]
+WITH_CONSOLES = [page for page in pages() if has_commands(page)]
 
 
 @contextmanager
