@@ -60,6 +60,15 @@ def test_a_cluster_that_is_not_there_is_said_at_once(where: str, project: Projec
     project.agac("run", "-a", "reviews", "--executor", "local", code=0)
 
 
+def test_why_a_client_was_refused_is_said() -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    from agac.engine.workers import ray
+
+    told = "Initialization failure from server:\nTraceback (most recent call last):\n  …\nRuntimeError: no room"
+    assert ray._reason(ConnectionAbortedError(told)) == "Initialization failure from server: RuntimeError: no room"
+    assert ray._reason(ConnectionError("\n")) == "ConnectionError"
+
+
 def test_without_ray_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "agac.engine.workers.ray", raising=False)

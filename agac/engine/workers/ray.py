@@ -128,7 +128,8 @@ def _reason(error: BaseException) -> str:
     """The line of Ray's error that says what is the matter; the rest names ids."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     found = [line for line in lines if line.startswith(("The actor is dead because", "ModuleNotFoundError"))]
-    return (found or lines)[-1 if found else 0][:300]
+    first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]  # a traceback is between them
+    return (found[-1] if found else first)[:300]
 
 
 def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
