@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agac import __version__
-from agac.api.diff import Version, WorkflowDiff, differences, project_at, version_of
+from agac.api.diff import Version, WorkflowDiff, differences, project_at, refuse_empty, version_of
 from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
@@ -292,9 +292,10 @@ def _place(root: Path) -> str:
 def _version_before(opened: Project, event: Event, against: str | None) -> Version:
     if against is not None or event.base is None:
         return version_of(against, opened)
+    refuse_empty(event.base)
     repository = Repository.of(opened.state, os.environ)
-    base = repository.merged_into(event.head) or event.base
-    commit = repository.merge_base(base)
+    base = repository.merged_into(event.head) or repository.commit(event.base)
+    commit = repository.merge_base(base, event.base)
     return Version(commit, commit, repository.made_at(commit), event.into, repository.behind(commit, base))
 
 
@@ -394,7 +395,8 @@ def _imports_python(value: Any) -> bool:
 @blocking
 async def workflows_to_run(event: Event, *, project: Path | str | None = None) -> list[str]:
     """The workflows that changed since the event's base or have rows to run, once answers were pulled. Raises
-    UsageError where what a job of CI pays for would be lost with its machine."""
+    UsageError where what a job of CI pays for would be lost with its machine, and for a base that is empty."""
+    refuse_empty(event.base)
     opened, changed, notes = open_project(project, sound=True), set[str](), list[str]()
     names = opened.spec.file.ci.workflows or loader.workflow_names(opened.spec)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 import tempfile
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,17 +58,42 @@ class Version(Report):
     behind: int | None = None
 
 
+_FOLDER = re.compile(r"\.{1,2}(?:[/\\]|\Z)|[/\\]|[A-Za-z]:[/\\]")
+
+
+def refuse_empty(ref: str | None) -> None:
+    """Raises UsageError for a version that is given and empty, as an unset variable of a job is: it would be the
+    working tree, in which nothing differs from itself."""
+    if ref is not None and not ref.strip():
+        remedy = "Name a branch, a tag, a commit or a folder; where a variable names it, see that it is set."
+        raise UsageError("the version to compare with is empty", remedy=remedy)
+
+
 def version_of(ref: str | None, project: Project) -> Version:
-    """What `ref` means: a folder that holds a project, else a commit; None: the one that the working tree's HEAD shares
-    with main (or master, or those of origin). Raises UsageError."""
-    if ref is not None and (Path(ref) / PROJECT_FILE).is_file():
-        return Version(ref)
+    """What `ref` means: a folder that holds a project where it is written as a path (`../before`), else a commit; None:
+    the one that the working tree's HEAD shares with main (or master, or those of origin). Raises UsageError."""
+    refuse_empty(ref)
+    if ref is not None and _FOLDER.match(ref):
+        return _folder_version(ref, project)
     repository = Repository.of(project.state, os.environ)
-    if ref is not None:
-        commit = repository.commit(ref)
-        return Version(ref, commit, repository.made_at(commit))
-    commit = repository.merge_base(main := repository.main())
-    return Version(commit, commit, repository.made_at(commit), main, repository.behind(commit, main))
+    if ref is None:
+        main, newest = repository.main()
+        commit = repository.merge_base(newest, main)
+        return Version(commit, commit, repository.made_at(commit), main, repository.behind(commit, newest))
+    if repository.commit_or_none(ref) is None and (Path(ref) / PROJECT_FILE).is_file():
+        remedy = f"For the folder write ./{ref}; a change could bring a folder with the name of a branch."
+        raise UsageError(f"{ref!r} is no commit of this repository, and is a folder", remedy=remedy)
+    commit = repository.commit(ref)
+    return Version(ref, commit, repository.made_at(commit))
+
+
+def _folder_version(ref: str, project: Project) -> Version:
+    remedy = "Name a folder that holds another version of the project."
+    if not (Path(ref) / PROJECT_FILE).is_file():
+        raise UsageError(f"{ref} holds no {PROJECT_FILE}", remedy=remedy)
+    if Path(ref).resolve() == project.root.resolve():
+        raise UsageError(f"{ref} is the project itself, in which nothing differs", remedy=remedy)
+    return Version(ref)
 
 
 @contextmanager
@@ -128,6 +154,7 @@ async def plan_against(
 ) -> PlanComparison:  # fmt: skip
     """`plan` of the files that there are, and of those at `ref`, which is a commit, a branch, a tag or a folder. Raises
     UsageError, SpecError."""
+    refuse_empty(ref)
     opened, options = project_of(workflow, project, untrusted=untrusted), options or RunOptions()
     now, before = await plan_in(opened, workflow, options, show=show), None
     try:

@@ -29,7 +29,7 @@ from agac.engine.replay import RowHistory
 from agac.engine.validate import Checker, ResultChecks, ValidReply, parsed
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, PlannedStage, recorded_stages
-from agac.spec.git import Repository
+from agac.spec.git import user_name
 from agac.spec.paths import project_root
 from agac.spec.workflow import InputFormat
 from agac.store.db import change
@@ -44,9 +44,7 @@ def reviewer(named: str | None = None, *, project: Path | str | None = None) -> 
     """Who decides: who is named, else AGAC_REVIEWER, else git's user.name. Raises UsageError where nobody is."""
     root = project_root(project)
     env = environment(root)[0]
-    found = " ".join(
-        (named or env.get("AGAC_REVIEWER") or Repository(root, "", env).setting("user.name") or "").split()
-    )
+    found = " ".join((named or env.get("AGAC_REVIEWER") or user_name(root, env) or "").split())
     if not found:
         raise UsageError("it is not known who decides", remedy="Name yourself: --reviewer NAME, or set AGAC_REVIEWER.")
     return found

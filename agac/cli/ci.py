@@ -45,8 +45,10 @@ def ci(
     if context.invoked_subcommand:
         return None
     from agac.api.ci import check_change, event_of
+    from agac.api.diff import refuse_empty
     from agac.cli.markdown import comment_text
 
+    refuse_empty(against)
     root = context.obj.project_dir
     event = event_of(os.environ, kind)
     if event.kind != "pull-request":
@@ -54,7 +56,7 @@ def ci(
             raise UsageError(
                 "--untrusted: its workflows would be run", remedy="Look at the change: --event pull-request."
             )
-        return _ran(context, event._replace(base=against or event.base), yes=yes, as_json=as_json)
+        return _ran(context, event if against is None else event._replace(base=against), yes=yes, as_json=as_json)
     found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
     write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
     text = comment_text(found)
