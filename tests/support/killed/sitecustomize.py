@@ -10,6 +10,7 @@ AGAC_TEST_BACK_OFF is how many seconds a failed call waits before it is tried ag
 AGAC_TEST_REAL: the simulator's replies count as those of a real provider.
 AGAC_TEST_SILENT is after how many seconds without a word a worker counts as lost, not 60.
 AGAC_TEST_PUSH is after how many seconds a shard pushes its answers and looks whether it may go on, not 15 and 2.
+AGAC_TEST_SURE is after how many seconds of silence a shard's process proves that it was not taken over, not 90.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ def begin() -> None:
         from agac.engine.sharding import shard_run
 
         shard_run.EVERY = shard_run.PUSH_SECONDS = shard_run.BEAT_SECONDS = float(soon)
+    if sure := os.environ.get("AGAC_TEST_SURE"):
+        from agac.engine.sharding import folder
+
+        folder.SURE_SECONDS = float(sure)
     if not (EVENT or PAGES or PATIENCE):
         return
     if stores := sys.modules.get("ready_stores"):
