@@ -46,6 +46,7 @@ class SimulatedAnswers:
     """Answers of the simulator, or those of `rules`: then a call that none of them is for is an error."""
 
     calls: Path | None = None
+    goes_out = False
 
     def __init__(self, rules: Sequence[ReplyFile] | None = None) -> None:
         self._rules, self._writer = rules, AnswerWriter()
@@ -58,6 +59,8 @@ class SimulatedAnswers:
             if rule is None:
                 return _missing(attempts, "none of the test's replies is for this call")
             writer = AnswerWriter(script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])])
+        if attempts.connection.stage.runtime is not None:
+            return _session(attempts, wire, writer)
         api, known = _APIS[attempts.connection.model.provider.dialect]
         data = {key: value for key, value in json.loads(wire).items() if key in known}
         try:
@@ -65,6 +68,24 @@ class SimulatedAnswers:
             return HttpReply(200, MARK, api.body(call, writer.answer(call)), 0.0)
         except ApiError as error:
             return HttpReply(error.status, MARK, json.dumps(api.error(error)).encode(), 0.0)
+
+
+def _session(attempts: TaskAttempts, wire: bytes, writer: AnswerWriter) -> Came:
+    """What a session of OpenCode comes to with the writer's answer to what was said last: no program is started."""
+    from agac.providers.opencode import answered  # and what runs programs, where a stage has one
+
+    asked = json.loads(wire)
+    schema = attempts.connection.stage.schema
+    request: dict[str, Any] = {"model": attempts.connection.model.model}
+    request["messages"] = [{"role": "user", "content": asked.get("said") or asked["prompt"]}]
+    if schema is not None:
+        form = {"name": "answer", "schema": schema.body}
+        request["response_format"] = {"type": "json_schema", "json_schema": form}
+    try:
+        answer = writer.answer(chat.CHAT.read(json.dumps(request).encode(), 0, {}))
+    except ApiError as error:
+        return _missing(attempts, error.message)
+    return HttpReply(200, MARK, json.dumps(answered(answer.content or "")).encode(), 0.0)
 
 
 def as_data(value: Any) -> JSONValue:
@@ -110,6 +131,7 @@ class Cassette:
         """Reads the file, if it is there. Raises AgacError for a line that is no recorded call."""
         self.file, self.tools, self.calls = file, file.with_name(f"{file.stem}_calls.jsonl"), calls
         self._redactor, self._seen, self._used = redactor, Counter[bytes](), set[int]()
+        self.goes_out = redactor is not None
         lines = file.read_text("utf-8").splitlines() if file.is_file() else []
         try:
             self._recordings = [Recording(**json.loads(line)) for line in lines]

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from agac import __version__
+from agac.api.bugs import bug_problem
 from agac.api.diff import Version, WorkflowDiff, differences, project_at, refuse_empty, version_of
 from agac.api.forge import github_event
 from agac.api.plan import plan_in
@@ -249,8 +250,22 @@ async def check_change(
         place = _place(project_root(project))
         return Findings(project=place, head=event.head, untrusted=untrusted, problems=error.problems)
     version = _version_before(opened, event, against)
+    try:
+        found = await _found(opened, event, version)
+    except Exception as error:  # noqa: BLE001 - findings are written whatever a file does
+        problem = _problem_of(error, version.ref)
+        found = Findings(project=_place(opened.state), head=event.head, untrusted=untrusted, problems=[problem])
+    return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
+
+
+def _problem_of(error: Exception, where: str) -> Problem:
+    return Problem(Where(where), _in_words(error)) if isinstance(error, AgacError) else bug_problem(error, where)
+
+
+async def _found(opened: Project, event: Event, version: Version) -> Findings:
+    """What the change does, beside a version before."""
     with ExitStack() as stack:
-        notes, earlier = [_FOREIGN] if untrusted else list[str](), None
+        notes, earlier = [_FOREIGN] if opened.untrusted else list[str](), None
         try:
             earlier = stack.enter_context(project_at(version.ref, opened))
         except UsageError as error:
@@ -264,12 +279,11 @@ async def check_change(
             notes.append("No earlier answers are known here, so that all rows count as to be run.")
         workflows = [await change.planned(one, plans=one.workflow in sound) for one in report.workflows]
         tests, wrong = await change.tested(sound) if whole else ([], [])
-        found = Findings(
-            project=_place(opened.state), head=event.head, against=version, untrusted=untrusted, workflows=workflows,
-            problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests, notes=notes,
-            max_usd=(earlier or opened).spec.file.ci.max_usd,
+        return Findings(
+            project=_place(opened.state), head=event.head, against=version, untrusted=opened.untrusted,
+            workflows=workflows, problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests,
+            notes=notes, max_usd=(earlier or opened).spec.file.ci.max_usd,
         )  # fmt: skip
-    return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
 
 
 def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
@@ -342,6 +356,8 @@ class _Change(NamedTuple):
             which = "the version before" if plan else "a run"
             message = f"what {which} would cost is not known: {_in_words(error)}"
             problems.append(Problem(Where(found.workflow), message, "warning"))
+        except Exception as error:  # noqa: BLE001 - a bug that one workflow meets is said of it, the others are planned
+            problems.append(bug_problem(error, found.workflow))
         problems += plan.warnings if plan else []
         return WorkflowFindings(
             workflow=found.workflow, how=found.how, changes=list(found.changes), problems=list(dict.fromkeys(problems)),

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agac.api.bugs import bug_problem
 from agac.api.plan import plan_in, planned
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_workflow, defined, open_project, project_of
 from agac.api.status import workflow_name
@@ -228,7 +229,11 @@ async def differences(
     now, before = (loader.workflow_names(one.spec) if one else [] for one in (opened, earlier))
     for name in [str(workflow_name(one)) for one in workflows] or sorted({*now, *before}):
         present = opened if name in now or name not in before else None
-        one = await _workflow_diff(name, present, earlier if name in before else None, plans=plans)
+        was = earlier if name in before else None
+        try:
+            one = await _workflow_diff(name, present, was, plans=plans)
+        except Exception as error:  # noqa: BLE001 - a bug that one workflow meets is said of it
+            one = WorkflowDiff(name, "changed" if was else "new", problems=[bug_problem(error, name)])
         found += [one] if one else []
         unchanged += [] if one else [name]
     told = [one for one in (earlier.problems if earlier else []) if one.severity == "warning"]

@@ -90,15 +90,21 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
     for name in names:
         workflow, models, found = defined(opened, name, Overrides())
         problems += found
+        if workflow is None:  # what cannot be read is among the problems
+            continue
         files.add(path := loader.find_workflow(spec, name))
-        if workflow is not None:
-            files |= {file for _, file in card_files(workflow)}
-        if workflow is not None and not any_error([*opened.problems, *found]):
+        files |= {file for _, file in card_files(workflow)}
+        if not any_error([*opened.problems, *found]):
             document = read_yaml(path, spec.shown(path))
             texts = stage_texts(workflow, document, home)
             findings += file_findings(workflow, document, texts)
             findings += lint_models(workflow, models, texts, document.where(("stages",), key=True))
-    read = {spec.shown(file): read_text(file, spec.shown(file)) for file in sorted(files)}
+    read = dict[str, str]()
+    for file in sorted(files):
+        try:
+            read[spec.shown(file)] = read_text(file, spec.shown(file))
+        except Unusable as error:
+            problems.append(error.problem)
     findings += [one for shown, text in read.items() for one in secrets(text, shown)]
     errors = loader.in_order(one for one in problems if one.severity == "error")
     return LintReport([*map(str, names)], without_ignored(findings, read, spec.file.lint.ignore), errors)

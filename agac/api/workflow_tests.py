@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from agac.api.bugs import bug_report
 from agac.api.cassettes import Cassette, SimulatedAnswers
 from agac.api.inspect import row_report
 from agac.api.plan import Confirm
@@ -135,7 +136,10 @@ async def run_cases(
     async def judged(case: WorkflowCase) -> CaseResult:
         async with places:
             with tempfile.TemporaryDirectory(prefix="agac-") as made:
-                return await _judged(opened, case, Path(made), confirm, record=record, update=update)
+                try:
+                    return await _judged(opened, case, Path(made), confirm, record=record, update=update)
+                except Exception as error:  # noqa: BLE001 - a bug that one test meets is its result
+                    return CaseResult("error", case.path.stem, case.workflow, 0.0, error=" ".join(bug_report(error)))
 
     return await asyncio.gather(*map(judged, cases))
 

@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -384,15 +382,10 @@ def _main() -> int:
         undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
             # a bug of agac: the report goes to a file that can be attached to an issue
-            report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
-            head = f"agac {__version__}\nPython {sys.version}\n{terminal.typed_command()}\n\n"
-            text = head + "".join(traceback.format_exception(error))
-            report.write_text(text, encoding="utf-8", errors="backslashreplace")
-            terminal.say_error(
-                f"this is a bug in agac: {type(error).__name__}: {error}",
-                f"The details are in {report}; please report them. Stored answers are safe: run the same command to "
-                "resume.",
-            )
+            from agac.api.bugs import bug_report
+
+            what, remedy = bug_report(error, terminal.typed_command())
+            terminal.say_error(what, f"{remedy} Stored answers are safe: run the same command to resume.")
             return ExitCode.FAILED
         what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
         return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)

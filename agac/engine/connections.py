@@ -257,7 +257,8 @@ async def open_connections(
 
 
 async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work: Work) -> Sending:
-    if (how := stage.tooling.program) is not None:
+    how = stage.tooling.program
+    if how is not None and (work.answers is None or work.answers.goes_out):
         from agac.providers.opencode import open_program
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)

@@ -161,9 +161,12 @@ class CommitWatcher(Protocol):
 
 
 class Answers(Protocol):
-    """Stands between tasks and providers in workflow tests. `calls`: where results of tools are noted, if at all."""
+    """Stands between tasks and providers in workflow tests."""
 
     calls: Path | None
+    """Where results of tools are noted, if at all."""
+    goes_out: bool
+    """Whether a call that it has no answer for is sent; else nothing is started for calls."""
 
     async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Any:
         """What comes back for a call, an HttpReply or a Fault; `real` sends it, with the same arguments."""

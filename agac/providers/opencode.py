@@ -190,6 +190,12 @@ class Transcript:
         }  # fmt: skip
 
 
+def answered(answer: str) -> dict[str, JSONValue]:
+    """The document of a session that took one call of the model and ended with this answer, for tests of workflows."""
+    session = Transcript((2, 1), bytes, session="simulated", texts=[answer], finish="stop", calls=1)
+    return session.body(0, 0.0)
+
+
 _COUNTED = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
 
 

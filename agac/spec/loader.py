@@ -189,8 +189,10 @@ def load_workflow(
     if isinstance(source, BuiltWorkflow):
         name, (file, document, problems) = source.name, source.read
     else:
-        path = find_workflow(project, source)
-        name, (file, document, problems) = path.stem, read_workflow(path, project.shown(path))
+        found = _workflow_file(project, source)
+        if isinstance(found, Problem):
+            return None, [found]
+        name, (file, document, problems) = found.stem, read_workflow(found, project.shown(found))
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
@@ -200,6 +202,18 @@ def load_workflow(
     if isinstance(source, BuiltWorkflow):
         workflow = replace(workflow, output=source.placed(workflow.output))
     return workflow, in_order([*problems, *(problem for problem in more if not _follows_from(problem, problems))])
+
+
+def _workflow_file(project: ProjectSpec, source: str | Path) -> Path | Problem:
+    """The file of a workflow; of one that is in the project and cannot be used, such as a link that leads out of it,
+    what is wrong. Raises UsageError for one that is not there."""
+    try:
+        return find_workflow(project, source)
+    except UsageError as error:
+        files = workflow_files(project, str(source))
+        if not files:
+            raise
+        return Problem(Where(project.shown(files[0])), f"{error.message}. {error.remedy or ''}".strip())
 
 
 def _resolved(

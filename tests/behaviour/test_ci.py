@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.repository import Git, committed
 from support.server import Faulty, Server
 
-from agac.api.ci import Event, event_of, read_findings
+from agac.api.ci import Event, check_change, event_of, read_findings
 from agac.cli.markdown import MOST, comment_text
 from agac.core.errors import UsageError
 
@@ -171,6 +172,43 @@ def test_nothing_of_a_fork_is_believed(hostile: ProjectFolder) -> None:
     assert "ci.max_usd" not in ended.out, "a change does not set its own limit"
     assert not (hostile.root / "remote").exists()
     assert ci(hostile, 0, "--untrusted", "--event", "pull-request").out.count("were not run") == 1
+
+
+def test_one_file_that_cannot_be_used_never_ends_the_others(ran: ProjectFolder, tmp_path: Path) -> None:
+    ran.workflow(stages=CHANGED)
+    outside = tmp_path / "outside.yml"
+    outside.write_text("description: of somebody else\nstages: [{name: x, prompt: hello}]\n")
+    (ran.root / "workflows/linked.yml").symlink_to(outside)
+    (ran.root / "workflows/wide.yml").write_text("stages: []\n", encoding="utf-16")
+    (ran.root / "workflows/large.yml").write_text("#" * 5_000_001)
+    ended = ci(ran, 2, **pull_request(ran))
+    findings = read_findings(ran.root / "agac-pr.json")
+    said = {one.workflow: [problem.message for problem in one.problems] for one in findings.workflows}
+    assert said.pop("reviews") == []
+    assert "leads out of the project" in said.pop("linked")[0]
+    assert "this is UTF-16" in said.pop("wide")[0]
+    assert "bytes are more than" in said.pop("large")[0]
+    assert not said
+    assert [one.result for one in findings.tests] == ["passed"]
+    assert "of somebody else" not in ended.out + ended.err + findings.model_dump_json()
+    for words, code in ((("lint",), 2), (("diff",), 2), (("validate",), 2), (("run", "-a", "linked"), 2)):
+        shown = ran.agac(*words, code=code)
+        assert "leads out of the project" in shown.out + shown.err, words
+        assert "this is a bug" not in shown.out + shown.err, words
+
+
+@pytest.mark.parametrize("where", ["diff._workflow_diff", "ci.plan_in", "ci.lint_in"])
+def test_findings_are_written_also_of_a_bug(ran: ProjectFolder, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    ran.workflow(stages=CHANGED)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("of the test")
+
+    module, _, name = where.partition(".")
+    monkeypatch.setattr(import_module(f"agac.api.{module}"), name, fails)
+    found = check_change(Event("pull-request"), project=ran.root)
+    assert found.exit_code == 2
+    assert "this is a bug in agac: " in comment_text(found)
 
 
 def test_a_secret_in_a_file_is_not_in_the_findings(ran: ProjectFolder) -> None:

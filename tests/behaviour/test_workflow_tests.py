@@ -16,6 +16,7 @@ from support.project import ProjectFolder, to_its_end
 from support.shipped import ROOT
 
 import agac
+from agac.api import workflow_tests
 from agac.core import keys
 from agac.testing import simulator
 
@@ -323,6 +324,36 @@ def test_a_workflow_that_cannot_run_is_an_error_of_its_test(reviews: ProjectFold
     assert one.result == "error"
     assert "nobody" in one.error
     assert "error: reviews\n  " in reviews.agac("test", code=3).out
+
+
+@pytest.mark.parametrize("schema", [{}, {"output_schema": {"sentiment": "string", "reason": "string"}}])
+def test_no_program_of_a_stage_is_started(project: ProjectFolder, schema: dict[str, Any]) -> None:
+    project.configure()
+    project.write("run.sh", f"#!/bin/sh\ntouch {project.root}/started\n").chmod(0o755)
+    runtime = {"name": "opencode", "command": "./run.sh", "version": "1.18.33"}
+    project.workflow(rows=1, stages=[{"name": "classify", "prompt": "${text}", "runtime": runtime, **schema}])
+    written(project, "reviews.simulated")
+    written(project, "reviews.answered", replies=[{"reply": GOOD}], expect={"each": ["result != null"], "calls": 2})
+    written(project, "reviews.missing", replies=[{"row": "r-1", "reply": GOOD}])
+    found = {one.name.partition(".")[2]: one for one in outcomes(project)}
+    assert {name: one.result for name, one in found.items()} == {
+        "simulated": "passed", "answered": "passed", "missing": "failed",
+    }  # fmt: skip
+    assert "none of the test's replies is for this call" in found["missing"].failures[0].got
+    assert not (project.root / "started").exists()
+
+
+def test_a_bug_that_one_test_meets_is_its_result(reviews: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(reviews, "reviews.bad", expect={"snapshot": True})
+    written(reviews, "reviews.good")
+
+    def of_snapshot(*_: Any) -> Any:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr(workflow_tests, "_of_snapshot", of_snapshot)
+    bad, good = outcomes(reviews)
+    assert (bad.result, good.result) == ("error", "passed")
+    assert "this is a bug in agac: ZeroDivisionError: of the test The details are in" in bad.error
 
 
 def test_the_shipped_tests_pass(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""Errors that agac did not foresee: a report that can be attached to an issue, and what people are told of it."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from agac import __version__
+from agac.core.errors import Problem, Where
+
+
+class BugWords(NamedTuple):
+    """What people are told of an error that agac did not foresee."""
+
+    what: str
+    """The error."""
+    remedy: str
+    """Where the report is, and what to do."""
+
+
+def bug_report(error: Exception, command: str = "") -> BugWords:
+    """Writes a report with the traceback into a new folder for temporary files, which only the user can read."""
+    report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
+    head = f"agac {__version__}\nPython {platform.python_version()}\n{command}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    report.write_text(text, encoding="utf-8", errors="backslashreplace")
+    what = f"this is a bug in agac: {type(error).__name__}: {error}"
+    return BugWords(what, f"The details are in {report}; please report them.")
+
+
+def bug_problem(error: Exception, where: str) -> Problem:
+    """The same as a problem of the file, workflow or project that was looked at."""
+    return Problem(Where(where), " ".join(bug_report(error)))
