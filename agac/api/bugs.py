@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 import tempfile
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from agac import __version__
 from agac.core.errors import Problem, Where
 
 
@@ -24,7 +24,8 @@ class BugWords(NamedTuple):
 def bug_report(error: Exception, command: str = "") -> BugWords:
     """Writes a report with the traceback into a new folder for temporary files, which only the user can read."""
     report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
-    head = f"agac {__version__}\nPython {platform.python_version()}\n{command}\n\n"
+    version = import_module("agac").__version__  # the package itself imports this one
+    head = f"agac {version}\nPython {platform.python_version()}\n{command}\n\n"
     text = head + "".join(traceback.format_exception(error))
     report.write_text(text, encoding="utf-8", errors="backslashreplace")
     what = f"this is a bug in agac: {type(error).__name__}: {error}"
