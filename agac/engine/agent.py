@@ -1,7 +1,8 @@
 """Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it what they gave, and so
 on until it answers. What decides the next request is in `TaskConversation`, and can be made anew from the store: the
 opening messages, the replies as they came, the results of tools. `Agents` sends, calls and stores. A reply is durable
-before the next request is made of it, and before a call that must not be repeated; that is stored as intended first."""
+before the next request is made of it, and before a call that must not be repeated; that is stored as intended first,
+once nothing is waited for but the call itself."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRec
 from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
 from agac.store.writer import ToolCache
 from agac.tools.pool import CallScope, Elsewhere, ToolContext, ToolOutcome, ToolPool, cut, open_tools
+from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
 
 RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
 
@@ -275,8 +277,59 @@ async def open_agents(
         yield
 
 
+class StoredIntent(Intent):
+    """An intent that is a line of the store: a kill after it leaves the question what came of the call."""
+
+    is_kept = True
+
+    def __init__(self, agents: Agents, talk: TaskConversation, turn: Turn, place: int) -> None:
+        self._agents, self._talk, self._turn, self._place = agents, talk, turn, place
+        self._before, self._is_closed, self._times = "", False, 0
+
+    def note(self) -> None:
+        """Writes the line, and that of the call of the agent whose conversation this is, into the next commit."""
+        if self.is_begun:
+            return
+        attempts = self._talk.attempts
+        self.is_begun, self._before = True, attempts.changed
+        attempts.changed, self._talk.changed = shown([self._turn.reply.calls[self._place]]), True
+        above = self._agents.intents.get(attempts.fingerprint)
+        if above is not None:
+            above.note()
+        self._agents.keep(self._talk, self._turn, self._place, "intent", None)
+
+    async def begin(self) -> None:
+        """See Intent. Raises ToolFailed once it is closed."""
+        if not self._is_closed:
+            self._times += 1
+            self.note()
+            try:
+                await self._agents.durable()
+            except BaseException:
+                self.withdraw()
+                raise
+        if self._is_closed:
+            self.withdraw()
+            raise ToolFailed("the call was given up before it was made")
+
+    def withdraw(self) -> None:
+        """See Intent: an earlier call in its place may have been made."""
+        if not self.is_begun or self._times > 1:
+            return
+        self.is_begun, self._times = False, 0
+        old, attempts = self._talk.stored.get((self._turn.number, self._place)), self._talk.attempts
+        self._agents.keep(self._talk, self._turn, self._place, "refused" if old is None else old.state, None)
+        if attempts.changed == shown([self._turn.reply.calls[self._place]]):
+            attempts.changed = self._before
+
+    def close(self) -> None:
+        """See Intent."""
+        self._is_closed = True
+
+
 class Agents:
-    """Asks the models of stages with tools."""
+    """Asks the models of stages with tools. `intents` are those of calls of agents that are under way, by the
+    conversation of the agent that is called."""
 
     pool: ToolPool
 
@@ -291,6 +344,8 @@ class Agents:
         self._choice = context.work.retry.calls if context.work.retry else context.work.calls
         self._stored: dict[bytes, tuple[list[StoredTurn], list[StoredCall]]] = {}
         self._open: dict[bytes, TaskConversation] = {}
+        self.intents: dict[bytes, StoredIntent] = {}
+        self.durable = context.ledger.durable
 
     async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
         """Looks for a conversation that goes on; the position of the model that it is with, of these."""
@@ -363,7 +418,7 @@ class Agents:
             except BeginAnew as lost:
                 answer = self._lost(talk, lost.error, tried)
             except (RowDeadlineExceeded, RowBudgetExceeded, CapReached, BlockedByBatches):
-                await self._ledger.durable()
+                await self.durable()
                 raise
             finally:
                 del self._open[attempts.fingerprint]
@@ -372,17 +427,22 @@ class Agents:
                 break
         assert answer is not None
         if isinstance(answer, RowError):  # an equal task may be next, and goes by what is stored
-            await self._ledger.durable()
+            await self.durable()
         return answer
 
-    async def run_child(self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope) -> ToolOutcome:
-        """An agent's answer to what another one asks it, for the row that asks."""
+    async def run_child(
+        self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope, intent: Intent
+    ) -> ToolOutcome:
+        """An agent's answer to what another one asks it, for the row that asks. What it changes, its own calls change,
+        which begin the `intent`, too; all else goes on from the store."""
         talk = self._open[scope.fingerprint]
         child, active = self._children[f"{talk.stage.name}/{tool.source}"], talk.attempts.active
         prepared = self._preparer.prepare(child, self._preparer.view(dict(arguments)), active.new.row.id)
         if isinstance(prepared, RowError):
             return ToolOutcome(prepared.message, error=True)
         own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
+        if isinstance(intent, StoredIntent):
+            self.intents[own] = intent
         if active.notes is not None:
             active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
@@ -390,6 +450,8 @@ class Agents:
         except (RunStopped, BlockedByBatches) as stopped:
             talk.raised = stopped
             return ToolOutcome("", lost=RowError(ErrorType.PROVIDER_ERROR, "the run stops"))  # with no result
+        finally:
+            self.intents.pop(own, None)
         if isinstance(answer, Answer):
             return ToolOutcome(answer.value if isinstance(answer.value, str) else answer.result.value)
         ends_row = answer.type in (ErrorType.BUDGET_EXCEEDED, ErrorType.TOOL_OUTCOME_UNKNOWN)
@@ -439,7 +501,7 @@ class Agents:
     async def _ask(self, talk: TaskConversation) -> End | None:
         """One more turn; the error with which it cannot be had leaves the conversation open."""
         if not talk.durable:
-            await self._ledger.durable()
+            await self.durable()
         attempts, first = talk.attempts, not talk.turns
         if (most := self._budget.turns) is not None:
             left, used = most - max(attempts.active.turns, len(talk.turns)), f"row_budget: the {most} turns of the row"
@@ -475,7 +537,7 @@ class Agents:
         self._stop_signal.check()
         places = asyncio.Semaphore(MOST_AT_ONCE)
         works = [self._used(talk, turn, place, places) for place in range(len(turn.reply.calls))]
-        durable = [] if talk.durable else [self._ledger.durable()]
+        durable = [] if talk.durable else [self.durable()]
         together = asyncio.gather(*works, *durable, return_exceptions=True)
         found = await talk.attempts.active.deadline.wait(together)
         talk.durable = True
@@ -504,12 +566,12 @@ class Agents:
         async with places:
             found = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
             if isinstance(found, str):
-                return self._keep(talk, turn, place, "refused", found)
+                return self.keep(talk, turn, place, "refused", found)
             open_call = old if old is not None and old.state != "refused" else None
             active, most = talk.attempts.active, self._budget.tool_calls
             if open_call is None and most is not None and active.tool_calls >= most:
                 talk.bound = f"row_budget: the {most} calls of tools of the row"
-                return self._keep(talk, turn, place, "refused", NOT_MADE)
+                return self.keep(talk, turn, place, "refused", NOT_MADE)
             active.tool_calls += open_call is None  # else it was counted when it was begun
             tool, arguments = found
             once, changes = not self.pool.is_repeatable(index, tool), self._changes(talk.stage, tool)
@@ -517,35 +579,34 @@ class Agents:
                 decided = self._decided(talk, turn, place, lost=open_call.state == "lost")
                 if decided is not None:
                     return decided
-            before = talk.attempts.changed
-            if changes:
-                talk.attempts.changed, talk.changed = shown([call]), True
-                self._keep(talk, turn, place, "intent", None)
-                await self._ledger.durable()
+            intent = StoredIntent(self, talk, turn, place) if changes else NO_INTENT
             at, begun = self._clocks.wall(), self._clocks.monotonic()
+            scope = CallScope(index, fingerprint, turn.number, place)
             try:
-                outcome = await self.pool.call(tool, arguments, CallScope(index, fingerprint, turn.number, place))
+                outcome = await self.pool.call(tool, arguments, scope, intent)
             except (AgacError, RunStopped) as error:
-                self._not_made(talk, turn, place, before)
                 if isinstance(error, AgacError):  # the tool cannot be had; calls of models that were sent are paid for
                     self._stop_signal.lose_input(error)
                 raise RunStopped from None
+            finally:
+                intent.close()
             took = self._clocks.monotonic() - begun
-        if changes and outcome.unknown:  # its intent stays
+        begun_before = changes and open_call is not None
+        if outcome.unknown and (intent.is_begun or begun_before):  # its intent stays
             if once:
                 return self._unknown(talk, call, outcome.text)
             return RowError(ErrorType.TIMEOUT, f"{outcome.text}; the next run makes the same call again")
         if outcome.lost is not None:
             if not outcome.made:
-                self._not_made(talk, turn, place, before)
+                intent.withdraw()
             if outcome.anew:
-                self._keep(talk, turn, place, "lost", None, at=at, took=took)
+                self.keep(talk, turn, place, "lost", None, at=at, took=took)
                 raise BeginAnew(outcome.lost)
             return outcome.lost
         state = "error" if outcome.error else "done"
-        result = self._keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
-        if changes:  # a kill that comes now would leave a question
-            await self._ledger.durable()
+        result = self.keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
+        if intent.is_begun:  # a kill that comes now would leave a question
+            await self.durable()
         return result
 
     def _decided(self, talk: TaskConversation, turn: Turn, place: int, *, lost: bool) -> ToolResult | RowError | None:
@@ -553,7 +614,7 @@ class Agents:
         which a new one knows nothing. Raises BeginAnew."""
         call = turn.reply.calls[place]
         if self._choice == "skip":
-            return self._keep(talk, turn, place, "unknown", NOT_KNOWN)
+            return self.keep(talk, turn, place, "unknown", NOT_KNOWN)
         if lost:
             raise BeginAnew(RowError(ErrorType.TOOL_SERVER_ERROR, f"the server of {call.name} lost its session"))
         if self._choice == "ask":
@@ -565,14 +626,7 @@ class Agents:
         options = "--repeat-calls calls it again, --skip-calls tells the model that nobody knows whether it happened"
         return self._undecided(talk.attempts, what, options)
 
-    def _not_made(self, talk: TaskConversation, turn: Turn, place: int, before: str) -> None:
-        """A call that was only meant to be made: `before` is what had changed something by then."""
-        old = talk.stored.get((turn.number, place))  # which may have been made before
-        self._keep(talk, turn, place, "refused" if old is None else old.state, None)
-        if talk.attempts.changed == shown([turn.reply.calls[place]]):
-            talk.attempts.changed = before
-
-    def _keep(
+    def keep(
         self, talk: TaskConversation, turn: Turn, place: int, state: str, text: str | None, how: str = "",
         *, at: float | None = None, took: float | None = None,
     ) -> ToolResult:  # fmt: skip

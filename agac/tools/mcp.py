@@ -19,7 +19,7 @@ from agac.core.errors import UsageError, lack_of
 from agac.core.keys import canonical, digest
 from agac.spec.mcp_lock import SUFFIX, ServerLock, connection, difference, read_lock
 from agac.spec.tools import McpServer, ToolRules
-from agac.tools.tool_functions import SessionGone, ToolFailed, ToolLost, ToolTimeout
+from agac.tools.tool_functions import NO_INTENT, Intent, SessionGone, ToolFailed, ToolLost, ToolTimeout
 
 if TYPE_CHECKING:
     from agac.tools.mcp_session import McpSession
@@ -93,16 +93,17 @@ class McpServers:
         self._guard: subprocess.Popen[bytes] | None = None
 
     async def call(
-        self, server: McpServer, tool: str, rules: ToolRules, arguments: dict[str, Any], fingerprint: bytes
-    ) -> str:
-        """The result of a tool as text. Where a session ends, the call is made again if it has no side effects and the
-        server no state. Raises ToolFailed for the model, ToolLost, UsageError: the server is not what its lock says."""
+        self, server: McpServer, tool: str, rules: ToolRules, arguments: dict[str, Any], fingerprint: bytes,
+        intent: Intent = NO_INTENT,
+    ) -> str:  # fmt: skip
+        """The result of a tool as text; its `intent` begins once there is a session that is what its lock says. Where a
+        session ends, the call is made again if it has no side effects and the server no state. Raises ToolFailed for
+        the model, ToolLost, UsageError: the server is not what its lock says."""
         served, repeatable = self._of(server), not rules.side_effects
         for _ in range(MOST_FAILURES):
             session = await self._session(served, fingerprint)
             try:
-                if session.changed:
-                    await self._compare(server, session)
+                await self._begin(server, session, intent)
                 text = await asyncio.wait_for(session.call(tool, arguments), rules.timeout)
             except TimeoutError:
                 session.retire()
@@ -112,6 +113,8 @@ class McpServers:
                 served.failures = 0
                 raise
             except SessionGone as gone:
+                if not gone.sent:
+                    intent.withdraw()
                 if not session.retired:  # of all that it had, the first one counts
                     served.failed(str(gone))
                 session.retire()
@@ -124,6 +127,17 @@ class McpServers:
                 served.failures = 0
                 return text
         raise served.down()
+
+    async def _begin(self, server: McpServer, session: McpSession, intent: Intent) -> None:
+        """Begins the intent of a call while the session is what its lock says."""
+        for _ in range(MOST_FAILURES):
+            if session.changed:
+                await self._compare(server, session)
+            await intent.begin()
+            if not session.changed:  # meanwhile
+                return
+            intent.withdraw()
+        raise SessionGone("it changes its tools all the time", sent=False)
 
     def access(self, server: McpServer) -> str:
         """Stands for how a server is reached, and as whom. Raises UsageError."""

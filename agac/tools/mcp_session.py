@@ -33,7 +33,7 @@ MAX_BYTES, MAX_TOOLS = 8_000_000, 1_000  # of a server's message, of which no mo
 LOG_BYTES = 100_000  # of what a session writes besides messages; what follows is read and thrown away
 END_S, LISTEN_S = 2.0, 5.0  # for a process to end, after its input and SIGTERM each; to ask a server to tell of changes
 _TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are read"
-_UNREACHED = -32099  # the code of an error that HTTP gave, and not the server
+_UNREACHED, _UNSENT = -32099, -32098  # codes of errors that HTTP gave, and not the server; the request was not sent
 _CHUNK = 1 << 16
 
 _log = logging.getLogger("agac.mcp")
@@ -111,9 +111,9 @@ class McpSession:
         try:
             result = await self._client.result().session.call_tool(tool, arguments, allow_input_required=True)
         except MCPError as error:
-            ended = self._end.is_set() or error.code in (wire.CONNECTION_CLOSED, _UNREACHED)
+            ended = self._end.is_set() or error.code in (wire.CONNECTION_CLOSED, _UNREACHED, _UNSENT)
             if ended or "Session terminated" in error.message:
-                raise SessionGone(self._why(error)) from None
+                raise SessionGone(self._why(error), sent=error.code != _UNSENT) from None
             raise ToolFailed(self._clean(f"{tool}: {error.message}")) from None
         except (RuntimeError, ValidationError) as error:
             text = f"the result of {tool} is not what its server itself says it is: {error}"
@@ -284,7 +284,7 @@ class _BoundedHttp(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
         """Headers go to this client's one address: the package follows no redirect to another host."""
-        why, body = "", bytearray()
+        why, body, code = "", bytearray(), _UNREACHED
         try:
             response = await super().send(request, **how)
             kind, status = response.headers.get("content-type", ""), response.status_code
@@ -303,9 +303,11 @@ class _BoundedHttp(httpx2.AsyncClient):
             if not why:
                 return response
             await response.aclose()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            why, code = str(error) or type(error).__name__, _UNSENT
         except httpx2.HTTPError as error:
             why = str(error) or type(error).__name__
-        code = wire.INTERNAL_ERROR if why is _TOO_LARGE else _UNREACHED
+        code = wire.INTERNAL_ERROR if why is _TOO_LARGE else code
         refused = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
         return httpx2.Response(502, json=refused, request=request)
 

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from agac.tools.builtin import Changes, builtin
 from agac.tools.functions import Threads, Unfit, exchanged, plain
 from agac.tools.mcp import McpServers
 from agac.tools.processes import THREADS
-from agac.tools.tool_functions import ToolFailed, ToolFunction, ToolLost, ToolTimeout, load_tool
+from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed, ToolFunction, ToolLost, ToolTimeout, load_tool
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
@@ -84,10 +84,11 @@ RETRY_S, MAX_RETRY_S = 0.5, 30.0  # the wait before the first further try, which
 MOST_PROBLEMS, MOST_CHARS = 5, 300  # how many faults of arguments a model is told, and characters of each
 HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
 Arguments = dict[str, JSONValue]
-Run = Callable[[Arguments, CallScope], Awaitable[str | ToolOutcome]]
-"""Runs a tool once: its result, or all that came of it. Raises ToolFailed, ToolLost; AgacError ends the run."""
+Run = Callable[[Arguments, CallScope, Intent], Awaitable[str | ToolOutcome]]
+"""Runs a tool once: its result, or all that came of it. It begins the intent when all that it waits for is there.
+Raises ToolFailed, ToolLost; AgacError ends the run."""
 
-Elsewhere = Callable[[ToolSpec, Arguments, str, float, bool], Awaitable[str]]
+Elsewhere = Callable[[ToolSpec, Arguments, str, float, bool, Intent], Awaitable[str]]
 """Calls a function, with the key that tells this call, for so many seconds once it is begun; whether it may be called
 again where nobody knows what came."""
 
@@ -108,7 +109,7 @@ class ToolContext:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     web: RemoteContents | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    run_child: Callable[[ToolSpec, Arguments, CallScope], Awaitable[ToolOutcome]] | None = None
+    run_child: Callable[[ToolSpec, Arguments, CallScope, Intent], Awaitable[ToolOutcome]] | None = None
     elsewhere: Elsewhere | None = None
     later: ToolCache | None = None
     record: Path | None = None
@@ -233,7 +234,11 @@ class ToolPool:
         server = next(one for one in stage.tooling.servers if one.name == name)
         call = partial(self._servers.call, server, tool, rules)
         key: JSONValue = [spec.kind, spec.source, spec.version, self._servers.access(server)]
-        return _Runner(lambda given, scope: call(given, scope.fingerprint), key, remembers=server.state)
+
+        def run(given: Arguments, scope: CallScope, intent: Intent) -> Awaitable[str]:
+            return call(given, scope.fingerprint, intent)
+
+        return _Runner(run, key, remembers=server.state)
 
     def _runner(self, spec: ToolSpec) -> _Runner:
         context = self._context
@@ -260,24 +265,39 @@ class ToolPool:
         context = self._context
         return spec.kind == "function" and context.elsewhere is not None and spec.source not in context.functions
 
-    async def _elsewhere(self, spec: ToolSpec, arguments: Arguments, scope: CallScope, *, takes_key: bool) -> str:
+    async def _elsewhere(
+        self, spec: ToolSpec, arguments: Arguments, scope: CallScope, intent: Intent, *, takes_key: bool
+    ) -> str:
         key = idempotency_key(*scope[1:], spec.name, arguments) if takes_key else ""
         assert self._context.elsewhere is not None
         timeout, again = self._tools[scope.stage, spec.name].rules.timeout, self.is_repeatable(scope.stage, spec)
-        return await self._context.elsewhere(spec, arguments, key, timeout, again)
+        return await self._context.elsewhere(spec, arguments, key, timeout, again, intent)
 
     def _called(self, function: ToolFunction, name: str) -> Run:
-        threads = Threads(lambda work: work[0].run(function.here, work[1]), THREADS)
+        loop = asyncio.get_running_loop()
+
+        def here(work: tuple[Context, dict[str, Any], Intent]) -> str:
+            context, given, intent = work
+            if intent.is_kept:  # this is a thread that was waited for
+                asyncio.run_coroutine_threadsafe(intent.begin(), loop).result()
+            return context.run(function.here, given)
+
+        threads = Threads(here, THREADS)
         self._stack.callback(threads.close)
 
-        async def called(arguments: Arguments, scope: CallScope) -> str:
+        async def called(arguments: Arguments, scope: CallScope, intent: Intent) -> str:
             given = function.given(arguments, partial(idempotency_key, *scope[1:], name, arguments))
-            text: str = await (function.awaited(given) if function.is_async else threads.call((copy_context(), given)))
+            if function.is_async:
+                await intent.begin()
+                return await function.awaited(given)
+            text: str = await threads.call((copy_context(), given, intent))
             return text
 
         return called
 
-    async def _stub(self, name: str, stubs: Mapping[str, JSONValue], arguments: Arguments, _: CallScope) -> ToolOutcome:
+    async def _stub(
+        self, name: str, stubs: Mapping[str, JSONValue], arguments: Arguments, _: CallScope, __: Intent
+    ) -> ToolOutcome:
         if name not in stubs:
             return ToolOutcome(f"{name} has no stub, and tools_mode is stub; add one to tool_stubs", error=True)
         answer = stub_answer(stubs[name], name, arguments, home_of(self._context.root))
@@ -285,7 +305,7 @@ class ToolPool:
             await self._context.sleep(answer.delay)
         return ToolOutcome(answer.text, answer.error)
 
-    async def _replay(self, name: str, run: int, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+    async def _replay(self, name: str, run: int, arguments: Arguments, scope: CallScope, _: Intent) -> ToolOutcome:
         """What the call came to in a recorded run, the first, the second time. Raises ToolLost: not made there."""
         assert self._context.recorded is not None
         said = canonical(arguments)
@@ -334,12 +354,17 @@ class ToolPool:
         known = self._tools[stage, tool.name]
         return known.runner.takes_key or not known.rules.side_effects
 
-    async def call(self, tool: ToolSpec, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+    async def call(
+        self, tool: ToolSpec, arguments: Arguments, scope: CallScope, intent: Intent = NO_INTENT
+    ) -> ToolOutcome:
         """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for this caller alone."""
         known = self._tools[scope.stage, tool.name]
         known.counts.requested += 1
         shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"  # a row pays for it
-        outcome = await (self._shared if shared else self._run)(known, arguments, scope)
+        if shared:  # which has no side effects, and so no intent that is kept
+            outcome = await self._shared(known, arguments, scope)
+        else:
+            outcome = await self._run(known, arguments, scope, intent)
         known.counts.errors += outcome.error
         if (file := self._context.record) is not None and known.recorded:
             line = recorded_line(tool.name, arguments, outcome.text, outcome.error)
@@ -404,7 +429,7 @@ class ToolPool:
                 tool.counts.cache_hits += 1
                 outcome = ToolOutcome(text, how="cached")
             else:
-                outcome = await self._run(tool, arguments, scope)
+                outcome = await self._run(tool, arguments, scope, NO_INTENT)
             if not outcome.error:
                 ttl = tool.rules.ttl
                 if key not in self._kept:
@@ -420,17 +445,19 @@ class ToolPool:
             if self._flights.get(key) is own:
                 del self._flights[key]
 
-    async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+    async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent) -> ToolOutcome:
         """One execution, and further tries where its rules allow them."""
         retries = 0 if tool.rules.side_effects and not tool.runner.takes_key else tool.rules.retries
         for tried in range(retries):
-            outcome, again = await self._tried(tool, arguments, scope)
+            outcome, again = await self._tried(tool, arguments, scope, intent)
             if not again:
                 return outcome
             await self._context.sleep(min(RETRY_S * 2**tried, MAX_RETRY_S))
-        return (await self._tried(tool, arguments, scope))[0]
+        return (await self._tried(tool, arguments, scope, intent))[0]
 
-    async def _tried(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> tuple[ToolOutcome, bool]:
+    async def _tried(
+        self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent
+    ) -> tuple[ToolOutcome, bool]:
         """What one execution gave, and whether another one may give more."""
         now, counts, name = self._context.monotonic, tool.counts, tool.spec.name
         asked = now()
@@ -443,7 +470,7 @@ class ToolPool:
             counts.executed += not tool.how
             try:
                 async with asyncio.timeout(tool.timeout) as limit:
-                    found = await tool.runner.run(arguments, scope)
+                    found = await tool.runner.run(arguments, scope, intent)
                 outcome = found if isinstance(found, ToolOutcome) else ToolOutcome(found)
                 return outcome._replace(text=self._cut(tool, outcome.text), how=tool.how or outcome.how), False
             except ToolFailed as failed:

@@ -92,6 +92,26 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
     return declare if function is None else declare(function)
 
 
+class Intent:
+    """That a call is about to be made. What runs a tool begins it when nothing is waited for any more but the call
+    itself. This one keeps nothing: it is of calls that may be made again."""
+
+    is_kept = False
+    is_begun = False
+
+    async def begin(self) -> None:
+        """Returns when a kill from now on is known to have come after this."""
+
+    def withdraw(self) -> None:
+        """The call was not made after all."""
+
+    def close(self) -> None:
+        """Nothing waits for the call any more, so that it may not be begun either."""
+
+
+NO_INTENT = Intent()
+
+
 class ToolFailed(Exception):
     """A call that gave no result; the text is for the model. `again`: another try may help."""
 

@@ -362,3 +362,46 @@ def test_faults_come_back_as_they_are() -> None:
         assert await call == refused
 
     working(scenario, 1, seconds=5.0)
+
+
+def test_a_function_is_begun_when_a_worker_is_there_and_before_it_has_it() -> None:
+    async def scenario(seen: Seen) -> None:
+        (hand,) = seen.hands
+        hand.gone = True  # so that it has to be waited for
+        begun = list[int]()
+
+        async def begin() -> None:
+            assert not hand.taken
+            begun.append(1)
+
+        async def refuse() -> None:
+            raise AgacError("it was given up")
+
+        refused = asyncio.create_task(seen.function(begin=refuse))
+        called = asyncio.create_task(seen.function(begin=begin))
+        await asyncio.sleep(1.0)
+        assert not begun
+        hand.gone = False
+        assert await called == {"n": 2}
+        with pytest.raises(AgacError, match="it was given up"):
+            await refused
+        assert begun == [1]
+        assert [item.number for chunk in hand.taken for item in chunk.items] == [2]
+
+    working(scenario, 1)
+
+
+def test_what_no_worker_has_is_given_back_when_the_run_stops() -> None:
+    async def scenario(seen: Seen) -> None:
+        (hand,) = seen.hands
+        hand.gone = True
+        called = asyncio.create_task(seen.function())
+        await asyncio.sleep(1.0)
+        seen.pool.give_back()
+        with pytest.raises(RunStopped):
+            await called
+        hand.gone = False
+        await asyncio.sleep(10.0)
+        assert not hand.taken
+
+    working(scenario, 1)

@@ -1,6 +1,6 @@
 """An MCP server behind pipes that does what it is asked to, and what no server should do. Its words choose what it
 begins with: `--tools a,b` or `--tools @FILE` its list, `--instructions TEXT`, `--silent` answers nothing,
-`--broken` ends at once."""
+`--broken` ends at once; `--starting FILE` waits for as long as the file is there, and says so in FILE.reached."""
 
 import argparse
 import json
@@ -18,6 +18,7 @@ WORDS.add_argument("--broken", action="store_true")
 WORDS.add_argument("--endless", action="store_true", help="lists large tools without an end")
 WORDS.add_argument("--deaf", action="store_true", help="stays when its input ends, and at SIGTERM")
 WORDS.add_argument("--spawn", help="starts a child that outlives it, and writes both ids into this file")
+WORDS.add_argument("--starting", help="a file: while it is there, the server waits and does not begin")
 GIVEN = WORDS.parse_args()
 TOOLS = (Path(GIVEN.tools[1:]).read_text() if GIVEN.tools.startswith("@") else GIVEN.tools).split(",")
 COUNT = 0
@@ -84,6 +85,10 @@ def called(name: str, given: dict, number: int) -> dict | None:
             return media()
         case "data":
             return {"content": [], "structuredContent": {"n": 1}}
+        case "note":
+            with Path(given["file"]).open("a") as file:
+                file.write(f"{given['words']}\n")
+            return None if given.get("hang") else text("noted")
         case "fail":
             return text("no such thing", isError=True)
         case "ask":
@@ -134,6 +139,10 @@ def answer(message: dict) -> None:
 
 
 if __name__ == "__main__":
+    if GIVEN.starting and (gate := Path(GIVEN.starting)).exists():
+        gate.with_suffix(".reached").touch()
+        while gate.exists():
+            time.sleep(0.01)
     if GIVEN.broken:
         sys.exit("cannot find the index")
     if GIVEN.spawn:

@@ -22,7 +22,7 @@ from agac.spec.tools import AgentSpec, ToolRules, ToolSettings, ToolSpec
 from agac.store.rows import RecordedCall
 from agac.tools.builtin import describe_builtin
 from agac.tools.pool import CallScope, ToolContext, ToolOutcome, ToolPool, open_tools
-from agac.tools.tool_functions import describe
+from agac.tools.tool_functions import Intent, describe
 
 SHARED = ToolRules(cacheable=True)
 
@@ -408,7 +408,7 @@ def _kinds(root: Path) -> dict[str, tuple[ToolSpec, Any]]:
     async def there(path: str) -> str:
         return here(path)
 
-    async def child(tool: ToolSpec, arguments: Any, scope: CallScope) -> ToolOutcome:
+    async def child(tool: ToolSpec, arguments: Any, scope: CallScope, intent: Intent) -> ToolOutcome:
         known = arguments["path"] == "long"
         return ToolOutcome(LONG if known else "not there", error=not known)
 

@@ -219,6 +219,7 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
             case BatchStep.BUILT | BatchStep.UPLOADED:
                 if (why := await _waits_for(context, record)) is not None:
                     return await context.journal.remark(record, why)
+                await _prove(context)  # it may wait for a remote, and a kill meanwhile leaves nothing in doubt
                 mine = context.account(record.provider).provider
                 base_url = context.redactor.clean(mine.base_url)
                 record = await context.journal.write(record, "intend", account=mine.account, base_url=base_url)
@@ -267,14 +268,19 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
     return None
 
 
-async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks for it, once. Killed after that: it is found."""
-    form = await context.format(record)
-    assert form is not None
+async def _prove(context: BatchContext) -> None:
+    """Proves, where others may work on the same, that a batch is still this process's to create. Raises AgacError."""
     if (control := context.batching.control) is not None:
         await control.prove(context.database)
     if (sharding := context.batching.sharding) is not None:
         await sharding.prove(context.stop_signal)
+
+
+async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Asks for it, once. Killed after that: it is found."""
+    form = await context.format(record)
+    assert form is not None
+    await _prove(context)  # at once, unless this process slept
     fault = await context.account(record.provider).api.create(order_of(context, record, form))
     if isinstance(fault, ProviderBatch):
         return await context.journal.submitted(record, fault, deadline(context, form), None)

@@ -35,7 +35,7 @@ from agac.store.records import NewRow
 from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
 from agac.tools.functions import Record
-from agac.tools.tool_functions import ToolFailed
+from agac.tools.tool_functions import Intent, ToolFailed
 
 Line = tuple[int, NewRow, int, bytes, bytes]  # of the store: stage, row, replica, fingerprint, mark of the request
 _log = logging.getLogger("agac.workers")
@@ -57,6 +57,7 @@ class WorkerCalls:
                 wait=partial(context.settler.note_wait, "workers"), stop=context.stop_signal.lose_input,
                 name=lambda number: digest(f"{token} {self._event} {number}").hex(),
             )  # fmt: skip
+            context.stop_signal.when_stopped(self.pool.give_back)
         self.function = self._function if self.pool is not None else None
         self.tool = self._tool if self.pool is not None else None
 
@@ -127,12 +128,12 @@ class WorkerCalls:
         return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))
 
     async def _tool(
-        self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, timeout: float, again: bool
+        self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, timeout: float, again: bool, intent: Intent
     ) -> str:
         """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be called `again`."""
         assert self.pool is not None
         item = FunctionItem(next(self.pool.numbers), spec, arguments, timeout=timeout, key=key)
-        value: str | RowError | ToolFailed = await self.pool.function(item, again=again)
+        value: str | RowError | ToolFailed = await self.pool.function(item, again=again, begin=intent.begin)
         if isinstance(value, ToolFailed):
             raise value
         if isinstance(value, RowError):

@@ -169,13 +169,15 @@ _log = logging.getLogger("agac.workers")
 
 @dataclass(slots=True, eq=False)
 class _OpenItem:
-    """An item that somebody waits for. `line` is written before a call is sent, `late` told what came too late. It may
-    be given to others `again`; `lost` workers had it, which leaves it chunks of `most`; now it is in one of `size`."""
+    """An item that somebody waits for. `line` is written before a call is sent, `late` told what came too late; `begin`
+    is awaited before a function is given out. It may be given to others `again`; `lost` workers had it, which leaves it
+    chunks of `most`; now it is in one of `size`."""
 
     item: Item
     line: Any = None
     late: Callable[[HttpReply], None] | None = None
     again: bool = True
+    begin: Callable[[], Awaitable[None]] | None = None
     lost: int = 0
     most: int = 1 << 30
     size: int = 0
@@ -228,10 +230,12 @@ class WorkerPool:
             self._before[mark] = asked.lost, asked.most
         return came
 
-    async def function(self, item: FunctionItem, *, again: bool = True) -> Any:
-        """What a function gave, as Ended has it. Raises RunStopped, and WorkerLost where it may not be called `again`
-        and nobody knows whether it was."""
-        return await self._put(_OpenItem(item, again=again))
+    async def function(
+        self, item: FunctionItem, *, again: bool = True, begin: Callable[[], Awaitable[None]] | None = None
+    ) -> Any:
+        """What a function gave, as Ended has it; `begin` is awaited before a worker is given it. Raises RunStopped,
+        what `begin` raises, and WorkerLost where it may not be called `again` and nobody knows whether it was."""
+        return await self._put(_OpenItem(item, again=again, begin=begin))
 
     def _put(self, one: _OpenItem) -> asyncio.Future[Any]:
         if self._over:
@@ -278,6 +282,7 @@ class WorkerPool:
         chunk = self._name(next(self._chunks))
         if lines := [(one.item.number, one.line) for one in found if one.line is not None]:
             await self._write(chunk, post.worker.name, lines)
+        await asyncio.gather(*(self._begin(post, one) for one in found if one.begin is not None))
         items = tuple(one.item for one in found if post.has.get(one.item.number) is one)  # it may be lost by now
         try:
             if items:
@@ -286,6 +291,16 @@ class WorkerPool:
             self._lose(post, str(lost))
         except AgacError as error:
             self._end(error)
+
+    async def _begin(self, post: _Post, one: _OpenItem) -> None:
+        """Says that a function is about to be called, which is not called where that is refused."""
+        assert one.begin is not None
+        try:
+            await one.begin()
+        except Exception as error:  # noqa: BLE001  (it is for whoever waits for the function)
+            post.has.pop(one.item.number, None)
+            if not one.reply.done():
+                one.reply.set_exception(error)
 
     async def _serve(self, post: _Post) -> None:
         """Hears what a worker says, for as long as there is one."""
@@ -375,6 +390,10 @@ class WorkerPool:
         self._stop(error)
         for post in self._posts:
             self._lose(post, error.message)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """What no worker has is not given out any more, and nothing waits for it."""
         for one in (*self._queue, *self._suspects):
             one.tell(RunStopped())
 
