@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
+from support.processes import ended
 from support.project import ProjectFolder
 from support.server import Server
 
-from agac.core.errors import UsageError
+from agac.core.errors import AgacError, UsageError
+from agac.spec.project_models import ExecutorFile
+
+FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of settings, with which a server of gRPC begins
 
 PYTHON = """
 import os
@@ -23,7 +36,18 @@ def where() -> str:
 """
 
 
-def test_a_run_by_ray_writes_what_a_run_here_writes(project: ProjectFolder, server: Server) -> None:
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A temp folder as Ray leaves it: all users can write into the one with the running cluster's address."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    (folder / "ray").mkdir()
+    (folder / "ray").chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_run_by_ray_writes_what_a_run_here_writes(project: ProjectFolder, server: Server, shared: Path) -> None:
     project.asks(server, api_key="${SIMULATED_KEY}")
     project.write(".env", "SIMULATED_KEY=sk-simulated-1234567890\n")
     project.write("tools/sizes.py", PYTHON)
@@ -34,8 +58,10 @@ def test_a_run_by_ray_writes_what_a_run_here_writes(project: ProjectFolder, serv
     project.agac("run", "-a", "reviews", code=0)
     (here,) = (project.root / "output/reviews").glob("results.jsonl")
     local, before = here.read_bytes(), server.account()["requests"]
-    ran = project.agac("run", "-a", "reviews", "--executor", "ray", "--fresh", env={"AGAC_REMOTE": "shared"}, code=0)
+    env = {"AGAC_REMOTE": "shared", "RAY_TMPDIR": str(shared)}
+    ran = project.agac("run", "-a", "reviews", "--executor", "ray", "--fresh", env=env, code=0)
     assert "ray" not in ran.err.lower()
+    assert [*shared.rglob("*")] == [shared / "ray"]  # it works in a folder of its own, which is gone
     assert here.read_bytes() == local
     assert server.account()["requests"] == 2 * before
     # the workers put every reply into the remote, and none holds the key
@@ -57,6 +83,108 @@ def test_a_cluster_that_is_not_there_is_said_at_once(where: str, project: Projec
         ran = project.agac("run", "-a", "reviews", "--executor", "ray", env=env, code=1)
     assert f"{where}={env.get(where, address)}: nothing takes connections there" in ran.err
     assert "--executor local" in ran.err
+    project.agac("run", "-a", "reviews", "--executor", "local", code=0)
+
+
+class Listener:
+    """Takes connections at a port of all addresses of this machine, says the same to each, and keeps them open."""
+
+    def __init__(self, says: bytes = b"") -> None:
+        self._says, self._kept, self._changed = says, list[socket.socket](), threading.Condition()
+        self._listening = socket.create_server(("", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, _ = self._listening.accept()
+                connection.sendall(self._says)
+                with self._changed:
+                    self._kept.append(connection)
+                    self._changed.notify_all()
+
+    @property
+    def connections(self) -> int:
+        return len(self._kept)
+
+    def reached(self, times: int) -> None:
+        """Waits until so many connections were made."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._kept) >= times, 60)
+
+    def close(self) -> None:
+        self._listening.close()
+        for connection in self._kept:
+            connection.close()
+
+
+def test_an_address_that_others_can_have_left_is_not_followed(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    from agac.engine.workers import ray
+
+    env = {"RAY_TMPDIR": str(shared)}
+    with closing(Listener(FRAME)) as left:
+        (shared / "ray/ray_current_cluster").write_text(left.address)
+        assert ray._meant(ExecutorFile(), env) is None
+        assert left.connections == 0
+        assert f"{shared}/ray can be written by other users. agac ignores it and starts a cluster" in caplog.text
+        assert "name it: RAY_ADDRESS=host:port" in caplog.text
+        shared.chmod(0o700)
+        assert ray._meant(ExecutorFile(), env) == (left.address, str(shared / "ray/ray_current_cluster"))
+        (shared / "ray/ray_current_cluster").write_text("anything else")
+        assert ray._meant(ExecutorFile(), env) is None
+        assert "ray_current_cluster does not hold an address" in caplog.text
+        assert ray._meant(ExecutorFile(), env | {"RAY_ADDRESS": left.address}) == (left.address, "RAY_ADDRESS")
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_does_not_greet_as_ray_does_is_not_waited_for(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    from agac.engine.workers import ray
+
+    monkeypatch.setattr(ray, "REACHED_S", 60.0 if says else 0.2)
+    problem = "is not Ray" if says else "said nothing within 0.2 s"
+    with closing(Listener(says)) as other, pytest.raises(AgacError, match=f"RAY_ADDRESS=.*{problem}"):
+        asyncio.run(ray._connected(ExecutorFile(), {"RAY_ADDRESS": other.address}))
+
+
+CONNECT = """
+import asyncio, sys
+from agac.engine.workers import ray
+from agac.spec.project_models import ExecutorFile
+ray.CONNECT_S = 0.5
+try:
+    asyncio.run(ray._connected(ExecutorFile(), {"RAY_ADDRESS": sys.argv[1]}))
+except ray.AgacError as error:
+    sys.exit(f"{error} {error.remedy}")
+"""
+
+
+@pytest.mark.parametrize("begin", ["", "ray://"])
+def test_a_cluster_that_greets_and_says_no_more_ends_the_run(begin: str) -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    with closing(Listener(FRAME)) as other:
+        words = [sys.executable, "-c", CONNECT, begin + other.address]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert f"{begin}{other.address} (RAY_ADDRESS) takes connections, and Ray was not connected to it" in ran.stderr
+    assert "--executor local" in ran.stderr
+
+
+@pytest.mark.parametrize(("number", "says", "times"), [(signal.SIGINT, b"", 1), (signal.SIGTERM, FRAME, 2)])
+def test_a_signal_ends_the_wait_for_a_cluster(
+    number: signal.Signals, says: bytes, times: int, project: ProjectFolder
+) -> None:
+    pytest.importorskip("ray", reason="Ray does not install here")
+    project.workflow(rows=3)
+    with closing(Listener(says)) as other:
+        driver = project.start("run", "-a", "reviews", "--executor", "ray", env={"RAY_ADDRESS": other.address})
+        other.reached(times)
+        driver.send_signal(number)
+        ran = ended(driver)
+    assert ran.code == 130  # by no error, as after the time that agac waits
+    assert "error" not in ran.err
     project.agac("run", "-a", "reviews", "--executor", "local", code=0)
 
 

@@ -7,16 +7,21 @@ import asyncio
 import logging
 import os
 import platform
+import re
+import shutil
 import socket
+import tempfile
+import threading
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import AgacError, UsageError, lack_of
+from agac.data.own_files import NotOurs, listener_of, own_bytes
 from agac.engine.workers.pool import BEAT, Chunk, Ended, WorkerFacts, WorkerLost, WorkerSetup
 from agac.engine.workers.work import ChunkWorker
 from agac.spec.project_models import ExecutorFile
@@ -30,11 +35,19 @@ import ray
 from ray.exceptions import RayError
 
 NAMESPACE = "agac"
-REACHED_S = 5.0  # seconds in which a cluster has to take a connection; Ray itself would wait for minutes
+REACHED_S = 5.0  # seconds in which a cluster has to take a connection and greet; Ray itself would wait for minutes
+CONNECT_S = 30.0  # seconds in which Ray has to be connected to a cluster that is there
+START_S = 120.0  # seconds in which Ray has to start a cluster on this machine, which takes 6 s where nothing else works
 MISSED = 4  # times in a row that its head takes none, BEAT seconds apart; after 60 s Ray ends the whole process
 HERE = "Or run on this machine alone: --executor local."
 STORE_BYTES = 200 << 20  # shared memory of a cluster that is started here: what goes to and fro is small
 
+FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""A frame of settings, without any: with one, both sides of an HTTP/2 connection, and so one of gRPC, begin."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + FRAME
+ADDRESS_BYTES = 300  # of a file that names a cluster
+
+T = TypeVar("T")
 _log = logging.getLogger("agac.workers")
 
 
@@ -156,7 +169,7 @@ async def open_workers(
     """Workers of a cluster, for the time of the block: see OpenWorkers. Raises UsageError, AgacError."""
     own, gone = not ray.is_initialized(), asyncio.get_running_loop().create_future()
     # else the program that uses agac is connected already
-    address = await asyncio.to_thread(_connect, settings, env) if own else None
+    address, started = await _connected(settings, env) if own else (None, None)
     printer: Any = ray._private.worker  # untyped
     printed = printer.print_to_stdstream
     if own:  # what Ray would write to standard output, of who died, is said here, too
@@ -164,21 +177,34 @@ async def open_workers(
     is_client: Any = ray.util.client.ray.is_connected  # untyped
     watching = asyncio.create_task(_watch(address if is_client() else ray.get_runtime_context().gcs_address, gone))
     try:
-        resources: dict[str, float] = await asyncio.to_thread(ray.cluster_resources)
-        count = settings.workers or int(resources.get("CPU", 0)) or 1
-        workers = [RayWorker(str(number), setup, gone) for number in range(1, count + 1)]
+        workers = await _asked(partial(_workers, settings, setup, gone))
         try:
             yield workers
         finally:
-            for worker in workers:
-                with suppress(RayError, ConnectionError):
-                    if not gone.done() and ray.is_initialized():  # else Ray would start a cluster for this
-                        ray.kill(worker.actor)
+            if not gone.done():
+                await _asked(partial(_dismiss, workers))
     finally:
         watching.cancel()
-        if own:
-            await asyncio.to_thread(ray.shutdown)
-        printer.print_to_stdstream = printed
+        try:
+            if own:
+                await _asked(partial(_end, started))
+        finally:
+            printer.print_to_stdstream = printed
+
+
+def _workers(settings: ExecutorFile, setup: WorkerSetup, gone: asyncio.Future[str]) -> list[RayWorker]:
+    """As many workers as the settings say, else one for each CPU."""
+    resources: Any = ray.cluster_resources  # untyped
+    count = settings.workers or int(resources().get("CPU", 0)) or 1
+    return [RayWorker(str(number), setup, gone) for number in range(1, count + 1)]
+
+
+def _dismiss(workers: Sequence[RayWorker]) -> None:
+    """Ends the workers' processes."""
+    for worker in workers:
+        with suppress(RayError, ConnectionError):
+            if ray.is_initialized():  # else Ray would start a cluster for this
+                ray.kill(worker.actor)
 
 
 async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
@@ -186,47 +212,199 @@ async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
     missed = 0
     while head and missed < MISSED:
         await asyncio.sleep(BEAT)
-        missed = 0 if await asyncio.to_thread(_answers, head) else missed + 1
+        try:
+            reached = await _within(2 * REACHED_S, partial(_answers, head))
+        except TimeoutError:  # its name was not found in time
+            reached = False
+        missed = 0 if reached else missed + 1
     if head:
         gone.set_result(head)
 
 
-def _connect(settings: ExecutorFile, env: Mapping[str, str]) -> str | None:
-    """To the cluster that is meant; gives its address. Where there is none, one is started."""
-    start = partial(ray.init, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
-    where, named = "executor.ray", settings.ray
-    if named == "auto":
-        where, named = "RAY_ADDRESS", env.get("RAY_ADDRESS") or "auto"
-    if named not in ("auto", "local") and not _answers(named):  # Ray itself tries for half a minute
-        remedy = f"Start it, or correct the address. {HERE}"
-        raise AgacError(f"{where}={named}: nothing takes connections there", remedy=remedy)
-    address = _found(env) if named == "auto" else None if named == "local" else named
+# How a cluster is found, and Ray connected to it. Ray waits in C++ and in gRPC, and neither Ctrl-C nor a time-out gets
+# there, so it is called in threads that the end of the process does not wait for.
+
+
+class _Named(NamedTuple):
+    """A cluster: its `address`, and how a message names what says so."""
+
+    address: str
+    by: str
+
+
+class _Started(NamedTuple):
+    """A cluster that was started for a run: its `folder`. `over` keeps the thread that started it, since Linux ends
+    Ray's processes with that one."""
+
+    folder: Path
+    over: threading.Event
+
+
+async def _connected(settings: ExecutorFile, env: Mapping[str, str]) -> tuple[str | None, _Started | None]:
+    """Connects Ray to the cluster that is meant, and gives its address; or starts one. Raises AgacError where that does
+    not succeed in time."""
+    at, late = "the Ray cluster", f"could not be looked for within {CONNECT_S:g} s"
     try:
-        if address is not None:
-            with warnings.catch_warnings(action="ignore"):  # of Ray Client, of what is said here
-                start(address=address)
-            return address
-        cpus = settings.workers and max(settings.workers, os.cpu_count() or 1)
-        start(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE_BYTES)
-        return None
-    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
-        at = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine"
+        meant = await _within(CONNECT_S, partial(_meant, settings, env))
+        if meant is None:
+            at, late = "a Ray cluster of this machine", f"was not started within {START_S:g} s"
+            started = _Started(Path(tempfile.mkdtemp(prefix="agac-", dir=env.get("RAY_TMPDIR"))), threading.Event())
+            await _within(START_S, partial(_start, settings, started), partial(_end, started), started.over)
+            return None, started
+        at = f"the Ray cluster at {meant.address} ({meant.by})"
+        late = f"takes connections, and Ray was not connected to it within {CONNECT_S:g} s"
+        await _within(CONNECT_S, partial(_init, address=meant.address), partial(_end, None))
+    except TimeoutError:
+        remedy = f"See that it works by itself, with Ray {ray.__version__}. {HERE}"
+        raise AgacError(f"{at} {late}", remedy=remedy) from None
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
         remedy = (
             f"Every machine needs the same Ray and Python as here: {ray.__version__}, {platform.python_version()}; "
             "and where it asks for a token: RAY_AUTH_MODE=token, and the token in ~/.ray/auth_token. "
         )
         raise AgacError(f"{at} cannot be used: {_reason(error)}", remedy=remedy + HERE) from error
+    return meant.address, None
 
 
-def _found(env: Mapping[str, str]) -> str | None:
-    """The address of the cluster that was started on this machine and takes connections; None: there is none."""
-    file = Path(env.get("RAY_TMPDIR") or "/tmp") / "ray/ray_current_cluster"  # noqa: S108 - where Ray writes it
-    there = file.read_text("utf-8").strip() if file.is_file() else ""
-    return there if there and _answers(there) else None  # what a cluster left that was killed is there for ever
+async def _asked(work: Callable[[], T]) -> T:
+    """What Ray gives once it is connected. Raises AgacError where it gives nothing in time."""
+    try:
+        return await _within(CONNECT_S, work)
+    except TimeoutError:
+        what = f"the Ray cluster did not answer within {CONNECT_S:g} s"
+        raise AgacError(what, remedy=f"All that came is stored: run the same command again. {HERE}") from None
+
+
+async def _within(
+    seconds: float, work: Callable[[], T], undo: Callable[[], None] = lambda: None, over: threading.Event | None = None
+) -> T:
+    """What `work` gives, in a thread that ends with the process at the latest; with `over`, it stays until that is set.
+    Raises TimeoutError. If `work` succeeds when nothing waits for it any more, `undo` is called."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[T] = loop.create_future()
+
+    def deliver(value: T) -> None:
+        if waiting.done():
+            threading.Thread(target=undo, daemon=True).start()
+        else:
+            waiting.set_result(value)
+
+    def refuse(error: BaseException) -> None:
+        if not waiting.done():
+            waiting.set_exception(error)
+
+    def carry_out() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001  (it is raised where the thread is waited for)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(refuse, error)
+            return
+        try:
+            loop.call_soon_threadsafe(deliver, value)
+        except RuntimeError:  # the loop is closed
+            undo()
+        if over is not None:
+            over.wait()
+
+    threading.Thread(target=carry_out, name="agac-ray", daemon=True).start()
+    return await asyncio.wait_for(waiting, seconds)
+
+
+def _init(**how: Any) -> None:
+    """Connects Ray, or starts a cluster."""
+    with warnings.catch_warnings(action="ignore"):  # of Ray Client, of what is said here
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **how)
+
+
+def _start(settings: ExecutorFile, started: _Started) -> None:
+    """Starts a cluster that ends with this process, in a folder that no other user gets at: into its own one Ray lets
+    all of them write."""
+    cpus = settings.workers and max(settings.workers, os.cpu_count() or 1)
+    try:
+        _init(
+            address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE_BYTES,
+            _temp_dir=str(started.folder / "ray"),
+        )  # fmt: skip
+    except BaseException:
+        _end(started)
+        raise
+
+
+def _end(started: _Started | None) -> None:
+    """Ends Ray in this process, and the cluster that was started for it."""
+    ray.shutdown()
+    if started is not None:
+        started.over.set()
+        shutil.rmtree(started.folder, ignore_errors=True)  # processes of Ray may still be writing into it
+
+
+def _meant(settings: ExecutorFile, env: Mapping[str, str]) -> _Named | None:
+    """The cluster that is meant, which greets; None: one is to be started. Raises AgacError where one that was named
+    does not greet."""
+    by, address = "executor.ray", settings.ray
+    if address == "auto":
+        by, address = "RAY_ADDRESS", env.get("RAY_ADDRESS") or "auto"
+    if address == "local":
+        return None
+    if address == "auto":
+        return _found(env)
+    if problem := _problem(address):
+        raise AgacError(f"{by}={address}: {problem}", remedy=f"Start it, or correct the address. {HERE}")
+    return _Named(address, by)
+
+
+def _found(env: Mapping[str, str]) -> _Named | None:
+    """The cluster that this user started on this machine, if it greets; None: there is none. What another user may have
+    written or may serve is ignored, and a message says so: who serves a cluster is given the rows of the run."""
+    folder = env.get("RAY_TMPDIR") or env.get("TMPDIR") or "/tmp"  # noqa: S108 - where Ray itself looks
+    file = Path(folder, "ray", "ray_current_cluster")
+    try:
+        text = own_bytes(file, ADDRESS_BYTES).decode("ascii", "replace").strip()
+        if not re.fullmatch(r"[\w.:\[\]-]+:\d{1,5}", text):
+            raise NotOurs(f"{file} does not hold an address")
+        if _problem(text):  # what a cluster left that was killed is there for ever
+            return None
+        if (owner := listener_of(text)) not in (None, os.geteuid()):
+            raise NotOurs(f"{file} names {text}, where another user ({owner}) listens")
+    except FileNotFoundError:
+        return None
+    except NotOurs as problem:
+        what = "ray: auto: %s. agac ignores it and starts a cluster for this run. To use one that runs, name it: "
+        _log.warning(f"{what}RAY_ADDRESS=host:port", problem)
+        return None
+    return _Named(text, str(file))
+
+
+def _problem(address: str) -> str:
+    """Why a cluster cannot be at an address; empty where it may be."""
+    connection = _reached(address)
+    if connection is None:
+        return "nothing takes connections there"
+    with connection, connection.makefile("rb") as answer:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return ""
+        try:
+            connection.sendall(GREETING)
+            greeting = answer.read(len(FRAME))
+        except TimeoutError:
+            return f"what takes connections there said nothing within {REACHED_S:g} s, so it is not Ray at work"
+        except OSError as error:
+            return f"what takes connections there broke off: {error.strerror or error}"
+    return "" if greeting[3:4] == FRAME[3:4] else "what takes connections there is not Ray"
+
+
+def _reached(address: str) -> socket.socket | None:
+    """A connection to what listens at an address; None: nothing does."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    with suppress(OSError, ValueError):
+        return socket.create_connection((host.strip("[]"), int(port)), REACHED_S)
+    return None
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    with suppress(OSError, ValueError), closing(socket.create_connection((host, int(port)), REACHED_S)):
-        return True
-    return False
+    """Whether anything takes connections at an address."""
+    connection = _reached(address)
+    if connection is not None:
+        connection.close()
+    return connection is not None

@@ -1,0 +1,89 @@
+"""Whether a file or a port of this machine is this user's, so that what it says may be followed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+LISTENS = "0A"  # the state of a socket that listens, in Linux's tables of sockets
+
+
+class NotOurs(Exception):
+    """A file that another user may have written, or a port on which another one may listen. Its text says why."""
+
+
+def own_bytes(file: Path, most: int) -> bytes:
+    """The content of a regular file of this user, at most so many bytes long, that no other user but root can have
+    written or replaced. Raises NotOurs, and FileNotFoundError where it is not there."""
+    try:
+        return _read(file, most)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NotOurs(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def _read(file: Path, most: int) -> bytes:
+    real, file = Path(os.path.realpath(file)), Path(os.path.abspath(file))  # noqa: PTH100 - links are looked at
+    expected = _looked_at(file)
+    if real != file:
+        expected = _looked_at(real)
+    handle = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as opened:
+        if not os.path.samestat(os.fstat(handle), expected):
+            raise NotOurs(f"{real} was replaced while it was read")
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise NotOurs(f"{real} is larger than {most} bytes")
+    return content
+
+
+def _looked_at(file: Path) -> os.stat_result:
+    """The status of a file, once it and the folders above it are those of this user or of root. Raises NotOurs."""
+    status, out_of_reach = os.lstat(file.anchor), False
+    for path in (*reversed(file.parents), file):
+        above, status = status, os.lstat(path)
+        is_kept = bool(above.st_mode & stat.S_ISVTX)  # there, only who owns an entry can replace it
+        if above.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept and not out_of_reach:
+            raise NotOurs(f"{path.parent} can be written by other users")
+        if status.st_uid not in (0, os.geteuid()):
+            raise NotOurs(f"{path} belongs to another user ({status.st_uid})")
+        if stat.S_ISLNK(status.st_mode) and status.st_uid != 0:
+            raise NotOurs(f"{path} is a link")
+        if stat.S_ISDIR(status.st_mode):
+            out_of_reach |= not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    if stat.S_ISLNK(status.st_mode):  # root's
+        return status
+    if not stat.S_ISREG(status.st_mode):
+        raise NotOurs(f"{file} is not a regular file")
+    if status.st_uid != os.geteuid():
+        raise NotOurs(f"{file} belongs to another user ({status.st_uid})")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not out_of_reach:
+        raise NotOurs(f"{file} can be written by other users")
+    return status
+
+
+def listener_of(address: str) -> int | None:
+    """The id of the user who listens at `host:port`, another one than ours if there are several; None: nobody does on
+    this machine, or it cannot be told."""
+    host, _, port = address.rpartition(":")
+    try:
+        known = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        with socket.socket(known[0][0], socket.SOCK_DGRAM) as probe:  # which sends nothing
+            probe.connect(known[0][4])
+            if probe.getsockname()[0] != known[0][4][0]:  # another machine's
+                return None
+    except (OSError, ValueError):
+        return None
+    owners = set[int]()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        with suppress(OSError):  # other systems have none
+            for line in table.read_text("ascii").splitlines()[1:]:
+                _, local, _, state, *fields = line.split()
+                if state == LISTENS and int(local.rpartition(":")[2], 16) == int(port):
+                    owners.add(int(fields[3]))
+    others = owners - {os.geteuid()}
+    return next(iter(others or owners), None)
