@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -23,6 +24,7 @@ STORE = Path(".agac") / "agac.db"
 YAML_SUFFIXES = (".yml", ".yaml")
 STATE_FOLDERS = (".agac", ".git")
 _HOME = Path(".agac") / "home"
+_log = logging.getLogger("agac")
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
@@ -35,12 +37,27 @@ def find_project(start: Path, explicit: Path | None = None, *, bare: bool = Fals
     here = start.resolve()
     for file in (PROJECT_FILE, STORE):
         for folder in (here, *here.parents):
-            if (folder / file).is_file():
+            if (folder / file).is_file() and not _is_laid(folder / file):
                 return folder
     if bare:
         return here
     remedy = "Run `agac init` to make a project here, or name one with --project-dir."
     raise UsageError(f"no {PROJECT_FILE} in {here} or any folder above it", remedy=remedy)
+
+
+def _is_laid(file: Path) -> bool:
+    """Whether another user put a project into a folder that all users can write, as /tmp: its code is not this user's
+    to run. A message says so; an error would let any user keep others from working there."""
+    if not hasattr(os, "geteuid") or not file.parent.stat().st_mode & stat.S_IWOTH:
+        return False
+    owner = file.stat().st_uid
+    if owner in (0, os.geteuid()):
+        return False
+    _log.warning(
+        "agac ignores %s: another user (%d) put it into a folder that all users can write. To use it all the same: "
+        "--project-dir %s", file, owner, file.parent,
+    )  # fmt: skip
+    return True
 
 
 def project_root(project: Path | str | None, *, bare: bool = False) -> Path:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -388,6 +389,25 @@ def test_the_project_is_found_from_any_folder_below(tree: Tree, tmp_path_factory
     assert "agac init" in str(caught.value.remedy)
     with pytest.raises(UsageError, match=r"has no agac.yml"):
         find_project(tree.root, empty)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o755])
+def test_a_project_that_another_user_put_where_all_can_write_is_not_found(
+    mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "all/mine").mkdir(parents=True)
+    (tmp_path / "all").chmod(mode)
+    file = tmp_path / "all/agac.yml"
+    file.write_text("")
+    assert find_project(tmp_path / "all/mine") == tmp_path / "all"
+    os.chown(file, 12345, 12345)
+    if mode == 0o755:  # whose folder it is, decides
+        assert find_project(tmp_path / "all/mine") == tmp_path / "all"
+        return
+    assert find_project(tmp_path / "all/mine", bare=True) == tmp_path / "all/mine"
+    assert f"agac ignores {file}: another user (12345) put it into a folder that all users can write" in caplog.text
+    assert find_project(tmp_path / "all/mine", tmp_path / "all") == tmp_path / "all"
 
 
 @pytest.mark.parametrize(
