@@ -13,6 +13,8 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
+from agac.core.text import squeezed
+
 # Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
 
 WORDS = ("done", "reused", "failed", "skipped", "dropped")
@@ -45,12 +47,6 @@ class DrawnEdge(NamedTuple):
     target: str
 
 
-def one_line(text: str) -> str:
-    """Text as one line of what XML can hold: each run of white space is a space, each other control a replacement."""
-    shown = " ".join(text.split())
-    return "".join("\ufffd" if unicodedata.category(c) in {"Cc", "Cs"} or c in "\ufffe\uffff" else c for c in shown)
-
-
 def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """The counts that are not nought, in the order in which they are shown."""
     return [(word, counts[word]) for word in dict.fromkeys([*WORDS, *counts]) if counts.get(word, 0) > 0]
@@ -80,7 +76,7 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
 
 def _quoted(text: str) -> str:
     """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its number."""
-    line = one_line(text)
+    line = squeezed(text)
     cut = line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…"
     return re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut) or "#160;"
 
@@ -398,12 +394,12 @@ def _rules(looks: Mapping[str, str], where: str = "") -> str:
 def _box(node: DrawnNode) -> _Box:
     """Cuts the texts of a box to the widest that it may be, and measures it."""
     room = WIDEST - 2 * INSIDE
-    kind = one_line(node.kind) + (f" · level {node.level}" if node.level else "")
-    texts = [("kind", kind), ("name", one_line(node.name)), *(("more", one_line(line)) for line in node.label_lines)]
+    kind = squeezed(node.kind) + (f" · level {node.level}" if node.level else "")
+    texts = [("kind", kind), ("name", squeezed(node.name)), *(("more", squeezed(line)) for line in node.label_lines)]
     lines = [(look, line, None if i else text) for look, text in texts for i, line in enumerate(_cut(look, text, room))]
     rows: list[list[tuple[str, str]]] = []
     for word, n in figures(node.counts or {}):  # in as many rows as they need
-        piece = (word if word in WORDS else "others", cut_to(f"{n:,} {one_line(word)}", SMALL, room - 2 * SMALL))
+        piece = (word if word in WORDS else "others", cut_to(f"{n:,} {squeezed(word)}", SMALL, room - 2 * SMALL))
         if rows and _row_width([*rows[-1], piece]) <= room:
             rows[-1].append(piece)
         else:
@@ -505,4 +501,4 @@ def _line(chain: list[Cell], source: DrawnNode, target: DrawnNode) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return escape(one_line(text))
+    return escape(squeezed(text))

@@ -25,6 +25,7 @@ from agac.api.run import invoke
 from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
 from agac.core.errors import AgacError, SpecError, any_error
+from agac.core.text import plain
 from agac.core.types import Report, RowId, Usd
 from agac.core.word_diff import as_text, word_diff
 from agac.data.files import refuse_target, write_whole
@@ -283,10 +284,11 @@ def junit_text(report: WorkflowTestReport) -> str:
     failed, errors = str(counts["failed"]), str(counts["error"])
     suite = ET.Element("testsuite", name="agac", tests=str(len(report.tests)), failures=failed, errors=errors)
     for one in report.tests:
-        case = ET.SubElement(suite, "testcase", classname=one.workflow, name=one.name, time=f"{one.seconds:.3f}")
+        about = {"classname": plain(one.workflow), "name": plain(one.name)}
+        case = ET.SubElement(suite, "testcase", about, time=f"{one.seconds:.3f}")
         if one.error is not None:
-            ET.SubElement(case, "error", message=one.error)
+            ET.SubElement(case, "error", message=plain(one.error))
         for what in one.failures:
             message = f"row {what.row}: expected {what.expected}, got {what.got}"
-            ET.SubElement(case, "failure", message=message).text = what.prompt
+            ET.SubElement(case, "failure", message=plain(message)).text = plain(what.prompt or "")
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

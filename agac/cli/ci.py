@@ -66,7 +66,7 @@ def ci(
     if as_json:
         terminal.print_json(found.model_dump(mode="json"))
     else:
-        terminal.print_text(text)
+        terminal.print_markdown(text)
     return found.exit_code
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agac.cli import terminal
-from agac.core.text import duration
+from agac.core.text import duration, exposed
 from agac.core.types import counted, dollars
 from agac.core.word_diff import Span, value_diff
 
@@ -36,7 +36,8 @@ def change_words(
     change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
 ) -> str:
     """A change with what differs of its text, or of an answer's fields and readers. `most`: characters of each text."""
-    text, before, now = shown(change.text), change.before, change.now
+    before, now = change.before, change.now
+    text = shown(exposed(change.text) if "→" in change.text else change.text)  # two values that may look alike
     if change.what == "renamed":
         return f"{text}; its stored results stay valid"
     if change.fields:

@@ -126,9 +126,10 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
         values = iter(answer)
         rows = islice(values, limit)
         if as_json:
-            terminal.print_lines(json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding)))
+            lines = json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding))
+            terminal.print_data(lines, is_json=True)
         elif as_csv:
-            terminal.print_lines(csv_lines(answer.columns, rows))
+            terminal.print_data(csv_lines(answer.columns, rows))
         else:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             terminal.print_lines(text_lines(answer.columns, rows, width=width))

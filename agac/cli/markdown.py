@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from agac.cli import figures, terminal
 from agac.core.errors import Problem
-from agac.core.text import cropped, duration, escaped, plain, unlinked
+from agac.core.text import cropped, duration, escaped, squeezed, unlinked
 from agac.core.types import counted, dollars
 from agac.core.word_diff import as_markdown
 from agac.engine.estimate import summed
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def code(text: str) -> str:
     """A name or a value within a line, in backticks: nothing in it is read as Markdown."""
-    shown = plain(" ".join(text.split())) or "(empty)"
+    shown = squeezed(text) or "(empty)"
     ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     return f"{ticks} {shown} {ticks}" if "`" in shown else f"`{shown}`"
 
@@ -45,7 +45,7 @@ def _cell(value: object) -> str:
 
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
     """Details that can be opened, with a `summary` of one line; forges want blank lines around the Markdown in them."""
-    shown = html.escape(unlinked(" ".join(summary.split())))  # a blank line would end the HTML
+    shown = html.escape(unlinked(squeezed(summary)))  # a blank line would end the HTML
     yield from (f"<details><summary>{shown}</summary>", "", *lines, "", "</details>")
 
 
@@ -221,7 +221,7 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
             [one.name, "" if what.row is None else str(what.row), what.stage or "", what.expected, what.got]
             for what in one.failures
         ]
-    rows = ([escaped(cropped(" ".join(text.split()), 300)) for text in row] for row in cells)
+    rows = ([escaped(cropped(squeezed(text), 300)) for text in row] for row in cells)
     return table(["failed test", "row", "stage", "expected", "got"], rows).split("\n")
 
 

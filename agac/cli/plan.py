@@ -55,7 +55,8 @@ def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bo
     lines: Callable[[Any], Iterator[str]] = partial(_lines, workflows)
     if markdown:
         from agac.cli.markdown import plan_lines as lines
-    terminal.print_text("\n\n".join("\n".join(lines(report)) for report in reports))
+    show = terminal.print_markdown if markdown else terminal.print_text
+    show("\n\n".join("\n".join(lines(report)) for report in reports))
 
 
 def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:

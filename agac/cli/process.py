@@ -19,7 +19,7 @@ from agac.cli import main
 from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
 from agac.cli.plan import print_plans
 from agac.cli.run import batch_lines, call_time, calls_options, next_lines, read_budget, say_stop, summary_lines
-from agac.cli.terminal import confirmed, from_here, price, print_json, print_text, row_words, say, table
+from agac.cli.terminal import confirmed, from_here, price, print_data, print_json, row_words, say, table
 from agac.core.keys import job_alias
 from agac.core.types import counted
 from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project, read_text
@@ -232,7 +232,7 @@ def _run(
     work = partial(api.compare, models=models, ended=ended) if models[1:] else work
     found = long_running(work)(
         *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
-        began=began, tell=lambda lines: print_text("\n".join(lines), flush=True),
+        began=began, tell=partial(print_data, is_json=True, flush=True),
     )  # fmt: skip
     if not models[1:]:
         ended(found)

@@ -44,7 +44,8 @@ def diff(settings: main.Globals, ref: str | None, workflows: tuple[str, ...], fo
         from agac.cli.markdown import diff_lines as lines
     else:
         lines = diff_lines
-    terminal.print_report(report, lines, as_json=as_json or form == "json")
+    text = terminal.print_markdown if form == "markdown" else terminal.print_text
+    terminal.print_report(report, lines, as_json=as_json or form == "json", text=text)
     return ExitCode.DONE if report.ok else ExitCode.USAGE
 
 
@@ -289,6 +290,6 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         yield from ("", f"{one.workflow}: {one.how}")
         lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]
         lines += [counts_words(one.plan, stages=True)] if one.plan else []
-        yield from (f"  {line}" for text in lines for line in text.splitlines())
+        yield from (f"  {line}" for text in lines for line in plain(text).splitlines())
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")

@@ -1,6 +1,7 @@
 """What is printed and how: results on standard output, everything else on standard error, in text, tables and JSON.
 Here is also the text that all commands share: counts, sizes, times, money, and the command line as it was typed. Text
-of models and inputs is shown with escapes for every character that would control a terminal."""
+of models, inputs and files is shown with escapes for every character that would control a terminal or that nobody sees:
+on a terminal, in a file and in a pipe. What machines read (JSON, CSV) is exact where it is not for a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ import click
 
 from agac.core.errors import Problem
 from agac.core.keys import is_job, job_alias
-from agac.core.text import UNSAFE, cells, cropped, is_unicode, merge_command, padded, plain
+from agac.core.text import cells, cropped, is_unicode, json_shown, merge_command, padded, plain, squeezed
 from agac.core.types import Shard, counted, dollars
 
 _OWN = f"<{os.urandom(8).hex()}>"
@@ -38,7 +39,7 @@ def harmless(text: str) -> str:
 
 def first_line(text: str, limit: int = 300) -> str:
     """A message on one line, of at most `limit` characters."""
-    line = " ".join(text.split())
+    line = squeezed(text)
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
@@ -71,7 +72,7 @@ def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Ite
         yield f"row {number}"
         for name, text in row:
             if cut:
-                line, note = f"  {plain(name)}: {plain(_cell(text))}", f"… ({len(text):,} characters)"
+                line, note = f"  {plain(name)}: {_cell(text)}", f"… ({len(text):,} characters)"
                 yield line if cells(line) <= width else cropped(line, width - len(note), "") + note
             else:
                 yield f"  {plain(name)}: " + text.rstrip("\n").replace("\n", "\n    ")
@@ -172,7 +173,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: 
     if not sys.stdout.isatty():
         return "\n".join(table_lines(header, [rows]))
     width = shutil.get_terminal_size().columns
-    columns = [*zip(header, *([cropped(plain(_cell(value)), width) for value in row] for row in rows), strict=True)]
+    columns = [*zip(header, *([cropped(_cell(value), width) for value in row] for row in rows), strict=True)]
     if one_line:
         # the cells are cut so far that a row fits, where that leaves something of them to be read
         widest, room = [max(map(cells, one)) for one in columns], width - 2 * len(columns) + 2
@@ -204,7 +205,7 @@ STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiti
 
 def _cell(value: object) -> str:
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text.replace("\r", "\\r").replace("\n", "\\n")  # a line is a row
+    return plain(text.replace("\r", "\\r").replace("\n", "\\n"))  # a line is a row
 
 
 def table_lines(
@@ -286,8 +287,20 @@ def keep_output() -> None:
 
 
 def print_text(text: str, *, flush: bool = False) -> None:
-    """Print a result on standard output."""
-    print(_for(sys.stdout, text), flush=flush)
+    """Print a result for people on standard output."""
+    print(_for_people(text), flush=flush)
+
+
+def print_data(lines: Iterable[str], *, is_json: bool = False, flush: bool = False) -> None:
+    """Print lines for machines, such as those of CSV or, with `is_json`, of JSON: exact, unless it is a terminal."""
+    shown = json_shown if is_json else plain
+    for line in lines:
+        print(shown(line) if sys.stdout.isatty() else line, flush=flush)
+
+
+def print_markdown(text: str) -> None:
+    """Print Markdown, in which the texts of others have their escapes already; what agac joins them with stays."""
+    print(_of_this_shard(text))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -299,27 +312,30 @@ def print_json(value: Any) -> None:
     """Print a result for machines on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
     text = json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False)
-    print(UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) if sys.stdout.isatty() else text)
+    print(json_shown(text) if sys.stdout.isatty() else text)
 
 
-def print_report(report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False) -> None:
-    """Print a report of the API: with `as_json` its JSON, else the lines made of it, unless `quiet`."""
+def print_report(
+    report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False,
+    text: Callable[[str], None] = print_text,
+) -> None:  # fmt: skip
+    """Print a report of the API: with `as_json` its JSON, else the `text` of the lines made of it, unless `quiet`."""
     if as_json:
         print_json(report.as_json())
     elif not quiet:
-        print_text("\n".join(lines(report)))
+        text("\n".join(lines(report)))
 
 
 def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
     _flush_results()
     for problem in problems:
-        print(_for(stream, str(problem)), file=stream)
+        print(_for_people(str(problem)), file=stream)
 
 
 def say(text: str) -> None:
     """Print on standard error, after the results printed before, where both end in one file."""
     _flush_results()
-    print(_for(sys.stderr, text), file=sys.stderr)
+    print(_for_people(text), file=sys.stderr)
 
 
 def say_error(message: str, *more: str, word: str = "error", colour: str = "red") -> None:
@@ -339,12 +355,15 @@ def _has_colours(stream: TextIO) -> bool:
 _OF_A_STORE = re.compile(r"\bagac (?=(?:batch|doctor|export|inspect|retry|show|status|why)\b)(?![^`;\n]*--shard)")
 
 
-def _for(stream: TextIO, text: str) -> str:
-    """The text as it is, but that its commands name the shard whose store they are about; for a terminal, without
-    control characters of replies and rows."""
+def _of_this_shard(text: str) -> str:
+    """The text as it is, but that its commands name the shard whose store they are about."""
     shard = os.environ.get("AGAC_SHARD")
-    text = _OF_A_STORE.sub(f"agac --shard {shard} ", text) if shard else text
-    return harmless(text) if stream.isatty() else text
+    return _OF_A_STORE.sub(f"agac --shard {shard} ", text) if shard else text
+
+
+def _for_people(text: str) -> str:
+    """The same with an escape for every character of replies, rows, files and names that would not be seen."""
+    return harmless(_of_this_shard(text))
 
 
 def _flush_results() -> None:

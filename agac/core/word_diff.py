@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Literal
 
-from agac.core.text import cropped, escaped, plain
+from agac.core.text import cropped, escaped, exposed, plain
 
 Span = tuple[Literal["same", "removed", "added"], str]
 
@@ -37,6 +37,10 @@ def word_diff(before: str, now: str) -> list[Span]:
             found += [("removed", removed)] if removed else []
             found += [("added", added)] if added else []
     return found
+
+
+# A difference says exactly what differs: in it every character that people would not see is an escape, those of emoji
+# and of joining scripts, too, and a part that is white space alone says which.
 
 
 def as_text(spans: Iterable[Span], *, width: int | None = None) -> str:
@@ -67,7 +71,20 @@ def value_diff(
     wordy = isinstance(before, str) and isinstance(now, str) and " " in before + now
     if wordy or (isinstance(now, list | dict) and before is not None and max(map(len, texts)) > 100):
         return differing(word_diff(*texts))
-    return shown(" → ".join(cropped(one, 100) for one in texts))
+    return shown(" → ".join(cropped(exposed(one), _SHORT) for one in _from_difference(texts)))
+
+
+_SHORT = 100
+"""Cells of a value that stands before or after an arrow."""
+
+
+def _from_difference(texts: list[str]) -> list[str]:
+    """The texts, of which a long one begins shortly before the first character that differs."""
+    if max(map(len, texts)) <= _SHORT:
+        return texts
+    same = sum(1 for _ in takewhile(bool, map(eq, *texts)))
+    start = max(0, same - _AROUND)
+    return [f"…{one[start:]}" for one in texts] if start else texts
 
 
 def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[str, str]) -> str:
@@ -78,6 +95,11 @@ def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[st
             cut = f"{shown(start)} … {shown(end)}".strip()
             found += shown(text) if len(text) <= 2 * _AROUND else cut
             continue
-        for part in re.split(r"(\s*\n\s*|^\s+|\s+$)", text):  # a mark holds no line end, and touches the word
-            found += marks[how == "added"].format(shown(part)) if part.strip() else part
+        mark = marks[how == "added"]
+        if not text.strip(" \t\n"):
+            blanks = text.replace(" ", r"\x20").replace("\t", r"\t").replace("\n", r"\n")
+            found += mark.format(shown(blanks)) + "\n" * (how == "added" and "\n" in text)
+            continue
+        for part in re.split(r"(\s*\n\s*|^\s+|\s+$)", exposed(text)):  # a mark holds no line end, and touches the word
+            found += mark.format(shown(part)) if part.strip() else part
     return found

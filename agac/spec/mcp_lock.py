@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from agac.core.errors import UsageError, did_you_mean, key_path
 from agac.core.keys import canonical, digest
-from agac.core.text import UNSAFE
+from agac.core.text import json_shown
 from agac.core.types import JSONValue
 from agac.spec.json_schema import schema_faults
 from agac.spec.paths import Unusable, inside, read_text
@@ -131,7 +131,7 @@ def lock_text(servers: Mapping[str, ServerLock]) -> str:
 
 
 def _text(value: JSONValue) -> str:
-    return UNSAFE.sub(lambda sign: f"\\u{ord(sign[0]):04x}", json.dumps(value, indent=2, ensure_ascii=False))
+    return json_shown(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _lines(text: str) -> str | list[str]:

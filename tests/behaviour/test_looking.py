@@ -228,7 +228,7 @@ class TestShowingResults:
         with on_pty(project.root, "show", columns=20) as terminal:  # no room for columns
             assert terminal.ended() == 0
         assert "row 5\r\n  id: r-5\r\n" in terminal.seen
-        assert f"r-4  {'word ' * 100}\\n\x1b[2J  7" in project.agac("show", code=0).out
+        assert f"r-4  {'word ' * 100}\\n\\x1b[2J  7" in project.agac("show", code=0).out
         assert project.agac("show", "--json", "-a", "reviews", code=0).json["rows"][1] == project.envelopes()[1]
         ran = project.agac("show", "1", "--head", "2", code=0)
         assert [line.split()[0] for line in ran.out.split("\n")[3:5]] == ["r-1", "r-2"]

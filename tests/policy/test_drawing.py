@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, one_line, page_style, svg, text_width
+from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, page_style, svg, text_width
+from agac.core.text import squeezed
 
 SVG = "{http://www.w3.org/2000/svg}"
 Graph = tuple[list[DrawnNode], list[DrawnEdge]]
@@ -156,11 +157,11 @@ def test_a_drawing_holds_nothing_but_shapes_and_every_text_cut_to_its_box_and_wh
     tips = [title.text or "" for title in root.iter(f"{SVG}title")]
     assert tips[0] == root.get("aria-label") == NASTY[0]
     for tip, edge in zip(tips[1:], edges, strict=False):
-        assert tip == one_line(f"{edge.source} → {edge.target}")
+        assert tip == squeezed(f"{edge.source} → {edge.target}")
     for tip, node in zip(tips[1 + len(edges) :], nodes, strict=True):
         name, kind, *more = tip.split("\n")
-        assert [name, *more] == [one_line(text) for text in (node.name, *node.label_lines)]
-        assert kind.startswith(one_line(node.kind))
+        assert [name, *more] == [squeezed(text) for text in (node.name, *node.label_lines)]
+        assert kind.startswith(squeezed(node.kind))
     stages = [g for g in root.iter(f"{SVG}g") if g.find(f"{SVG}rect[@class='box']") is not None]
     for stage, node in zip(stages, nodes, strict=True):
         (box,) = stage.findall(f"{SVG}rect[@class='box']")
@@ -170,7 +171,7 @@ def test_a_drawing_holds_nothing_but_shapes_and_every_text_cut_to_its_box_and_wh
             assert inside.x < x <= x + text_width(words, 12) <= inside.x + inside.width
             assert inside.y < y < inside.y + inside.height
         (name,) = [text.text or "" for text in stage.findall(f"{SVG}text[@class='name']")]
-        assert one_line(node.name).startswith(name.removesuffix("…"))
+        assert squeezed(node.name).startswith(name.removesuffix("…"))
         for bar in stage.findall(f"{SVG}rect"):
             part = area(bar)
             assert inside.x <= part.x <= part.x + part.width <= inside.x + inside.width
