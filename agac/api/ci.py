@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
@@ -368,8 +369,12 @@ class _Change(NamedTuple):
         """What lint finds in these workflows and in agac.yml, and not in the version before."""
         same = attrgetter("rule", "where.file", "where.path", "message")
         found = lint_in(self.now, names).findings if names else []
-        known = set(map(same, lint_in(self.before, self.had(names)).findings)) if found and self.before else set()
-        return [one for one in found if same(one) not in known]
+        before = lint_in(self.before, self.had(names)).findings if found and self.before else []
+        known, new = Counter(map(same, before)), list[LintFinding]()
+        for one in found:  # a file may have several that are told in the same words
+            known[same(one)] -= 1
+            new += [one] if known[same(one)] < 0 else []
+        return new
 
     async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
         """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""

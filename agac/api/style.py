@@ -15,9 +15,18 @@ from agac.plan.checks import lint_models
 from agac.spec import loader
 from agac.spec.agent_cards import card_names, find_card
 from agac.spec.format import formatted
-from agac.spec.lint import LintFinding, card_files, file_findings, secrets, stage_texts, without_ignored
+from agac.spec.lint import (
+    LintFinding,
+    card_files,
+    file_findings,
+    invisible,
+    secrets,
+    stage_texts,
+    texts_read,
+    without_ignored,
+)  # fmt: skip
 from agac.spec.paths import PROJECT_FILE, Unusable, home_of, read_text
-from agac.spec.workflow import Overrides
+from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import read_yaml
 
 
@@ -61,9 +70,13 @@ def _files(project: Path | str | None) -> Iterator[tuple[Path, str]]:
     """The files of a project that are YAML or begin with it."""
     spec = open_project(project, untrusted=True).spec  # what its variables hold does not matter
     yield home_of(spec.root) / PROJECT_FILE, PROJECT_FILE
+    yield from ((path, spec.shown(path)) for path in [*loader.workflow_files(spec), *_tests_and_cards(spec)])
+
+
+def _tests_and_cards(spec: ProjectSpec) -> list[Path]:
+    """The files of all tests of workflows, and of all cards in their folder."""
     tests = sorted((spec.root / "tests" / "workflows").rglob("*.y*ml"))
-    cards = [path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None]
-    yield from ((path, spec.shown(path)) for path in [*loader.workflow_files(spec), *tests, *cards])
+    return [*tests, *(path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +119,8 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
         except Unusable as error:
             problems.append(error.problem)
     findings += [one for shown, text in read.items() for one in secrets(text, shown)]
+    is_whole = {*map(str, names)} >= {*loader.workflow_names(spec)}
+    read |= texts_read([*files, *(_tests_and_cards(spec) if is_whole else ())], spec)
+    findings += [one for shown, text in read.items() for one in invisible(text, shown)]
     errors = loader.in_order(one for one in problems if one.severity == "error")
     return LintReport([*map(str, names)], without_ignored(findings, read, spec.file.lint.ignore), errors)

@@ -248,6 +248,11 @@ def _input_faults(schema: dict[str, Any] | None, document: Document) -> Iterator
             yield Problem(where, "has no description, by which a model knows what to give", "warning")
 
 
+def card_document(text: str, shown: str) -> Document:
+    """The keys of a card with this text, or of a skill. Raises Unusable."""
+    return _taken_apart(text, shown, yaml_only=shown.endswith(paths.YAML_SUFFIXES))[0]
+
+
 def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, PlacedText]:
     """The keys of a card, and the instruction below them, which a card that is all YAML has not. Raises Unusable."""
     below = ("", Where(shown, 1, 1))

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.redact import KEY_SHAPE, SECRET_START
+from agac.core.text import escape_of, unseen
+from agac.spec.agent_cards import card_document
 from agac.spec.graph import stage_of
+from agac.spec.mcp_lock import lock_file
 from agac.spec.operations import Python
 from agac.spec.output_schema import is_json_schema
+from agac.spec.paths import YAML_SUFFIXES, OutsideProject, Unusable, home_of, inside, read_text, refuse_secret
 from agac.spec.project_models import RuleName
-from agac.spec.workflow import JsonSchema, Workflow, WrittenStage, family
-from agac.spec.yaml import Document
+from agac.spec.python_code import source_files
+from agac.spec.workflow import JsonSchema, ProjectSpec, Workflow, WrittenStage, family
+from agac.spec.yaml import Document, parse_yaml
 
 RULES: tuple[RuleName, ...] = get_args(RuleName)  # docs/reference/lint.md explains them
 _IGNORE = re.compile(r"#\s*agac:\s*ignore\[([^\]\n]*)\]")
@@ -133,6 +141,131 @@ def _is_secret(word: str) -> bool:
     bits = -sum(times / len(word) * math.log2(times / len(word)) for times in Counter(word).values())
     kinds = all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9].*[0-9].*[0-9]"))
     return len(word) >= 28 and kinds and "." not in word and bits > 4.2  # a hash in hexadecimal has 4 at most
+
+
+# Characters that people do not see. They are looked for in every text file that a workflow or a card names, and in
+# what these name: a model, a function or a guard gets them, and a reviewer does not.
+
+
+def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
+    """The texts of these files, and of all files of the project that they name, directly or not, by their shown paths.
+    The rows of the input are not among them, and files that cannot be read, of which `validate` says why."""
+    found, left = dict[str, str](), sorted(files, reverse=True)
+    while left:
+        file = left.pop()
+        shown = project.shown(file)
+        if shown in found:
+            continue
+        with suppress(Unusable):
+            found[shown] = read_text(file, shown)
+            left += _files_named(file, found[shown], project)
+    return found
+
+
+def _files_named(file: Path, text: str, project: ProjectSpec) -> list[Path]:
+    """The files that belong to a file with this text: those that it names or imports, and the lock of its servers."""
+    home = home_of(project.root).resolve()
+    if file.suffix == ".py":
+        return [home / one for one in source_files(file, home)[0]] if file.is_relative_to(home) else []
+    data: Any = None
+    if file.suffix == ".json":
+        with suppress(ValueError, RecursionError):
+            data = json.loads(text)
+    elif file.suffix in (*YAML_SUFFIXES, ".md", ".markdown"):
+        is_yaml = file.suffix in YAML_SUFFIXES
+        with suppress(Unusable):  # a prompt in Markdown has no keys
+            data = (parse_yaml if is_yaml else card_document)(text, project.shown(file)).data
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key not in ("input", "output")}
+    folders = (file.parent, home, project.paths.schemas, project.paths.agentcards)
+    named = (one for value in set(_values(data)) for one in _files_called(value, folders, home))
+    locks = [lock for lock in (lock_file(file),) if lock.is_file()]
+    return [*named, *locks]
+
+
+def _values(data: Any) -> Iterator[str]:
+    """The texts in a value that may be paths: short ones on one line; no keys."""
+    if isinstance(data, dict | list):
+        for inner in data.values() if isinstance(data, dict) else data:
+            yield from _values(inner)
+    elif isinstance(data, str) and data and "\n" not in data and len(data) <= _LONGEST_PATH:
+        yield data
+
+
+_LONGEST_PATH = 250
+_ENDINGS = ("", ".md", ".json", *YAML_SUFFIXES)
+
+
+def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Path]:
+    """The files of the project that a text names: by a path, with a function after it, or as a folder of skills."""
+    for folder in folders:
+        for called in (*(text + ending for ending in _ENDINGS), text.partition(":")[0]):
+            path = folder / called
+            if not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH112, PTH113 - not every text can be a name
+                continue
+            with suppress(OutsideProject):
+                real = inside(home, called, base=folder)
+                refuse_secret(real, home)
+                yield from [real] if real.is_file() else _skill_files(real)
+
+
+def _skill_files(folder: Path) -> Iterator[Path]:
+    """The files of a folder with a skill, or with folders of skills: the model may read each of them."""
+    skills = [one.parent for one in (folder / "SKILL.md", *sorted(folder.glob("*/SKILL.md"))) if one.is_file()]
+    yield from (file for skill in skills for file in sorted(skill.rglob("*")) if file.is_file())
+
+
+MOST_ON_A_LINE = 10
+"""Findings of invisible characters on a line; the last of them says how many more there are."""
+
+
+def invisible(text: str, shown: str) -> Iterator[LintFinding]:
+    """Characters of a file that people do not see, and of its path: each run of them is a finding."""
+    for _, signs in _runs(shown):
+        message = f"the name of this file has {_named_signs(signs)}, which nobody sees; rename the file"
+        yield LintFinding(Where(shown, 1, 1), message, rule="invisible-character")
+    for number, line in enumerate(text.split("\n"), 1):
+        runs = list(_runs(line))
+        for place, (column, signs) in enumerate(runs[:MOST_ON_A_LINE], 1):
+            message = f"{_named_signs(signs)} is not seen; {_remedy(signs[0], shown)}"
+            if place == MOST_ON_A_LINE and len(runs) > place:
+                message += f" ({len(runs) - place:,} more such places on this line)"
+            yield LintFinding(Where(shown, number, column), message, rule="invisible-character")
+
+
+def _runs(line: str) -> Iterator[tuple[int, str]]:
+    """The columns, from 1, where characters that people do not see begin, each with those that follow at once."""
+    start, signs = 0, ""
+    for at, sign in unseen(line):
+        if signs and at == start + len(signs):
+            signs += sign
+            continue
+        if signs:
+            yield start + 1, signs
+        start, signs = at, sign
+    if signs:
+        yield start + 1, signs
+
+
+_KINDS = {"Cc": "a control character", "Co": "a character for private use", "Cs": "a lone surrogate"}
+
+
+def _named_signs(signs: str) -> str:
+    """`U+200B ZERO WIDTH SPACE`, and how many more follow it."""
+    kind = _KINDS.get(unicodedata.category(signs[0]), "a code point without a character")
+    known = unicodedata.name(signs[0], kind)
+    more = f" with {len(signs) - 1:,} more after it" if len(signs) > 1 else ""
+    return f"U+{ord(signs[0]):04X} {known}{more}"
+
+
+def _remedy(sign: str, shown: str) -> str:
+    """What to do about a character, in words that fit the format of the file."""
+    escape, how = escape_of(sign), "in double quotes"
+    if shown.endswith(".json"):
+        escape, how = json.dumps(sign)[1:-1], "in a text"
+    elif not shown.endswith((*YAML_SUFFIXES, ".py")):
+        how = "in YAML in double quotes"
+    return f"remove it, or write it as {escape} {how}, so that a reviewer sees it"
 
 
 def without_ignored(

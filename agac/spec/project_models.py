@@ -162,7 +162,7 @@ class McpServerFile(FileModel):
 
 RuleName = Literal[
     "unused-var", "unused-stage", "schema-without-descriptions", "prompt-without-fields", "expensive-model-on-filter",
-    "unpinned-model", "secret-in-yaml", "missing-budget", "unknown-rule",
+    "unpinned-model", "secret-in-yaml", "invisible-character", "missing-budget", "unknown-rule",
 ]  # fmt: skip
 
 

@@ -84,8 +84,15 @@ class _Import(NamedTuple):
 
 
 def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
-    """16 bytes that stand for `file` and for every module of the project that it imports, directly or not. Problems: a
-    module that is no Python, cannot be read, or leads out of the project."""
+    """16 bytes that stand for `file` and for every module of the project that it imports, directly or not. Problems: as
+    `source_files` has them."""
+    texts, problems = source_files(file, root)
+    return digest(canonical(texts)), problems
+
+
+def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]:
+    """The paths, relative to `root`, of `file` and of every module of the project that it imports, directly or not,
+    each with a hash of its text. Problems: a module that is no Python, cannot be read, or leads out of the project."""
     root = root.resolve()
     texts: dict[str, str] = {}
     problems: list[Problem] = []
@@ -106,7 +113,7 @@ def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
         for one in imports:
             for target in _targets(one, path.relative_to(root).parts[:-1], root):
                 open_files += _files(target, root, problems, Where(shown, one.line))
-    return digest(canonical(texts)), problems
+    return texts, problems
 
 
 @lru_cache(maxsize=1024)

@@ -176,3 +176,99 @@ def test_the_shipped_files_are_clean_for_every_hook() -> None:
         program = str(Path(sys.executable).parent / words[0])
         ran = subprocess.run([program, *words[1:]], cwd=ROOT, capture_output=True, check=False)
         assert ran.returncode == 0, ran.stderr
+
+
+def invisible(project: ProjectFolder, *names: str) -> list[tuple[str, int, int]]:
+    found = [one for one in agac.lint(names, project=project.root).findings if one.rule == "invisible-character"]
+    return [(one.where.file, one.where.line or 0, one.where.column or 0) for one in found]
+
+
+def test_invisible_characters_are_found_in_comments_keys_and_values_with_their_name_and_remedy(
+    project: ProjectFolder,
+) -> None:
+    project.write("data/rows.csv", "text,\u200b\nx\u200b,y\n")
+    project.write(
+        "workflows/w.yml",
+        "input: data/rows.csv  # a\u200bb\ndefaults: {model: simulator/small}\nstages:\n- name: a\n"
+        '  prompt: "${text} \U000e0041\U000e0042, \\u200b"\n  output_schema: {"k\\u00ad": string, "l\u00ad": string}\n',
+    )
+    files = [("workflows/w.yml", line, column) for line, column in ((1, 26), (5, 20), (6, 40))]
+    assert invisible(project) == files
+    ran = project.agac("lint", code=1)
+    said = "U+E0041 TAG LATIN CAPITAL LETTER A with 1 more after it is not seen; remove it, or write it as \\U000e0041"
+    assert f"workflows/w.yml:5:20: {said} in double quotes" in ran.out
+    assert not {*"\u200b\u00ad\U000e0041"} & {*ran.out}
+    assert "U+200B ZERO WIDTH SPACE" in ran.out
+    assert "U+00AD SOFT HYPHEN" in ran.out
+
+
+def test_invisible_characters_are_found_in_every_file_that_a_workflow_or_card_names(project: ProjectFolder) -> None:
+    sign = "\u2062"
+    project.write("data/rows.csv", "text\nx\n")
+    project.write("tools/parts.py", f"def clean(row):\n    return row  # {sign}\n")
+    project.write("tools/score.py", "from tools.parts import clean\n\n\ndef score(row):\n    return clean(row)\n")
+    project.write("schemas/s.json", f'{{"type": "object", "properties": {{"a": {{"description": "{sign}"}}}}}}')
+    project.write("prompts/p.md", f"Say ${{text}}\n{sign}\n")
+    project.write("agentcards/helper.md", f"---\nmodel: simulator/small\nskills: skills\n---\nBe kind.{sign}\n")
+    project.write("agentcards/helper.lock.json", f'{{"servers": {{}}, "x": "{sign}"}}')
+    project.write("skills/read/SKILL.md", f"---\nname: read\ndescription: how\n---\n{sign}\n")
+    project.write("skills/read/more.txt", f"a {sign}\n")
+    project.write("tests/workflows/w.yml", f"workflow: w  # {sign}\n")
+    project.write(
+        "workflows/w.yml",
+        "input: data/rows.csv\ndefaults: {model: simulator/small}\nstages:\n"
+        "- {name: a, python: 'tools/score.py:score'}\n"
+        "- {name: b, prompt: prompts/p.md, output_schema: schemas/s.json}\n"
+        "- {name: c, agent: helper, prompt: '${text}'}\n",
+    )
+    assert {file for file, *_ in invisible(project)} >= {
+        "tools/parts.py", "schemas/s.json", "prompts/p.md", "agentcards/helper.md", "agentcards/helper.lock.json",
+        "skills/read/SKILL.md",
+        "skills/read/more.txt", "tests/workflows/w.yml",
+    }  # fmt: skip
+    assert ("prompts/p.md", 2, 1) in invisible(project)
+
+
+def test_the_name_of_a_file_is_looked_at_and_a_long_line_has_a_bounded_number_of_findings(
+    project: ProjectFolder,
+) -> None:
+    project.write("data/rows.csv", "text\nx\n")
+    project.write("prompts/p\u200b.md", "Say ${text}\n" + "a\u200b" * 500 + "\n")
+    project.write(
+        "workflows/w.yml",
+        "input: data/rows.csv\ndefaults: {model: simulator/small}\n"
+        'stages:\n- {name: a, prompt: "prompts/p\\u200b.md"}\n',
+    )
+    assert invisible(project, "w") == [("prompts/p\u200b.md", 1, 1)] + [
+        ("prompts/p\u200b.md", 2, column) for column in range(2, 22, 2)
+    ]
+    ran = project.agac("lint", code=1)
+    assert "prompts/p\\u200b.md:1:1: the name of this file has U+200B ZERO WIDTH SPACE" in ran.out
+    assert "(490 more such places on this line)" in ran.out
+    assert "\u200b" not in ran.out
+
+
+def test_invisible_characters_are_found_where_a_file_has_errors_and_are_left_out_by_a_comment(
+    project: ProjectFolder,
+) -> None:
+    project.write("data/rows.csv", "text\nx\n")
+    project.write("prompts/p.md", "a\u200bb\n")
+    text = "input: data/rows.csv\ndefaults: {model: simulator/small}\nstages:\n- name: a\n  prompt: prompts/p.md\n"
+    project.write("workflows/w.yml", f"{text}  neds: b\n")
+    assert project.agac("lint", code=2).out.count("[invisible-character]") == 1
+    project.write("workflows/w.yml", text.replace("- name: a", "- name: a  # \u200b agac: ignore[invisible-character]"))
+    project.write("prompts/p.md", "${text}\n")
+    assert len(invisible(project)) == 1, "a comment begins with # and its rule, as it is seen"
+    project.write("workflows/w.yml", text.replace("- name: a", "- name: a  # agac: ignore[invisible-character] \u200b"))
+    assert invisible(project) == []
+
+
+def test_emoji_and_scripts_that_need_joiners_are_no_findings(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", "text\nx\n")
+    kind = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f \u0645\u06cc\u200c\u062e \u0915\u094d\u200d\u0937"
+    project.write(
+        "workflows/w.yml",
+        "input: data/rows.csv\ndefaults: {model: simulator/small}\n"
+        f"stages:\n- {{name: a, prompt: '${{text}} {kind}'}}\n",
+    )
+    assert found(project) == []
