@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from agac.api.status import database_files, database_path, find_rows, find_run, 
 from agac.api.sync import asynchronous, blocking
 from agac.core.errors import ErrorType, RowError, UsageError, lack_of
 from agac.core.keys import canonical, review_key, snapshot
+from agac.core.text import json_shown, plain
 from agac.core.types import Finish, JSONValue, Reply, Report, RowId, Usage
 from agac.data.files import AtomicFile, refuse_target
 from agac.data.sources import open_source
@@ -54,7 +54,12 @@ def reviewer(named: str | None = None, *, project: Path | str | None = None) -> 
 
 FILLED = ("decision", "value", "comment", "reviewer")
 _FORMATS: Mapping[str, InputFormat] = {".csv": "csv", ".xlsx": "xlsx", ".jsonl": "jsonl"}
-_UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")  # what no sheet can hold
+
+
+def _cell(value: JSONValue) -> str:
+    """A cell of a sheet, with an escape for what no sheet can hold and for what nobody would see; that of JSON is
+    JSON's own, so that a proposal which is copied means the same."""
+    return plain(safe_cell_text(value)) if isinstance(value, str) else json_shown(safe_cell_text(value))
 
 
 def _format(file: Path) -> InputFormat:
@@ -100,7 +105,7 @@ async def review_export(
             add = book.create_sheet("rows").append
         if kind != "jsonl":
             made.append("\ufeff" * (kind == "csv"))
-            add([safe_cell_text(name) for name in header])
+            add([_cell(name) for name in header])
         async for item in queue():
             written += 1
             about = f"r-{item.id}", f"r-{item.seen}", item.workflow, item.stage, item.row_id, canonical(item.why)
@@ -109,7 +114,7 @@ async def review_export(
             if kind == "jsonl":
                 made.append(snapshot(dict(zip(header, cells, strict=True))) + "\n")
             else:
-                add([_UNFIT.sub(" ", safe_cell_text(cell)) for cell in cells])
+                add([_cell(cell) for cell in cells])
         if book is not None:
             book.save(made.temporary)
         made.commit()

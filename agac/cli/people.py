@@ -138,15 +138,35 @@ def _queue(project: Path | None, who: str, which: dict[str, Any]) -> Iterator[tu
 
 def item_lines(item: ReviewItem, waiting: int, keys: dict[str, str]) -> Iterator[str]:
     yield f"\n{item.workflow}, {item.stage}: row {item.row_id!r}   ({waiting:,} wait)"
-    shown = [(name, terminal.value_text(it)) for name, it in item.shown.items()]
+    shown = [(_shown(name), _shown(it)) for name, it in islice(item.shown.items(), MOST_SHOWN)]
     yield from islice(terminal.record_lines([shown], cut=False), 1, None)
-    for one in item.why.get("redo", ()):
-        yield f"before: {terminal.value_text(one['answer'])}; asked again: {one['comment']}"
-    yield f"{item.edit}: {'(asked without the answer)' if item.blind else terminal.value_text(item.answer)}"
-    for one in item.decisions if item.state == "conflict" else ():
-        value = "" if one.value is None else f" {terminal.value_text(one.value)}"
-        yield f"{one.reviewer}: {one.choice}{value}{one.reason and f' ({one.reason})'}"
+    yield from _more(len(item.shown), "field")
+    redone = item.why.get("redo", ())
+    for one in redone[:MOST_SHOWN]:
+        yield f"before: {_shown(one['answer'])}; asked again: {_shown(one['comment'])}"
+    yield from _more(len(redone), "answer")
+    yield f"{item.edit}: {'(asked without the answer)' if item.blind else _shown(item.answer)}"
+    decisions = item.decisions if item.state == "conflict" else ()
+    for one in decisions[:MOST_SHOWN]:
+        value = "" if one.value is None else f" {_shown(one.value)}"
+        yield f"{one.reviewer}: {one.choice}{value}{one.reason and f' ({_shown(one.reason)})'}"
+    yield from _more(len(decisions), "decision")
     yield "  ".join(f"[{key}] {word}" for key, word in keys.items())
+
+
+MOST_SHOWN = 100
+"""Fields, earlier answers and decisions of a review that are shown at a terminal."""
+
+
+def _shown(value: Any) -> str:
+    """A value, of which a terminal gets the beginning where it is long."""
+    return terminal.shortened(terminal.value_text(value), whole="in the file of `agac review export`")
+
+
+def _more(count: int, what: str) -> Iterator[str]:
+    """How many of these are not shown, if any."""
+    if count > MOST_SHOWN:
+        yield f"  and {counted(count - MOST_SHOWN, f'more {what}')}: see the file of `agac review export`"
 
 
 def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:

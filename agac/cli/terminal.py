@@ -47,12 +47,12 @@ LONG_CHARACTERS, LONG_LINES = 2_000, 100
 """The most of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
 
 
-def shortened(text: str, characters: int = LONG_CHARACTERS) -> str:
-    """The text or, on a terminal, the beginning of a long one."""
+def shortened(text: str, characters: int = LONG_CHARACTERS, whole: str = "with --json, or in a pipe") -> str:
+    """The text or, on a terminal, the beginning of a long one and where the `whole` is."""
     some = "\n".join(text[:characters].split("\n")[:LONG_LINES])
     if some == text or not sys.stdout.isatty():
         return text
-    return f"{some}… ({len(text):,} characters: all of them with --json, or in a pipe)"
+    return f"{some}… ({len(text):,} characters: all of them {whole})"
 
 
 def value_text(value: Any) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from agac.core.errors import AgacError, UsageError
-from agac.core.text import beginning, duration
+from agac.core.text import beginning, duration, plain, squeezed
 from agac.core.types import counted, dollars, iso
 
 NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"), ("/review", "Reviews")]
@@ -23,32 +26,65 @@ NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"
 
 @cache
 def environment() -> Environment:
-    """All templates. What is written into them is text: it is escaped, whatever it is."""
-    made = Environment(loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    """All templates. What is written into them is text: it is escaped, whatever it is, and each character in it that
+    people would not see is shown as an escape."""
+    made = Environment(
+        loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        finalize=_as_seen,
+    )  # fmt: skip
     made.filters.update(
         counted=counted, dollars=dollars, number=lambda value: f"{value:,}", clip=clip, cell=cell,
-        words=words,
+        words=words, exact=lambda value: Markup(escape(value)), most=most,  # noqa: S704 - it is escaped
         usd=lambda amount, simulated=False: "" if amount is None else dollars(amount, None, simulated=simulated),
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
+    made.globals |= {"fits": fits, "hides": lambda text: plain(text) != text}
     made.globals |= {name: made.get_template(f"{name}.html").module for name in ("parts", "values")}
     return made
+
+
+def _as_seen(value: Any) -> Any:
+    """What a template writes: a text has escapes for what is not seen, HTML that agac made stays as it is."""
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 LONGEST_TEXT, LONGEST_CELL = 100_000, 160
 """Characters of one value that a page shows, and a list; a command beside it prints all of it."""
 
+MOST_TEXT, MOST_ITEMS = 1_000_000, 200
+"""Characters of all values of a page together, of all fields of its forms, and items of a list in it, such as the
+fields of a row."""
+
+_room: ContextVar[int] = ContextVar("characters that the page may still show", default=MOST_TEXT)
+_form_room: ContextVar[int] = ContextVar("characters that its forms may still hold", default=MOST_TEXT)
+
 
 def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
-    """As much of a text as is shown, and how much was left out."""
-    return beginning(text or "", most)
+    """As much of a text as is shown, and how much was left out; a few words where the page is full."""
+    text = text or ""
+    shown = min(len(text), most, max(_room.get(), LONGEST_CELL))
+    _room.set(_room.get() - shown)
+    return beginning(text, shown)
+
+
+def fits(text: str) -> bool:
+    """Whether a form can hold a text as a whole; then it takes that room."""
+    if len(text) > LONGEST_TEXT or len(text) > _form_room.get():
+        return False
+    _form_room.set(_form_room.get() - len(text))
+    return True
+
+
+def most(items: Any) -> list[Any]:
+    """As many items of a list as a page shows; `values.more` says how many there are besides."""
+    return list(islice(items, MOST_ITEMS))
 
 
 def cell(value: Any) -> str:
     """A value in a list: a text, or JSON, in one line and cut."""
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
-    line = " ".join(text[: 2 * LONGEST_CELL].split())
+    line = squeezed(text[: 2 * LONGEST_CELL])
     return line if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
 
 
@@ -64,6 +100,8 @@ def page_text(template: str, context: Mapping[str, Any]) -> str:
     """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the page) and what the
     template wants; for served pages `write` and `form_token`, for others `link`, which gives the file of a path."""
     given = {"navigation": NAVIGATION, "link": str, "form_token": "", "write": False, "static": False, **context}
+    _room.set(MOST_TEXT)
+    _form_room.set(MOST_TEXT)
     return environment().get_template(template).render(given)
 
 

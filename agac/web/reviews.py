@@ -57,8 +57,14 @@ def _mark(item: ReviewItem | None) -> str:
 
 def _value(item: ReviewItem, given: Mapping[str, str]) -> JSONValue:
     """The value in a form, whose parts are `text.NAME` or `json.NAME`; one that is no object has a part without a name.
-    Raises ValueError for what is no JSON."""
-    found, before = dict[str, JSONValue](), item.answer if isinstance(item.answer, dict) else {}
+    Parts that the form has no field for, because they are too long for the page, stay as they are. Raises ValueError
+    for what is no JSON, and where there is no field at all."""
+    before = item.answer if isinstance(item.answer, dict) else {}
+    parts = [key.partition(".") for key in given if key.startswith(("text.", "json."))]
+    if not parts:
+        raise ValueError("The answer is too long to be edited here; use `agac review export` and `agac review import`.")
+    in_form = {name for _, _, name in parts}
+    found = {name: value for name, value in before.items() if name not in in_form and "" not in in_form}
     for key, text in given.items():
         kind, _, name = key.partition(".")
         if kind == "text" and (text or not name or name in before):

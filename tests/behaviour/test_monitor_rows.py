@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 
 import pytest
+from scripted_server import Step, deciding
 from support.monitor import Watched, monitor
 from support.odd_rows import IDS, LONG, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
@@ -289,3 +290,62 @@ def test_what_people_decided_about_a_row_is_marked(project: ProjectFolder) -> No
     assert "agac review next" in pages["r-2"].commands
     assert "look done auto" in " ".join(pages["r-3"].text.split())
     assert "agac review next" not in pages["r-3"].commands
+
+
+HUGE = 300_000
+"""Characters of a value, three times as many as a page shows of one."""
+
+
+@pytest.fixture
+def huge(project: ProjectFolder) -> Iterator[ProjectFolder]:
+    """A review of a row with a huge value, thirty long ones and a thousand short ones; its answer has a huge part."""
+    schema = {"type": "object", "properties": {"label": {"type": "string"}, "text": {"type": "string"}}}
+    row = {"id": "r-1", "text": "short\u200b", "huge": "h" * HUGE, **{f"long{n}": "l" * 90_000 for n in range(30)}}
+    project.rows([row | {f"f{n}": n for n in range(1_000)}])
+    project.workflow(
+        stages=[
+            {"name": "judge", "prompt": "One: ${text}", "output_schema": schema},
+            {"name": "look", "review": {}},
+        ]
+    )
+    answer = json.dumps({"label": "a\u200bb", "text": "t" * HUGE})
+    with project.asking(deciding(lambda _: Step(answer))):
+        project.run()
+        yield project
+
+
+@pytest.mark.parametrize("words", [(), ("--write",)])
+def test_a_review_page_is_bounded_as_the_page_of_the_row_is(huge: ProjectFolder, words: tuple[str, ...]) -> None:
+    with monitor(huge, *words) as started:
+        for path in ("/review", row_path("r-1"), "/run/1/rows"):
+            answer = started.get(path)
+            assert answer.status == 200
+            assert len(answer.text) < 1_300_000, path
+            assert "\u200b" not in re.sub(r'(value|data-before|data-copy)="[^"]*"', "", answer.text), path
+        page = read(started, "/review")
+    assert "more characters)" in page.text
+    assert "And 833 more, which this page does not show." in page.text
+    assert "short\\u200b" in page.text
+    assert "a\\u200bb" in page.text
+    assert ("agac review export decisions.csv" in page.commands) is bool(words)
+
+
+def test_a_part_that_is_too_long_for_the_page_stays_as_it_is_when_another_is_edited(huge: ProjectFolder) -> None:
+    (item,) = agac.review_queue(huge.root).items
+    with monitor(huge, "--write") as started:
+        page = started.get("/review").text
+        assert 'name="text.label"' in page
+        assert 'name="text.text"' not in page
+        mark = re.search(r'name="mark" value="([^"]*)"', page)
+        assert mark is not None
+        form = {"id": item.id, "mark": mark[1], "choice": "edit", "reviewer": "ann", "text.label": "fine"}
+        assert started.post("/review", form).status == 303
+    (item,) = agac.review_queue(huge.root, state="decided").items
+    assert item.decisions[0].value == {"label": "fine", "text": "t" * HUGE}
+
+
+def test_a_form_has_the_exact_value_and_the_page_says_what_is_not_seen_in_it(huge: ProjectFolder) -> None:
+    with monitor(huge, "--write") as started:
+        page = started.get("/review").text
+    assert 'name="text.label" value="a\u200bb" data-before="a\u200bb"' in page
+    assert "It has characters that are not seen in the field; here they are escapes:" in page

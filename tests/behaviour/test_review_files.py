@@ -15,7 +15,8 @@ from support.project import ProjectFolder, command
 from support.terminals import PseudoTerminal
 
 import agac
-from agac.cli import main
+from agac.cli import main, people
+from agac.core.types import JSONValue
 
 SCHEMA = {"sentiment": "positive|negative", "why": "string"}
 STAGES = [
@@ -230,3 +231,42 @@ def test_the_status_tells_blind_decisions_from_others(waits: ProjectFolder) -> N
     (stage,) = waits.agac("review", "status", "--json", code=0).json["stages"]
     assert stage["blind"]["rows"] + stage["others"]["rows"] == 9
     assert stage["others"]["share"] == 1.0
+
+
+def test_of_a_huge_review_a_terminal_shows_a_bounded_part_and_says_where_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: dict[str, JSONValue] = {f"f{number}": "x" * 100_000 for number in range(1_000)}
+    said = tuple(agac.Decision("", "edit", "v" * 100_000, "r" * 100_000, "Ada") for _ in range(500))
+    redo: JSONValue = [{"answer": "b" * 100_000, "comment": "c" * 100_000}] * 500
+    item = agac.ReviewItem(
+        "00", "w", 1, "look", "judge", "r-1", shown, "a" * 1_000_000, None, ("approve",), {"redo": redo}, False,
+        "conflict", 0.5, 0.0, said, "",
+    )  # fmt: skip
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    text = "\n".join(people.item_lines(item, 1, {"a": "approve"}))
+    assert len(text) < 1_500_000
+    for left in ("and 900 more fields", "and 400 more answers", "and 400 more decisions"):
+        assert f"{left}: see the file of `agac review export`" in text
+    assert "… (1,000,000 characters: all of them in the file of `agac review export`)" in text
+
+
+@pytest.mark.parametrize("ending", ["csv", "xlsx"])
+def test_a_sheet_shows_what_nobody_would_see_and_a_proposal_that_is_copied_means_the_same(
+    project: ProjectFolder, tmp_path: Path, ending: str
+) -> None:
+    rows = [{"id": "r-1", "text": "a\u200bb \U000e0041 \u2764\ufe0f"}]
+    schema = {"type": "object", "properties": {"why": {"const": "x\u200b\U000e0041"}}, "required": ["why"]}
+    stages = [STAGES[0] | {"output_schema": schema}, {"name": "approve", "review": {"show": ["text"]}}]
+    project.workflow(stages=stages, rows=rows, path="data/rows.jsonl")
+    project.run()
+    file = tmp_path / f"decisions.{ending}"
+    assert agac.review_export(file, project=project.root) == 1
+    if ending == "csv":
+        (line,) = csv.DictReader(file.read_text("utf-8-sig").splitlines())
+    else:
+        names, cells = openpyxl.load_workbook(file)["rows"].iter_rows(values_only=True)
+        line = dict(zip(names, cells, strict=True))
+    assert line["shown.text"] == "a\\u200bb \\U000e0041 \u2764\ufe0f"
+    assert line["proposal"].isascii()
+    assert json.loads(line["proposal"]) == {"why": "x\u200b\U000e0041"}
