@@ -21,15 +21,19 @@ from typing import TYPE_CHECKING, Any
 from agac.api.project import Project, open_project
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, StoreError, UsageError, lack_of
+from agac.core.keys import canonical
 from agac.core.redact import Redactor
-from agac.core.types import Report, iso
+from agac.core.types import Report, counted, iso
 from agac.data.remote import apart
 from agac.engine.batch.doctor import stuck_seconds
 from agac.engine.invocation import Work
 from agac.engine.retry_policy import backoff
-from agac.spec.loader import load_workflow, workflow_names
-from agac.spec.notify import WAYS, NotifyTarget
+from agac.spec.loader import load_project, load_workflow, read_workflow, workflow_files, workflow_names
+from agac.spec.notify import WAYS, NotifyTarget, target_words
 from agac.spec.paths import Refused, home_of
+from agac.spec.rule_models import RunRulesFile
+from agac.spec.stages import run_rules
+from agac.spec.workflow import Overrides
 from agac.spec.yaml import expand
 from agac.store import batches, runs
 from agac.store.db import Database, change, sql, write
@@ -136,6 +140,77 @@ def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
         raise NotSent("apprise could not send it")
 
 
+# The files of a project say who is told. A target that was taken out of them gets nothing any more: neither messages
+# that wait in the store, nor those of a run that was stored with it. Its command may be why it was removed.
+
+
+def _named_targets(root: Path, workflow: str) -> frozenset[str] | None:
+    """The targets that the files name for a workflow now, each as the store has it: those of its file, or without a
+    file those of agac.yml. None where the files cannot be read."""
+    project, _ = load_project(root, {})
+    if project is None:
+        return None
+    files = workflow_files(project, workflow)
+    read = [read_workflow(path, project.shown(path)) for path in files]
+    if not read:
+        rules = [run_rules(RunRulesFile(), project.document, project, Overrides())]
+    elif any(file is None for file, *_ in read):
+        return None
+    else:
+        rules = [run_rules(file, document, project, Overrides()) for file, document, _ in read if file is not None]
+    return frozenset(canonical(target.stored()) for one in rules for target in one.notify)
+
+
+async def _made_in_python(database: Database, workflow: str) -> bool:
+    """Whether the keys of a workflow are those of a program or of a command, so that no file tells its targets."""
+    last = await runs.last_invocation(database, workflow)
+    return bool(last and last.invocation.body.get("given", {}).get("in_python"))
+
+
+_NOT_NAMED = "neither agac.yml nor the workflow {} names this target any more"
+
+
+async def with_named_targets(database: Database, work: Work) -> Work:
+    """The work on a stored plan, without targets that the files of the project do not name any more. Says which."""
+    plan = work.plan
+    if not plan.rules.notify or await _made_in_python(database, plan.workflow):
+        return work
+    named = await asyncio.to_thread(_named_targets, work.root, plan.workflow)
+    if named is None:
+        return work
+    kept = tuple(one for one in plan.rules.notify if canonical(one.stored()) in named)
+    for one in plan.rules.notify:
+        if one not in kept:
+            why = _NOT_NAMED.format(plan.workflow)
+            _log.warning("%s is not told of this run: %s. Add it to `notify` to have it told.",
+                         target_words(one.stored()), why)  # fmt: skip
+    return replace(work, plan=replace(plan, rules=replace(plan.rules, notify=kept)))
+
+
+async def _drop_unnamed(database: Database, work: Work) -> list[str]:
+    """Drops the messages that wait for targets which the files do not name any more; gives a sentence for each target.
+    Where files cannot be read, and of workflows made in Python, messages wait on. A crash leaves them waiting, or
+    dropped: the next invocation looks again."""
+    sentences = list[str]()
+    for workflow, target, count in await runs.waiting_messages(database):
+        is_own = workflow == work.plan.workflow
+        if is_own and target in map(canonical, (one.stored() for one in work.plan.rules.notify)):
+            continue
+        if await _made_in_python(database, workflow):
+            continue
+        named = await asyncio.to_thread(_named_targets, work.root, workflow)
+        if named is None or target in named:
+            continue
+        why = _NOT_NAMED.format(workflow)
+        await write(database, "notifications_dropped", f"dropped: {why}", workflow, target)
+        messages = counted(count, "message")
+        sentences.append(
+            f"Dropped: {messages} of the workflow {workflow} to {target_words(json.loads(target))}: {why}. "
+            "They are not sent; to have later ones sent, add the target to `notify` again"
+        )
+    return sentences
+
+
 async def _deliver(database: Database, work: Work, *, again: bool = True) -> None:
     """Sends what is due, and what does not arrive `again`, for a few seconds; once killed, again with the same id."""
     until = time.monotonic() + MOST_SECONDS
@@ -158,12 +233,18 @@ async def _attempt(database: Database, work: Work, one: Notification, seconds: f
     except NotSent as problem:
         error, delay = str(problem), CLAIMED_SECONDS if problem.lacks else min(backoff(one.attempts + 1), MAX_DELAY)
         again = time.time() + delay if one.attempts + 1 < MAX_ATTEMPTS else None
+        if again is None:
+            what = f"the message {one.body['message']!r} to {target_words(one.target)}"
+            remedy = "It is not sent; try the target with `agac notify test`"
+            _log.warning("%s is given up after %d attempts: %s. %s", what, MAX_ATTEMPTS, error, remedy)
     await write(database, "notification_ended", again, None if error else time.time(), error, one.id)
 
 
 @asynccontextmanager
 async def notifying(database: Database, work: Work, invocation: Invocation) -> AsyncIterator[None]:
     """Heartbeats are called and messages sent during the block, and what is left at its end, for a few seconds."""
+    with suppress(StoreError):  # whoever works with the store hears of it
+        invocation.dropped_messages += await _drop_unnamed(database, work)
     ended = asyncio.Event()
     watching = asyncio.ensure_future(_watch(database, work, invocation, ended))
     try:
@@ -227,7 +308,9 @@ async def reported(database: Database, work: Work, invocation: Invocation, repor
         await told.tell("failed", f"event {told.event}", said, f"agac status {told.run}", exit_code=1)
         await _deliver(database, work)
     left, _, error = await runs.notifications_left(database)
-    facts = {"notifications": {"left": left, "error": error}} if left else {}
+    facts: dict[str, Any] = {"notifications": {"left": left, "error": error}} if left else {}
+    if invocation.dropped_messages:
+        facts["dropped_messages"] = invocation.dropped_messages
     return replace(report, invocation=report.invocation | facts)
 
 

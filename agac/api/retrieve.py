@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agac.api.batches import BatchLine, batch_lines, batch_status, chosen_batches, last_run, no_batch_yet, stored_again
-from agac.api.notify import reported
+from agac.api.notify import reported, with_named_targets
 from agac.api.plan import confirm_store
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
@@ -104,7 +104,7 @@ async def retrieve(
             plan = await recorded_plan(opened, providers, database, number)
         batching = batching_of(opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes)
         batching = replace(batching, control=control)
-        work = work_of(opened, plan, batching, lambda: iter(()), str)
+        work = await with_named_targets(database, work_of(opened, plan, batching, lambda: iter(()), str))
         if plan.selection.shard is not None:
             from agac.api.merge import sharded
 

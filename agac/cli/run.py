@@ -581,3 +581,4 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
     if told := invocation.get("notifications"):
         messages, why = counted(told["left"], "message"), told["error"] or "there was no time"
         yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left."
+    yield from (f"{sentence}." for sentence in invocation.get("dropped_messages", ()))

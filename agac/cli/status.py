@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
+from agac.spec.notify import target_words
 
 if TYPE_CHECKING:
     from agac.api.inspect import RunsReport
@@ -276,9 +276,5 @@ def notify(settings: main.Globals, what: str, workflows: tuple[str, ...], as_jso
 
 
 def notify_lines(report: NotifyReport) -> Iterator[str]:
-    lines = []
-    for one in report.messages:
-        way, written = next((way, written) for way, written in one.target.items() if way != "secret")
-        target = f"{way} {written if isinstance(written, str) else shlex.join(written)}"
-        lines.append([one.body["workflow"], target, one.error or "sent"])
+    lines = [[one.body["workflow"], target_words(one.target), one.error or "sent"] for one in report.messages]
     yield terminal.table(["workflow", "target", "state"], lines)

@@ -244,7 +244,8 @@ class Invocation:
     `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
     store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does, `notifier` makes
     messages of it. `serving` are facts of prefixes and slots, at first those of the last invocation; `past` is what was
-    known of calls before it. `waits`: why groups wait for other shards, in words."""
+    known of calls before it. `waits`: why groups wait for other shards, in words. `dropped_messages`: which messages
+    are not sent because no file names their target, a sentence for each target."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -268,6 +269,7 @@ class Invocation:
     serving: dict[str, Any] = field(default_factory=dict)
     past: PastUsage = field(default_factory=PastUsage)
     waits: str = ""
+    dropped_messages: list[str] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -30,3 +32,10 @@ class NotifyTarget:
         """What sending a message takes: nothing of it is a secret."""
         own = {name: getattr(self, name) for name in ("webhook", "secret", "apprise", "command", "heartbeat")}
         return {name: value for name, value in own.items() if value}
+
+
+def target_words(stored: Mapping[str, Any]) -> str:
+    """`webhook ${HOOK_URL}`: a stored target as people read it, without its secret."""
+    way = next(one for one in WAYS if one in stored)
+    written = stored[way]
+    return f"{way} {written if isinstance(written, str) else shlex.join(written)}"

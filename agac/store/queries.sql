@@ -1865,6 +1865,14 @@ SELECT id, body, target, attempts, error FROM notification WHERE next_at <= ? OR
 -- How many wait, since when the first of them may be sent, and why the last attempt at one failed.
 SELECT count(*), min(next_at), max(error) FROM notification WHERE next_at IS NOT NULL;
 
+-- name: notification_targets
+-- Whom messages wait for, and how many: by workflow and target.
+SELECT workflow, target, count(*) FROM notification WHERE next_at IS NOT NULL GROUP BY workflow, target;
+
+-- name: notifications_dropped
+-- No attempt is made any more at the messages of a workflow to a target.
+UPDATE notification SET next_at = NULL, error = ? WHERE next_at IS NOT NULL AND workflow = ? AND target = ?;
+
 -- name: notification_claim
 -- One attempt, by whoever is first; nobody else begins one before the given time.
 UPDATE notification SET attempts = attempts + 1, next_at = ?1 WHERE id = ?2 AND next_at <= ?3;

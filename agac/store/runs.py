@@ -148,6 +148,8 @@ files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFile
 due_notifications: Reads[[float], list[Notification]] = reads("notifications_due", Notification)  # seconds since 1970
 OutboxLeft = tuple[int, float | None, str | None]  # how many messages, when the next one is due, and an error
 notifications_left: Reads[[], OutboxLeft] = reads("notifications_left", OutboxLeft, itemgetter(0))
+WaitingMessages = tuple[str, str, int]  # a workflow, a target as it is stored, and how many messages wait for it
+waiting_messages: Reads[[], list[WaitingMessages]] = reads("notification_targets", WaitingMessages)
 lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)  # run, but one event
 
 

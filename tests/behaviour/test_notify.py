@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -421,3 +422,104 @@ def test_old_messages_go_with_their_run(project: ProjectFolder, receiver: Receiv
     project.run(fresh=True)
     project.agac("gc", "--keep-runs", "1", code=0)
     assert project.query("SELECT run_id FROM notification") == [(2,)]
+
+
+def waiting_message(project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message of the workflow waits, as its receiver refused it."""
+    monkeypatch.setattr(notify, "MOST_SECONDS", 0.3)
+    receiver.answers = [503]
+    assert telling(project, HOOK).run().invocation["notifications"]["left"] == 1
+    with project.changed() as change:
+        change("UPDATE notification SET next_at = 1")
+
+
+def renamed(project: ProjectFolder, old: str, new: str) -> None:
+    file = project.root / "agac.yml"
+    file.write_text(file.read_text("utf-8").replace(old, new), "utf-8")
+
+
+def test_messages_to_a_target_that_was_removed_are_dropped_with_a_sentence_and_not_sent(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_message(project, receiver, monkeypatch)
+    renamed(project, "${HOOK_URL}", "${OTHER_URL}")
+    monkeypatch.setenv("OTHER_URL", f"{receiver.url}/hook/secret-path")
+    before = len(receiver.messages)
+    ran = project.agac("run", "-a", "reviews", code=0)
+    why = "neither agac.yml nor the workflow reviews names this target any more"
+    assert (
+        f"Dropped: 1 message of the workflow reviews to webhook ${{HOOK_URL}}: {why}. They are not sent; to have later "
+        "ones sent, add the target to `notify` again."
+    ) in ran.out
+    assert [body["run"] for body in receiver.bodies[before:]] == [1], "of this invocation, to the target that is named"
+    assert outbox(project)[0][2:] == (1, 0, f"dropped: {why}")
+    assert "Dropped" not in project.agac("run", "-a", "reviews", code=0).out
+
+
+def test_messages_of_another_workflow_are_dropped_where_its_file_names_their_target_no_more(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_message(project, receiver, monkeypatch)
+    renamed(project, "${HOOK_URL}", "${OTHER_URL}")
+    (project.root / "workflows/reviews.yml").rename(project.root / "workflows/other.yml")
+    monkeypatch.setenv("OTHER_URL", f"{receiver.url}/hook/secret-path")
+    ran = project.agac("run", "-a", "other", code=0)
+    assert "1 message of the workflow reviews to webhook ${HOOK_URL}" in ran.out
+
+
+def test_messages_wait_on_where_the_file_of_their_workflow_cannot_be_read(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_message(project, receiver, monkeypatch)
+    monkeypatch.delenv("HOOK_URL")
+    text = (project.root / "workflows/reviews.yml").read_text("utf-8")
+    project.write("workflows/other.yml", f"notify: []\n{text}")
+    project.write("workflows/reviews.yml", "stages: [\n")
+    ran = project.agac("run", "-a", "other", code=0)
+    assert "Dropped" not in ran.out
+    assert outbox(project)[0][2:4] == (0, 0)
+
+
+def test_a_workflow_that_says_nobody_is_told_drops_what_waits(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting_message(project, receiver, monkeypatch)
+    file = project.root / "workflows/reviews.yml"
+    file.write_text("notify: []\n" + file.read_text("utf-8"), "utf-8")
+    before = len(receiver.messages)
+    report = project.run()
+    (sentence,) = report.invocation["dropped_messages"]
+    assert sentence.startswith("Dropped: 1 message of the workflow reviews to webhook ${HOOK_URL}")
+    assert "notifications" not in report.invocation
+    assert len(receiver.messages) == before
+
+
+def test_a_message_that_is_given_up_is_named_with_the_reason(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting_message(project, receiver, monkeypatch)
+    monkeypatch.setattr(notify, "MAX_ATTEMPTS", 2)
+    receiver.answers = [503]
+    project.run()
+    assert "to webhook ${HOOK_URL} is given up after 2 attempts: it answered 503. It is not sent" in caplog.text
+
+
+def test_a_stored_run_tells_no_target_that_was_removed_since(
+    batches_at: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    project = batches_at(seconds=60, rows=2)
+    told = tmp_path / "told.txt"
+    write = {"command": [sys.executable, "-c", f"open({str(told)!r}, 'a').write('told')"]}
+    beat = {"heartbeat": "https://beat.invalid/removed"}
+    telling(project, write, beat, defaults={"run_mode": "batch"})
+    project.run()
+    body = yaml.safe_load((project.root / "agac.yml").read_text("utf-8"))
+    project.write("agac.yml", yaml.safe_dump(body | {"notify": []}))
+    advance(project.server, 120)
+    caplog.clear()
+    project.retrieve()
+    assert not told.exists()
+    assert outbox(project) == []
+    said = [one.message for one in caplog.records]
+    assert [one for one in said if "https://beat.invalid/removed is not told of this run: neither agac.yml nor" in one]
+    assert not [one for one in said if "is not called" in one]
