@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agac.api.project import Project, open_project
+from agac.api.status import made_in_python
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, StoreError, UsageError, lack_of
 from agac.core.keys import canonical
@@ -161,19 +162,13 @@ def _named_targets(root: Path, workflow: str) -> frozenset[str] | None:
     return frozenset(canonical(target.stored()) for one in rules for target in one.notify)
 
 
-async def _made_in_python(database: Database, workflow: str) -> bool:
-    """Whether the keys of a workflow are those of a program or of a command, so that no file tells its targets."""
-    last = await runs.last_invocation(database, workflow)
-    return bool(last and last.invocation.body.get("given", {}).get("in_python"))
-
-
 _NOT_NAMED = "neither agac.yml nor the workflow {} names this target any more"
 
 
 async def with_named_targets(database: Database, work: Work) -> Work:
     """The work on a stored plan, without targets that the files of the project do not name any more. Says which."""
     plan = work.plan
-    if not plan.rules.notify or await _made_in_python(database, plan.workflow):
+    if not plan.rules.notify or await made_in_python(database, plan.workflow):
         return work
     named = await asyncio.to_thread(_named_targets, work.root, plan.workflow)
     if named is None:
@@ -196,7 +191,7 @@ async def _drop_unnamed(database: Database, work: Work) -> list[str]:
         is_own = workflow == work.plan.workflow
         if is_own and target in map(canonical, (one.stored() for one in work.plan.rules.notify)):
             continue
-        if await _made_in_python(database, workflow):
+        if await made_in_python(database, workflow):
             continue
         named = await asyncio.to_thread(_named_targets, work.root, workflow)
         if named is None or target in named:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.run_compare import Agreement
-from agac.api.status import database_path, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.status import database_path, made_in_python, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
 from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
@@ -24,6 +24,7 @@ from agac.engine.replay import RowViews
 from agac.engine.validate import Checker
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import STORED, Check, compile_guard
+from agac.spec.loader import load_project, read_workflow, workflow_files
 from agac.spec.operations import Review
 from agac.spec.paths import project_root
 from agac.store import decisions as store
@@ -258,7 +259,7 @@ async def review_item(item: str, project: Path | str | None = None) -> ReviewIte
 class StageReviews(Report):
     """What people were asked at a stage: how many reviews stand in each of the `states`, and `rejected` ones. How far
     people and the model agree: `blind`, where the answer was not shown; of the `sample` of rows that would have passed;
-    and of the `others`."""
+    and of the `others`. `is_gone`: no file has this review stage any more, so that no run takes decisions up."""
 
     workflow: str
     stage: str
@@ -267,6 +268,7 @@ class StageReviews(Report):
     blind: Agreement = field(default_factory=Agreement)
     sample: Agreement = field(default_factory=Agreement)
     others: Agreement = field(default_factory=Agreement)
+    is_gone: bool = False
 
     def add(self, review: StoredReview, said: StoredDecision) -> None:
         """Counts a decision."""
@@ -275,6 +277,15 @@ class StageReviews(Report):
         if said.choice in ("approve", "edit"):
             value = json.loads(said.value) if said.value is not None else answer
             (self.blind if review.blind else kind).add(answer, value)
+
+
+def _has_stage(root: Path, workflow: str, stage: str) -> bool:
+    """Whether a file of the workflow has this review stage, or cannot be read."""
+    project, _ = load_project(root, {})
+    if project is None:
+        return True
+    read = (read_workflow(path, project.shown(path))[0] for path in workflow_files(project, workflow))
+    return any(file is None or any(one.name == stage for one in file.stages) for file in read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +318,9 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
                     if stood and stood.decision is not None:
                         stages[review.workflow, review.stage].add(review, stood.decision)
                 after = page[-1]
+        for one in stages.values():
+            if not await made_in_python(database, one.workflow):
+                one.is_gone = not _has_stage(root, one.workflow, one.stage)
     return ReviewReport([stages[place] for place in sorted(stages)])
 
 

@@ -281,6 +281,12 @@ def given_flags(record: runs.RunRecord) -> dict[str, Any]:
     return record.invocation.body.get("given", {}) if record.invocation else {}
 
 
+async def made_in_python(database: Database, workflow: str) -> bool:
+    """Whether the keys of a workflow are those of a program or of a command, so that no file has them."""
+    last = await runs.last_invocation(database, workflow)
+    return bool(last and last.invocation.body.get("given", {}).get("in_python"))
+
+
 def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> dict[str, Any]:
     state = "killed" if invocation.exit_code == runs.KILLED else "ended"
     if invocation.ended_at is None:

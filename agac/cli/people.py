@@ -49,6 +49,10 @@ def status_lines(report: ReviewReport) -> Iterator[str]:
     for one in report.stages:
         states = [f"{count:,} {state}" for state, count in one.states.items()]
         yield f"{one.workflow}, {one.stage}: {', '.join(states)}; {one.rejected:,} rejected. People and the model:"
+        left = one.states.get("waiting", 0) + one.states.get("conflict", 0)
+        if one.is_gone and left:
+            yield f"  No file has this stage any more, so no run takes decisions on {counted(left, 'row')} up. Put the"
+            yield "  stage back to decide on them; `agac gc` drops them with their run."
         shown = {"asked blindly": one.blind, "sample": one.sample, "others": one.others}
         table = [line for name, found in shown.items() if found.rows for line in agreement_rows(name, found)]
         yield terminal.table(("decided", "rows", "equal", "share", "in one", "drift", "p95"), table)

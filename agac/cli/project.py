@@ -260,7 +260,8 @@ def card() -> None:
 @main.json_option
 @click.pass_obj
 def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
-    """The facts go to standard error, the instruction to standard output as it is sent."""
+    """The facts go to standard error, the instruction to standard output: as it is sent, but that characters which
+    people would not see are escapes. `--json` has them exactly."""
     report = api.show_card(name, variables=main.read_variables(variables), project=settings.project_dir)
     if as_json:
         print_json(report.as_json())

@@ -253,3 +253,23 @@ def test_files_of_strangers_are_compared_without_importing_them(ran: ProjectFold
         "stage changed is new", "stage shaped is new"
     ]  # fmt: skip
     assert not (ran.root / "tools/was_here").exists()
+
+
+@pytest.mark.parametrize(
+    ("sign", "shown"),
+    [
+        ("\U000e0041\U000e0042", "\\U000e0041\\U000e0042"), ("\ufe0f", "\\ufe0f"), ("\u00a0", "\\xa0"),
+        ("\u2028", "\\u2028"), (" ", "\\x20"), ("\u3164", "\\u3164"), ("\u200d", "\\u200d"),
+    ],
+)  # fmt: skip
+def test_an_added_character_that_nobody_sees_is_shown_in_text_and_in_comments(
+    ran: ProjectFolder, sign: str, shown: str
+) -> None:
+    ran.workflow(stages=stages({}, {"prompt": f"Answer{sign} ${{text}}: ${{classify.sentiment}}"}))
+    told, comment = ran.agac("diff", code=0).out, ran.agac("diff", "--format", "markdown", code=0).out
+    assert f"{shown}+}}" in told
+    assert f"{shown.replace(chr(92), chr(92) * 2)}**" in comment
+    if sign.strip(" "):
+        assert sign not in told + comment
+        changes = ran.agac("diff", "--format", "json", code=0).json["workflows"][0]["changes"]
+        assert any(f"Answer{sign}" in str(one["now"]) for one in changes), "JSON is exact"

@@ -262,7 +262,9 @@ def test_columns_are_as_wide_as_their_cells_and_a_line_is_a_row() -> None:
     ]
 
 
-def test_what_a_row_says_cannot_command_a_terminal_but_reaches_a_pipe_as_it_is(project: ProjectFolder) -> None:
+def test_what_a_row_says_cannot_command_a_terminal_and_a_pipe_shows_it_and_json_has_it_as_it_is(
+    project: ProjectFolder,
+) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m"
     project.write("agentcards/support.md", f"---\nmodel: local/large\n---\nBe kind. {evil}\n")
     words = ["card", "show", "support"]
@@ -274,4 +276,6 @@ def test_what_a_row_says_cannot_command_a_terminal_but_reaches_a_pipe_as_it_is(p
             assert terminal.ended() == (2 if "validate" in one else 0)
         assert not {"\x1b", "\x9b"}.intersection(re.sub(r"\x1b\[[01]m", "", terminal.seen)), one  # a bold header
         assert "]0;owned" in terminal.seen
-    assert evil in project.agac(*words).out
+    shown = "\\x1b]0;owned\\x07\\x1b[2J\\x1b[31mred\\x9b1m"
+    assert project.agac(*words).out == f"Be kind. {shown}\n", "a job's log is read by people, too"
+    assert project.agac(*words, "--json").json["system"] == f"Be kind. {evil}"

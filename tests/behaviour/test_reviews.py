@@ -583,3 +583,22 @@ def test_the_words_of_a_plan_and_the_counts_of_a_review(project: ProjectFolder) 
         project.run()
     stages = project.agac("status", "last", "--json", code=0).json["runs"][0]["stages"]
     assert [one["repaired"] for one in stages] == [2, 0, 0]
+
+
+def test_reviews_of_a_workflow_that_was_removed_are_said_to_be_taken_up_by_no_run(
+    project: ProjectFolder, model: Scripted
+) -> None:
+    review(project, [3, 4])
+    project.run()
+    assert "No file has this stage any more" not in project.agac("review", "status", code=0).out
+    file = project.root / "workflows/reviews.yml"
+    text = file.read_text("utf-8")
+    file.unlink()
+    told = project.agac("review", "status", code=0).out
+    assert "No file has this stage any more, so no run takes decisions on 2 rows up." in told
+    assert "Put the" in told
+    assert "`agac gc` drops them with their run." in told
+    file.write_text(text.replace("name: approve", "name: other"), "utf-8")
+    assert agac.review_report(project.root).stages[0].is_gone
+    file.write_text("stages: [", "utf-8")
+    assert not agac.review_report(project.root).stages[0].is_gone, "it cannot be known"
