@@ -7,9 +7,10 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import cache
+from itertools import chain
 from unicodedata import category, east_asian_width, name
 
 # Characters that people do not see: what a reviewer cannot see must not reach a model, a terminal or a name unseen.
@@ -29,20 +30,10 @@ _PREPENDED_MARKS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u
 _BLANK = frozenset("\u2800\U00016fe4\U0001d159")
 """Symbols whose picture is empty: of Braille, of Khitan and of music."""
 
+_NONCHARACTERS = ((0xFDD0, 0xFDEF), *((end - 1, end) for end in range(0xFFFF, 0x110000, 0x10000)))
+_PRIVATE_PLANES = (0xF0000, 0x10FFFF)
+
 _UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"})
-
-
-@lru_cache(maxsize=1 << 14)
-def _is_unseen(char: str) -> bool:
-    """Whether a character shows nothing by itself, or nothing that can be told from a blank. A line end, a tab and a
-    blank are seen by what they do."""
-    if char in " \t\n" or char in _PREPENDED_MARKS:
-        return False
-    code = ord(char)
-    is_noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
-    if is_noncharacter or char in _BLANK or category(char) in _UNSEEN_CATEGORIES:
-        return True
-    return any(first <= code <= last for first, last in _DEFAULT_IGNORABLE)
 
 
 # Ordinary text needs some of these characters. Where it does, one of them is left as it is: an emoji is one picture and
@@ -105,12 +96,35 @@ def _is_ordinary(text: str, at: int) -> bool:
 _ASCII_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
+@cache
+def _unseen_pattern() -> re.Pattern[str]:
+    """A pattern of all characters that show nothing by themselves, or nothing that can be told from a blank. A line
+    end, a tab and a blank are seen by what they do. It is made when the first text comes that is more than ASCII."""
+    assigned = map(chr, chain(range(0x20000), range(0xE0000, 0xE1000)))  # planes 2 to 13 hold ideographs or nothing
+    found = {char for char in assigned if category(char) in _UNSEEN_CATEGORIES}
+    found -= {" ", "\t", "\n"} | _PREPENDED_MARKS
+    ranges = [(ord(char), ord(char)) for char in found | _BLANK]
+    ranges += [*_DEFAULT_IGNORABLE, *_NONCHARACTERS, _PRIVATE_PLANES]
+    signs = (f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in _joined(ranges))
+    return re.compile(f"[{''.join(signs)}]")
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same code points in as few ranges as they need."""
+    start, end = 0, -1
+    for first, last in sorted(ranges):
+        if first <= end + 1:
+            end = max(end, last)
+            continue
+        if end >= start:
+            yield start, end
+        start, end = first, last
+    yield start, end
+
+
 def _unseen_in(text: str) -> re.Pattern[str]:
-    """A pattern of the characters in the text that are not seen; of a long text each sign is looked up once."""
-    if text.isascii():
-        return _ASCII_CONTROLS
-    signs = "".join(re.escape(char) for char in sorted(set(text)) if _is_unseen(char))
-    return re.compile(f"[{signs}]" if signs else "(?!)")
+    """A pattern of the characters that are not seen, for this text."""
+    return _ASCII_CONTROLS if text.isascii() else _unseen_pattern()
 
 
 def unseen(text: str) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,8 @@ import pytest
 from support.npm import npm_folder
 from support.soak import only_in_soak
 
-from agac.api.drawing import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid, one_line
+from agac.api.drawing import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid
+from agac.core.text import squeezed
 
 HERE = Path(__file__).parent
 pytestmark = only_in_soak
@@ -62,7 +63,7 @@ def shown(text: str) -> list[str]:
 
 
 def cut(text: str) -> str:
-    line = one_line(text)
+    line = squeezed(text)
     return (line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…") or "\u00a0"
 
 
