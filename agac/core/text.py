@@ -14,18 +14,18 @@ from itertools import chain
 from unicodedata import category, east_asian_width, name
 
 # Characters that people do not see: what a reviewer cannot see must not reach a model, a terminal or a name unseen.
-# The general categories of `unicodedata` tell most of them. It lacks two properties, which are written down here from
-# https://www.unicode.org/Public/16.0.0/ucd/ (read in 2025; both are stable but for a few additions in a decade).
+# The general categories of `unicodedata` tell most of them. It lacks two properties, which are tables here. They were
+# compared with the properties of the package regex 2026.11.19 for every code point: there was no difference.
 
 _DEFAULT_IGNORABLE = (
     (0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
     (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
     (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
 )  # fmt: skip
-"""Default_Ignorable_Code_Point of DerivedCoreProperties.txt 16.0, code points that are not assigned yet included."""
+"""Default_Ignorable_Code_Point, code points that are not assigned yet included."""
 
 _PREPENDED_MARKS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-"""Prepended_Concatenation_Mark of PropList.txt 16.0: signs that are seen, though of category Cf."""
+"""Prepended_Concatenation_Mark: signs that are seen, though of category Cf."""
 
 _BLANK = frozenset("\u2800\U00016fe4\U0001d159")
 """Symbols whose picture is empty: of Braille, of Khitan and of music."""
@@ -42,13 +42,17 @@ _UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"})
 
 _JOINERS = "\u200c\u200d"
 _JOINING_SCRIPTS = frozenset({
-    "ADLAM", "ARABIC", "BALINESE", "BENGALI", "CHAKMA", "DEVANAGARI", "GRANTHA", "GUJARATI",
-    "GURMUKHI", "JAVANESE", "KAITHI", "KANNADA", "KHMER", "MALAYALAM", "MANDAIC", "MONGOLIAN",
-    "MYANMAR", "NKO", "ORIYA", "PHAGS-PA", "SHARADA", "SINHALA", "SYRIAC", "TAI", "TAMIL", "TELUGU",
-    "TIBETAN",
+    "ADLAM", "ARABIC", "BALINESE", "BENGALI", "BHAIKSUKI", "BRAHMI", "CHAKMA", "CHORASMIAN",
+    "DEVANAGARI", "DIVES", "DOGRA", "GRANTHA", "GUJARATI", "GUNJALA", "GURMUKHI", "HANIFI",
+    "JAVANESE", "KAITHI", "KANNADA", "KHAROSHTHI", "KHMER", "KHOJKI", "MALAYALAM", "MANDAIC",
+    "MANICHAEAN", "MASARAM", "MEETEI", "MODI", "MONGOLIAN", "MYANMAR", "NANDINAGARI", "NEWA",
+    "NKO", "ORIYA", "PHAGS-PA", "PSALTER", "SAURASHTRA", "SHARADA", "SIDDHAM", "SINHALA",
+    "SOGDIAN", "SOYOMBO", "SUNDANESE", "SYLOTI", "SYRIAC", "TAI", "TAKRI", "TAMIL", "TELUGU",
+    "TIRHUTA", "ZANABAZAR",
 })  # fmt: skip
-"""First words of the names of letters that ZERO WIDTH JOINER and ZERO WIDTH NON-JOINER change: The Unicode Standard
-16.0, 23.2; those of Arabic and its relatives, of the scripts of India and of those that came from them."""
+"""First words of the names of letters that ZERO WIDTH JOINER and ZERO WIDTH NON-JOINER change: of scripts that have
+letters of Joining_Type=Dual_Joining, or of Indic_Syllabic_Category=Virama or Invisible_Stacker, by the same package.
+Scripts whose name begins with OLD are left out, as that word names other scripts too."""
 
 _MONGOLIAN_SELECTORS = "\u180b\u180c\u180d\u180e\u180f"
 _EMOJI_SELECTORS = "\ufe0e\ufe0f"
@@ -58,7 +62,11 @@ _FLAGS = tuple(
     "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in region) + "\U000e007f"
     for region in ("gbeng", "gbsct", "gbwls")
 )
-"""England, Scotland and Wales: the only flags of emoji-sequences.txt 16.0 that are written in tag characters."""
+"""England, Scotland and Wales, the flags that are written in tag characters and that fonts have."""
+
+
+_OTHER_EMOJI = "\u203c\u2049\u2139\u2194\u25fb\u25fc\u25fd\u25fe\u2934\u2935\u3030\u303d"
+"""Assigned characters of Extended_Pictographic, or such as them, that are no symbols by their category."""
 
 
 def _is_emoji(char: str) -> bool:
@@ -66,7 +74,7 @@ def _is_emoji(char: str) -> bool:
     if not char or char in _BLANK:
         return False
     in_emoji_blocks = "\U0001f000" <= char <= "\U0001faff"
-    return in_emoji_blocks or char in "\u203c\u2049\u2139\u2194\u25fd\u25fe\u3030\u303d" or category(char) == "So"
+    return in_emoji_blocks or char in _OTHER_EMOJI or category(char) == "So"
 
 
 def _is_letter_of(char: str, scripts: frozenset[str]) -> bool:

@@ -89,6 +89,8 @@ ORDINARY = {
     "a heart on fire": "\u2764\ufe0f\u200d\U0001f525",
     "a rainbow flag": "\U0001f3f3\ufe0f\u200d\U0001f308",
     "arrows": "\u2194\ufe0f \U0001f642\u200d\u2195\ufe0f",
+    "arrows and squares": "\u2934\ufe0f \u2935\ufe0f \u25fb\ufe0f \u25fc\ufe0f \u25aa\ufe0f \u203c\ufe0f",
+    "Sundanese": "\u1b8a\u1bab\u200c\u1b92",
     "the flag of Scotland": "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
     "Persian": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
     "Hindi": "\u0915\u094d\u200d\u0937 \u0915\u094d\u200c\u0937",
