@@ -19,7 +19,7 @@ from agac.api.plan import plan_in, planned
 from agac.api.project import CheckedWorkflow, Project, RunOptions, check_workflow, defined, open_project, project_of
 from agac.api.status import workflow_name
 from agac.api.sync import blocking
-from agac.core.errors import Problem, SpecError, UsageError, Where, any_error
+from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.types import Moment, Report
 from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Scope
@@ -232,6 +232,8 @@ async def differences(
         was = earlier if name in before else None
         try:
             one = await _workflow_diff(name, present, was, plans=plans)
+        except AgacError:
+            raise
         except Exception as error:  # noqa: BLE001 - a bug that one workflow meets is said of it
             one = WorkflowDiff(name, "changed" if was else "new", problems=[bug_problem(error, name)])
         found += [one] if one else []
