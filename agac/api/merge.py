@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,11 +155,24 @@ async def merge(
         await write(database, "run_finish", now, run)
         record = await runs.run_record(database, run)
         about = {"run": run, "selection": record.selection, "output": record.output_dir, "shards": len(manifests)}
-        summary = added([one.summary for one in manifests]) | about
+        summary = _added(folder, manifests) | about
         exported = await export_run(database, record, opened.root, summary, opened.env, ShardRows(folder, manifests))
     failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
     code = ExitCode.FAILED if exported.not_written else ExitCode.ROWS_FAILED if failed else ExitCode.DONE
     return MergeReport(summary, len(manifests), code, exported.files, exported.not_written)
+
+
+def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
+    """The summaries of all shards as one. Raises AgacError where they are none."""
+    try:
+        summary = added([one.summary for one in manifests])
+        for one in (summary, *summary["levels"]):
+            one["rows"]["failed"]
+    except (ValueError, LookupError, TypeError) as error:
+        what = f"{folder.remote.url}/{folder.path}/ended: the summaries of the shards cannot be added up: {error}"
+        remedy = "run the shard again whose last entry there is wrong, which costs nothing"
+        raise AgacError(what, remedy=remedy) from None
+    return dict(summary)
 
 
 async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardFolder, list[ShardManifest]]:

@@ -229,7 +229,7 @@ async def put_new(
             named = endpoint_mark(one.provider, one.base_url) in committed
             if (one.fingerprint, one.at) in old:
                 told["there"] += 1
-            elif not named or length > packs.FULL_BYTES or clean(one.value) != one.value:
+            elif not named or not packs.may_travel(one) or clean(one.value) != one.value:
                 told["kept"] += 1
             else:
                 waiting.append(one)

@@ -5,12 +5,14 @@ seconds, costs in US dollars, tokens as counted by the provider."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import cache, partial, reduce
 from json import encoder
+from math import isfinite
 from operator import add
 from pathlib import PurePath
 from reprlib import Repr
@@ -29,6 +31,55 @@ def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable
         return plain.encode
     pieces = make(None, plain.default, encoder.encode_basestring, None, ":", ",", sort_keys, False, allow_nan)
     return lambda value: "".join(pieces(value, 0))
+
+
+def unique_keys(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
+    """A JSON object of these pairs, as an `object_pairs_hook`: which of two values counts, no two readers agree on."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is given twice in one object")
+    return found
+
+
+def refuse_constant(name: str) -> None:
+    """As a `parse_constant`: `NaN` and the like."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    found = float(digits)
+    if not isfinite(found):
+        raise ValueError("a number is larger than any that can be stored")
+    return found
+
+
+_strict_decode = json.JSONDecoder(
+    parse_float=_finite, parse_constant=refuse_constant, object_pairs_hook=unique_keys
+).decode
+
+
+_TEXT_IN_JSON = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def has_more_values(json_text: str, most: int) -> bool:
+    """Whether JSON has more values than so many, which is seen before they are in memory: each takes some 60 bytes."""
+    signs = ",[{"
+    if sum(map(json_text.count, signs)) <= most:
+        return False
+    outside = _TEXT_IN_JSON.sub("", json_text)
+    return sum(map(outside.count, signs)) > most
+
+
+def strict_json(content: str | bytes, most: int) -> JSONValue:
+    """What JSON from elsewhere holds, of at most so many values. Raises ValueError for what is none, holds a key twice
+    in an object or a number that is not finite, is too long or is nested too deeply."""
+    text = content if isinstance(content, str) else content.decode()
+    if has_more_values(text, most):
+        raise ValueError(f"it has more than {most:,} values")
+    try:
+        return _strict_decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`

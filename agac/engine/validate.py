@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
-from agac.core.types import Finish, JSONValue, Message, Reply, Request, Usage, json_encoder
+from agac.core.types import (
+    Finish,
+    JSONValue,
+    Message,
+    Reply,
+    Request,
+    Usage,
+    json_encoder,
+    refuse_constant,
+    unique_keys,
+)
 from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.graph import stage_of
@@ -268,18 +278,7 @@ def parsed(text: str) -> tuple[str, JSONValue]:
     return encoded, value
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is given twice in one object")
-    return found
-
-
-_validate_decode = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique).decode
+_validate_decode = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=unique_keys).decode
 
 
 def _described(error: ValidationError) -> str:

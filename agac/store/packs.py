@@ -11,13 +11,23 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from agac.core.keys import DIGEST_BYTES, digest
+from agac.core.types import has_more_values, strict_json
 from agac.store.db import Database, change, execute, select
 
 FULL_ANSWERS, FULL_BYTES = 20_000, 8_000_000  # of text: when a pack is full; it is never twice as large
-MAX_BYTES = 32_000_000  # of a pack or an index, packed and unpacked: what is longer is not read
+MAX_BYTES = 32_000_000  # of a pack, packed and unpacked: what is longer is not read
+MAX_LINE = FULL_BYTES  # of one answer
+MAX_VALUES = 500_000  # of one answer: each takes some 60 bytes once it is read
 MAX_INDEX = 1_000_000  # of an index as it is stored: they are read some at a time
 _ENTRY = struct.Struct(f"<{DIGEST_BYTES}s8sd")  # of an index: fingerprint, endpoint_mark, time
+_PIECE = 1 << 18  # bytes that are unpacked at a time
+_LATEST = 1e11  # seconds since 1970: no clock shows the year 5138
 _CLOCKS = 3600.0  # seconds by which the clocks of two machines may differ
+_MOST_USD = 1e6  # that one answer may have cost
+_MOST_SIGNS = 10_000  # of the name of a provider or a model, and of an address
+HOWS = frozenset({"repair", "json_repair", "fallback", "misformatted"})
+"""How an answer that a model gave may have come about (`records.Result.how`). What a person set, or stood in a file, is
+none: nobody elsewhere can say so."""
 
 
 class Damaged(Exception):
@@ -65,36 +75,78 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
     """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or not sound."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
-    lines = unzipped(content).splitlines()
-    if len(lines) > FULL_ANSWERS:
-        raise Damaged(f"it has more than {FULL_ANSWERS:,} answers")
-    for line in lines:
+    for line in unzipped_lines(content, FULL_ANSWERS, "answers", MAX_LINE):
         try:
-            fingerprint, *told = json.loads(line)
+            fingerprint, *told = strict_json(line, len(PackedAnswer._fields))
             one = PackedAnswer._make([bytes.fromhex(fingerprint), *told, name])
-            json.loads(one.value)
-            for text in one[1:2] + one[3:7]:
-                text.encode()  # a number has no such method
-            is_sound = len(one.fingerprint) == DIGEST_BYTES and one.writer == writer and one.how != "adopted"
-            numbers = (0 <= number < 1 << 53 for number in one[7:10] if number is not None)
-            if not (is_sound and 0 < one.at < now + _CLOCKS and all(numbers)):
-                raise ValueError("it has values that no answer has")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            _refuse_unsound(one, writer, now)
+        except (ValueError, TypeError, AttributeError) as error:
             raise Damaged(f"a line is no answer: {str(error)[:100]}") from None
         yield one
 
 
-def unzipped(content: bytes) -> bytes:
-    """What was compressed, of at most MAX_BYTES. Raises Damaged."""
+def _refuse_unsound(one: PackedAnswer, writer: str, now: float) -> None:
+    """Raises ValueError, TypeError and the like for an answer with values that none has."""
+    strict_json(one.value, MAX_VALUES)
+    for text in (one.value, one.how, one.provider, one.base_url, one.model):
+        text.encode()  # a number has no such method
+    names = one.provider, one.base_url, one.model
+    hows = {*one.how.split(",")} if one.how else set()
+    is_sound = [
+        len(one.fingerprint) == DIGEST_BYTES,
+        one.writer == writer,
+        hows <= HOWS,
+        max(map(len, names)) <= _MOST_SIGNS,
+        type(one.at) in (int, float) and 0 < one.at < now + _CLOCKS,
+        all(count is None or (type(count) is int and 0 <= count < 1 << 53) for count in one[7:9]),
+        one.cost is None or (type(one.cost) in (int, float) and 0 <= one.cost <= _MOST_USD),
+    ]
+    if not all(is_sound):
+        raise ValueError("it has values that no answer has")
+
+
+def may_travel(one: PackedAnswer) -> bool:
+    """Whether those who read packs would take an answer."""
+    return len(one.line()) <= FULL_BYTES and not has_more_values(one.value, MAX_VALUES)
+
+
+def unzipped_pieces(content: bytes, most: int) -> Iterator[bytes]:
+    """What was compressed, piece by piece, of at most so many bytes. Raises Damaged."""
     from zstandard import ZstdDecompressor, ZstdError
 
+    size = 0
     try:
-        found: bytes = ZstdDecompressor(max_window_size=1 << 27).stream_reader(content).read(MAX_BYTES + 1)
+        with ZstdDecompressor(max_window_size=1 << 27).stream_reader(content) as reader:
+            while piece := reader.read(_PIECE):
+                if (size := size + len(piece)) > most:
+                    raise Damaged(f"it has more than {most:,} bytes")
+                yield piece
     except ZstdError as error:
         raise Damaged(f"it cannot be unpacked: {error}") from None
-    if len(found) > MAX_BYTES:
-        raise Damaged(f"it has more than {MAX_BYTES:,} bytes")
-    return found
+
+
+def unzipped(content: bytes, most: int = MAX_BYTES) -> bytes:
+    """What was compressed, of at most so many bytes. Raises Damaged."""
+    return b"".join(unzipped_pieces(content, most))
+
+
+def unzipped_lines(content: bytes, most: int, what: str, longest: int = MAX_BYTES) -> Iterator[bytes]:
+    """The lines of what was compressed, one at a time; at most so many, of so many bytes. Raises Damaged, for too many
+    before the first."""
+    if sum(piece.count(b"\n") for piece in unzipped_pieces(content, MAX_BYTES)) > most:
+        raise Damaged(f"it has more than {most:,} {what}")
+    begun = bytearray()
+    for piece in unzipped_pieces(content, MAX_BYTES):
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            begun += end
+            yield bytes(begun)
+            begun.clear()
+        begun += rest
+        if len(begun) > longest:
+            raise Damaged(f"it has a line of more than {longest:,} bytes")
+    if begun:
+        yield bytes(begun)
 
 
 class KnownAnswers:
@@ -113,9 +165,11 @@ class KnownAnswers:
     def add(self, writer: str, pack: str, index: bytes | None) -> None:
         """Takes in the index of a pack. Raises Damaged."""
         self.packs.add((writer, pack))
-        entries = unzipped(index or b"")
+        entries = unzipped(index or b"", FULL_ANSWERS * _ENTRY.size)
         if not entries or len(entries) % _ENTRY.size:
             raise Damaged("it is cut, or too long")
+        if not all(0 < at < _LATEST for _, _, at in _ENTRY.iter_unpack(entries)):
+            raise Damaged("it has times that no answer has")
         self._put((one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries))
 
     def read(self, writer: str, pack: str, content: bytes | None, now: float) -> None:

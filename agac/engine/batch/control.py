@@ -10,14 +10,26 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from secrets import token_hex
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import Field
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
+from agac.data.shared_log import (
+    MAX_ENTRY,
+    ContentHash,
+    Line,
+    SharedObject,
+    entry_name,
+    entry_numbers,
+    gap_error,
+    in_the_way,
+    missing_entry,
+    read_record,
+)
 from agac.engine.batch.submit import CLOCKS_APART
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, unfinished_batches
@@ -34,28 +46,20 @@ FOLDER, SNAPSHOTS = "v1/control", "v1/snapshots"
 BEAT_SECONDS, STALE_SECONDS = 120.0, 600.0
 """How often a holder shows a sign of life, and after how long without one it counts as gone."""
 
-MAX_ENTRY = 8_000_000  # bytes: what is longer is not read
 LOOKED_BACK = 100  # entries that cannot be believed are passed over, so many at most
 
 _log = logging.getLogger("agac.batch")
 
 
-class LogEntry(BaseModel):
-    """An entry. `mark` tells its writer's from others, `at` is when it was written (seconds since 1970), `free` that
-    the lease was given back; `snapshot` names that, and `batches` are the columns of open ones in it, by intent."""
+class LogEntry(SharedObject):
+    """An entry. `mark` tells its writer's from others, `free` that the lease was given back; `snapshot` names that, and
+    `batches` are the columns of open ones in it, by intent."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    format: Literal[1] = 1
-    number: int
-    workflow: str
-    writer: str
-    holder: str
-    mark: str
-    at: float
+    number: Annotated[int, Field(ge=1, lt=1_000_000_000)]
+    workflow: Line
     free: bool
-    snapshot: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
-    batches: Mapping[str, State]
+    snapshot: ContentHash
+    batches: Mapping[Line, State]
 
 
 class Control:
@@ -74,25 +78,27 @@ class Control:
         self._stored: object = None  # what was there when the snapshot was made
 
     async def last(self) -> LogEntry | None:
-        """The last entry that can be believed, if any. Raises AgacError: there is none, or a newer agac wrote one."""
-        pattern = re.compile(rf"{FOLDER}/{re.escape(self._name)}/(\d{{10}})")
-        found = filter(None, map(pattern.fullmatch, await self._remote.sizes(f"{FOLDER}/{self._name}")))
-        numbers = sorted((int(one[1]) for one in found), reverse=True)
+        """The last entry that can be believed, if any. Raises AgacError: there is none, a newer agac wrote one, or the
+        log lacks an entry."""
+        log = f"{FOLDER}/{self._name}"
+        numbers = entry_numbers(name.removeprefix(f"{log}/") for name in await self._remote.sizes(log))
+        if (gap := await missing_entry(self._remote, log, numbers)) is not None:
+            raise gap_error(self._remote, log, gap)
         self._number = max(numbers, default=0)
-        for number in numbers[:LOOKED_BACK]:
-            why, content = "it is no entry", await self._remote.read(self._entry(number), MAX_ENTRY) or b""
+        for number in sorted(numbers, reverse=True)[:LOOKED_BACK]:
+            content = await self._remote.read(self._entry(number), MAX_ENTRY) or b""
             if re.match(rb'\{\s*"format":\s*(?!1\b)\d', content):
                 raise AgacError(
                     f"{self._remote.url}/{self._entry(number)}: a newer agac wrote it", remedy="update agac"
                 )
             try:
-                entry = LogEntry.model_validate_json(content)
-                why = f"it is of another log, or its writer {entry.writer[:64]!r} is not trusted"
+                entry = read_record(LogEntry, content)
+                why = f"it is of another log, or its writer {entry.writer!r} is not trusted"
                 is_here = (entry.number, entry.workflow) == (number, self._workflow)
                 if is_here and entry.writer in self._trust and entry.at < time.time() + CLOCKS_APART:
                     return entry
-            except ValueError:
-                pass
+            except ValueError as error:
+                why = f"it is no entry: {error}"
             _log.warning("%s/%s is left out: %s", self._remote.url, self._entry(number), why)
         if numbers:
             what = f"{self._remote.url}/{FOLDER}/{self._name} has no entry that can be believed"
@@ -100,7 +106,7 @@ class Control:
         return None
 
     def _entry(self, number: int) -> str:
-        return f"{FOLDER}/{self._name}/{number:010d}"
+        return f"{FOLDER}/{self._name}/{entry_name(number)}"
 
     async def adopt(self, database: Database, entry: LogEntry | None) -> None:
         """Takes in what other machines wrote, up to this last entry, since this store last knew of it. Raises LeaseHeld
@@ -129,8 +135,12 @@ class Control:
     @asynccontextmanager
     async def held(self, database: Database) -> AsyncIterator[None]:
         """The workflow is this process's, among all machines, for the block. Raises LeaseHeld where it is another's."""
+        tried = -1
         while not await self._taken(database):
             self._error = None
+            if self._number == tried:
+                raise in_the_way(self._remote, self._entry(tried + 1))
+            tried = self._number
         beating = asyncio.ensure_future(self._beat(database))
         try:
             yield
@@ -187,13 +197,19 @@ class Control:
                     self._number, self._at = entry.number, entry.at
                     await write(database, "control_keep", self._workflow, entry.number)
                     return
-                if self._mark.encode() in (await self._remote.read(name, MAX_ENTRY) or b""):
-                    self._number = entry.number  # ours: we were cut off before we heard of it
+                if await self._is_ours(name):
+                    self._number = entry.number  # we were cut off before we heard of it
                     continue
                 what = f"another machine took over workflow {self._workflow!r} while this one was silent"
                 self._error = LeaseLost(what, remedy="the other one goes on with it; run the same command again later")
                 self.lost(self._error)
             raise self._error
+
+    async def _is_ours(self, name: str) -> bool:
+        try:
+            return read_record(LogEntry, await self._remote.read(name, MAX_ENTRY) or b"").mark == self._mark
+        except ValueError:
+            return False
 
     async def wrote(self, database: Database, record: BatchRecord) -> None:
         """A step of a batch was committed. Returns once the remote knows of it."""

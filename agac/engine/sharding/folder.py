@@ -6,20 +6,41 @@ import asyncio
 import itertools
 import logging
 import re
+import shlex
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from secrets import token_hex
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.core.keys import canonical, digest
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
+from agac.data.shared_log import (
+    MAX_ENTRY,
+    MAX_SMALL,
+    ContentHash,
+    Count,
+    Dollars,
+    Facts,
+    Line,
+    Mark,
+    Shared,
+    SharedObject,
+    Text,
+    entry_name,
+    entry_numbers,
+    gap_error,
+    in_the_way,
+    missing_entry,
+    read_record,
+)
 from agac.engine.batch.submit import CLOCKS_APART
 from agac.store.db import to_the_end
 from agac.store.lease import is_dead_here, shown, this_process
@@ -37,22 +58,39 @@ FOLDER = "v1/shards"
 STALE_SECONDS = 180.0  # without a sign of life for so long a shard's process counts as gone, wherever it is
 SURE_SECONDS = 90.0  # after such a silence a process proves that it was not taken over before it goes on
 LAST = 99_999_999  # the number of a process's last sign of life, which says how it ended
-MAX_OBJECT = 8_000_000  # bytes: what is longer is not read
 ITS_BATCHES = "its batches"  # what a shard waits for until they are retrieved
+
+_SMALL = "lease/", "paid/"
+"""Logs whose entries are small."""
+
+_BEAT = re.compile(r"minutes/([0-9]{1,9})/([0-9]{1,5}-of-[0-9]{1,5})-([0-9a-f]{1,64})-[0-9]{8}")
+"""The name of a sign of life: its minute, its shard and the mark of its process."""
 
 _log = logging.getLogger("agac.shard")
 
 
-class SharedObject(BaseModel):
-    """What is in an object: somebody else's data. `writer` says whose, `at` when it was written (since 1970)."""
+def _calls(calls: dict[str, Any]) -> dict[str, Any]:
+    """What calls came to, as `telemetry.calls_of` says it. Raises ValueError."""
+    for name, value in calls.items():
+        is_flag = name == "cost_is_simulated"
+        is_amount = value is None or (isinstance(value, int | float) and value >= 0)
+        if not is_amount or isinstance(value, bool) != is_flag:
+            raise ValueError(f"{name[:100]} is no amount")
+    return calls
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    format: Literal[1] = 1
-    writer: str
-    at: float
-    holder: str
-    mark: str
+def _command(text: str) -> str:
+    """A command as `go_on` writes it: people are told to type it."""
+    if text and not text.startswith(("agac run ", "agac resume ", "agac try ", "agac.run(")):
+        raise ValueError("it is no command of agac")
+    if text.startswith("agac ") and shlex.join(shlex.split(text)) != text:
+        raise ValueError("it is more than one command of agac")
+    return text
+
+
+ShardNumber = Annotated[int, Field(ge=1, lt=100_000)]
+Command = Annotated[str, StringConstraints(max_length=20_000), AfterValidator(_command)]
+PackNames = Annotated[tuple[ContentHash, ...], Field(max_length=200_000)]
 
 
 class LeaseEntry(SharedObject):
@@ -66,27 +104,43 @@ class ShardStatus(SharedObject):
     count for `max_errors`; what it `waits` for, and why it stopped. `silent`: it should be at work and shows no sign of
     life. `command` goes on with it, once it is at work no more."""
 
-    number: int
-    of: int
+    number: ShardNumber
+    of: ShardNumber
     state: Literal["running", "ended", "stopped", "silent"] = "running"
-    run: int = 0
-    rows: Mapping[str, int] = {}
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    usd: float | None = None
+    run: Count = 0
+    rows: Mapping[Line, Count] = {}
+    calls: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    usd: Dollars | None = None
     simulated: bool = False
-    errors: int = 0
-    lanes: Mapping[str, int] = {}
-    waits: str = ""
-    why: str = ""
-    command: str = ""
+    errors: Count = 0
+    lanes: Mapping[Line, Count] = {}
+    waits: Text = ""
+    why: Text = ""
+    command: Command = ""
+
+    @property
+    def shard(self) -> Shard:
+        """The shard that it is about."""
+        return Shard(self.number, self.of)
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> Self:
+        if self.number > self.of:
+            raise ValueError("its number is larger than how many shards there are")
+        return self
+
+
+Calls = Annotated[Facts, AfterValidator(_calls)]
+Taken = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15} [0-9]{1,5} groups/[^/\s]{1,1000}$")]
+"""A run, the shard that gave, and the folder of a stage's groups."""
 
 
 class PaidCalls(SharedObject):
     """What the `calls` of a run came to, as in its summary, as far as one store knows of them."""
 
-    calls: dict[str, Any]
+    calls: Calls
 
 
 class ShardManifest(SharedObject):
@@ -95,16 +149,13 @@ class ShardManifest(SharedObject):
     end. `summary` is the run's, of this shard."""
 
     status: ShardStatus
-    exit_code: int
+    exit_code: Annotated[int, Field(ge=0, le=255)]
     complete: bool
-    input: str
-    input_rows: int
-    summary: dict[str, Any]
-    packs: Mapping[str, tuple[str, ...]] = {}
-    taken: Mapping[str, str] = {}
-
-
-Shared = TypeVar("Shared", bound=SharedObject)
+    input: Line
+    input_rows: Count
+    summary: Facts
+    packs: Mapping[Literal["rows", "failed", "filtered"], PackNames] = {}
+    taken: Mapping[Taken, Mark] = {}
 
 
 def folder_key(definition: bytes, selection: str, of: int) -> str:
@@ -125,7 +176,7 @@ class ShardFolder:
         """Puts an object; False where it is there already."""
         return await self.remote.create(f"{self.path}/{name}", content)
 
-    async def read(self, name: str, most: int = MAX_OBJECT) -> bytes | None:
+    async def read(self, name: str, most: int = MAX_SMALL) -> bytes | None:
         """The content of an object; None where it is not there, or longer."""
         return await self.remote.read(f"{self.path}/{name}", most)
 
@@ -156,44 +207,71 @@ class ShardFolder:
 
     async def append(self, log: str, make: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Makes one more entry of a log, of the last one (None: there is none), again where another was faster; gives
-        the entry. What `make` gives None for is as it should be: the last entry."""
+        the entry. What `make` gives None for is as it should be: the last entry. Raises AgacError for a log with a gap,
+        and where something else has the name of the next entry."""
+        tried = -1
         while True:
             number, last = await self.last(log)
+            if number == tried:
+                raise in_the_way(self.remote, f"{self.path}/{log}/{entry_name(number + 1)}")
             content = make(last)
             if content is None:
                 return last
-            if await self.create(f"{log}/{number + 1:010d}", content):
+            if await self.create(f"{log}/{entry_name(number + 1)}", content):
                 self._last[log] = number + 1, content
                 return content
+            tried = number
 
-    async def newest(self, logs: str, after: str | None = None) -> dict[str, tuple[int, bytes]]:
-        """The number and content of the last entry of each log in a folder; lists them once, however many they are.
-        `after`: of those that have one after this one."""
-        numbers = dict[str, int]()
-        for log, _, number in (name.rpartition("/") for name in await self.names(logs, after)):
-            if re.fullmatch(r"\d{10}", number):
-                numbers[log] = max(numbers.get(log, 0), int(number))
-        fresh = [log for log, number in numbers.items() if self._last.get(log, (0, b""))[0] != number]
-        contents = await asyncio.gather(*(self.read(f"{log}/{numbers[log]:010d}") for log in fresh))
-        self._last |= {log: (numbers[log], content or b"") for log, content in zip(fresh, contents, strict=True)}
-        return {log: self._last[log] for log in sorted(numbers)}
+    async def newest(self, logs: str) -> dict[str, tuple[int, bytes]]:
+        """The number and content of the last entry of each log in a folder; lists them once, however many they are. A
+        log that lacks an entry is reported and left out."""
+        ends, gaps = await self._ends(logs)
+        for log, gap in gaps.items():
+            _log.warning("%s is left out", gap_error(self.remote, f"{self.path}/{log}", gap).message)
+        return await self._contents(ends)
 
     async def last(self, log: str) -> tuple[int, bytes | None]:
-        """The number of a log's last entry, 0 where there is none, and its content."""
-        if (known := self._last.get(log)) is None:
-            return (await self.newest(log)).get(log, (0, None))
-        return (await self.newest(log, f"{log}/{known[0]:010d}")).get(log, known)
+        """The number of a log's last entry, 0 where there is none, and its content. Raises AgacError where it lacks
+        one."""
+        known = self._last.get(log)
+        ends, gaps = await self._ends(log, None if known is None else known[0])
+        if log in gaps:
+            raise gap_error(self.remote, f"{self.path}/{log}", gaps[log])
+        return (await self._contents(ends)).get(log, known or (0, None))
+
+    async def _ends(self, logs: str, after: int | None = None) -> tuple[dict[str, int], dict[str, int]]:
+        """The numbers of the last entries of the logs in a folder, and the first gaps of those that have any; of one
+        log its entries `after` a number."""
+        names = defaultdict[str, list[str]](list)
+        listed = await self.names(logs, None if after is None else f"{logs}/{entry_name(after)}")
+        for log, _, name in (name.rpartition("/") for name in listed):
+            names[log].append(name)
+        ends, gaps = dict[str, int](), dict[str, int]()
+        for log in sorted(names):
+            numbers = entry_numbers(names[log])
+            gap = await missing_entry(self.remote, f"{self.path}/{log}", numbers, after)
+            if gap is not None:
+                gaps[log] = gap
+            elif numbers:
+                ends[log] = max(numbers)
+        return ends, gaps
+
+    async def _contents(self, ends: Mapping[str, int]) -> dict[str, tuple[int, bytes]]:
+        fresh = [log for log, number in ends.items() if self._last.get(log, (0, b""))[0] != number]
+        contents = await asyncio.gather(*(self.read(f"{log}/{entry_name(ends[log])}", _most(log)) for log in fresh))
+        self._last |= {log: (ends[log], content or b"") for log, content in zip(fresh, contents, strict=True)}
+        return {log: self._last[log] for log in ends}
 
     def believed(self, kind: type[Shared], name: str, content: bytes | None) -> Shared | None:
-        """What an object holds; None, and said, where it cannot be believed."""
+        """What an object holds; None, and reported, where it cannot be believed."""
         why = "it cannot be read"
         try:
-            found = kind.model_validate_json(content or b"")
+            found = read_record(kind, content or b"")
             if found.writer in self.trust and found.at < time.time() + CLOCKS_APART:
                 return found
-            why = f"its writer {found.writer[:64]!r} is not trusted, or its time is to come"
-        except ValueError:
-            pass
+            why = f"its writer {found.writer!r} is not trusted, or its time is to come"
+        except ValueError as error:
+            why = f"it cannot be read: {error}"
         _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, why)
         return None
 
@@ -216,14 +294,15 @@ class ShardFolder:
         minute, newest = int(time.time() / 60), dict[tuple[str, str], tuple[int, str]]()
         of_minutes = (self.names(f"minutes/{one}") for one in range(minute - int(STALE_SECONDS / 60), minute + 2))
         for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
-            if found := re.fullmatch(r"minutes/(\d+)/(\d+-of-\d+)-([0-9a-f]+)-\d{8}", name):
+            if found := _BEAT.fullmatch(name):
                 newest[found[2], found[3]] = max(newest.get((found[2], found[3]), (0, "")), (int(found[1]), name))
         names, known = {mark: name for (_, mark), (_, name) in newest.items()}, self._read
         old = {mark for mark in known if in_full or names.get(mark, "").endswith(str(LAST))}
         fresh = [one for one in names.items() if one[0] not in known or (one[0] in old and known[one[0]][0] != one[1])]
         contents = await asyncio.gather(*(self.read(name) for _, name in fresh))
         for (mark, name), content in zip(fresh, contents, strict=True):
-            if (status := self.believed(ShardStatus, name, content)) is not None:
+            status = self.believed(ShardStatus, name, content)
+            if status is not None and self._is_its(status, name, f"{status.shard.name}-{mark}-", status.mark == mark):
                 known[mark] = name, status
         self._read = {mark: known[mark] for mark in names if mark in known}
         return {one.number: one for _, one in sorted(self._read.values(), key=lambda told: told[1].at)}
@@ -231,8 +310,20 @@ class ShardFolder:
     async def manifests(self) -> dict[int, ShardManifest]:
         """How the last invocation of each shard ended."""
         found = await self.newest("ended")
-        told = [self.believed(ShardManifest, log, content) for log, (_, content) in found.items()]
-        return {one.status.number: one for one in sorted(filter(None, told), key=lambda one: one.status.number)}
+        manifests = dict[int, ShardManifest]()
+        for log, (_, content) in found.items():
+            manifest = self.believed(ShardManifest, log, content)
+            if manifest is not None and self._is_its(manifest.status, log, f"/{manifest.status.shard.name}"):
+                manifests[manifest.status.number] = manifest
+        return dict(sorted(manifests.items()))
+
+    def _is_its(self, status: ShardStatus, name: str, part: str, same_process: bool = True) -> bool:
+        """Whether an object is of the shard and the process that its name says; else that is reported."""
+        if part in name and same_process:
+            return True
+        what = f"it is about shard {status.shard}, or of another process"
+        _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, what)
+        return False
 
     async def paid(self, log: str) -> list[dict[str, Any]]:
         """What calls of a shard came to by its other stores than the one that writes this log."""
@@ -262,6 +353,11 @@ class ShardFolder:
         """Whether a process still holds what it took, by the last sign of life of its shard."""
         at = max(entry.at, beat.at) if beat is not None and beat.mark == entry.mark else entry.at
         return not (entry.free or is_dead_here(entry.holder)) and time.time() - at <= STALE_SECONDS
+
+
+def _most(log: str) -> int:
+    """Bytes of the longest entry that counts: thousands of small ones are held at a time."""
+    return MAX_SMALL if log.startswith(_SMALL) else MAX_ENTRY
 
 
 def command_of(shard: Shard, workflow: str, statuses: Mapping[int, ShardStatus]) -> str:
@@ -337,10 +433,11 @@ class ShardLease:
         async with self._turn:
             if self._error is not None:
                 raise self._error
-            entry, name = LeaseEntry(**self.about(), free=free), f"{self._log}/{self._number + 1:010d}"
-            is_new = await self.folder.create(name, entry.model_dump_json().encode())
-            if not is_new and self.mark.encode() not in (await self.folder.read(name) or b""):
-                self._lose()  # with our mark in it we were cut off before we heard of it
+            entry, name = LeaseEntry(**self.about(), free=free), f"{self._log}/{entry_name(self._number + 1)}"
+            if not await self.folder.create(name, entry.model_dump_json().encode()):
+                there = self.folder.believed(LeaseEntry, name, await self.folder.read(name))
+                if there is None or there.mark != self.mark:
+                    self._lose()  # with our mark in it we were cut off before we heard of it
             self._number, self._sure_at = self._number + 1, entry.at
 
     def _lose(self) -> None:
@@ -353,7 +450,7 @@ class ShardLease:
         """Shows a sign of life. Raises LeaseLost where the shard was taken over."""
         await self.prove()
         await self.folder.beat(status, next(self._beats) if status.state == "running" else LAST)
-        if await self.folder.read(f"{self._log}/{self._number + 1:010d}") is not None:
+        if await self.folder.read(f"{self._log}/{entry_name(self._number + 1)}") is not None:
             self._lose()
         self._sure_at = status.at
 

@@ -9,17 +9,19 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated
+from io import BytesIO
+from typing import Annotated, get_args
 from urllib.parse import quote
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, StringConstraints, TypeAdapter
 
 from agac.core.errors import AgacError
 from agac.core.keys import canonical, digest, member_hash, shard_of
-from agac.core.types import Shard
+from agac.core.types import Shard, strict_json
+from agac.data.shared_log import Line, SharedObject
 from agac.engine.invocation import InvocationContext
 from agac.engine.replay import GroupContents
-from agac.engine.sharding.folder import ShardFolder, ShardManifest, SharedObject, other_inputs
+from agac.engine.sharding.folder import PackNames, ShardFolder, ShardManifest, other_inputs
 from agac.engine.sharding.shard_run import ShardRun
 from agac.plan.stage import AnyStage
 from agac.store import rows as store
@@ -32,6 +34,7 @@ from agac.store.records import DistantMember, Membership
 #   5-of-16/NAME.pack         members of groups that are in that shard; named by their content
 
 HELD_BYTES = 32_000_000  # of members that wait to become packs, for all shards together
+MOST_MEMBERS = 500_000  # of a pack, which is in memory as a whole
 POLL_SECONDS = 5.0
 
 _log = logging.getLogger("agac.shard")
@@ -40,16 +43,19 @@ _Number = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 _Member = tuple[_Number | str, str, _Number | str, _Number, _Number, str]
 """A group and its fields; the id of a row, the position of the stage that made it (-1: none), its size, its text."""
 
-_MEMBERS = TypeAdapter(list[_Member])
+_MEMBER = TypeAdapter[_Member](_Member)
+
+
+ShardName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}-of-[0-9]{1,5}$")]
 
 
 class GivenMembers(SharedObject):
     """What a shard gave to groups of a stage: the names of its packs by the shard that they are for, as `5-of-16`.
     `store` is the token of its store, `input` stands for all rows that there were."""
 
-    store: str
-    input: str
-    packs: Mapping[str, tuple[str, ...]]
+    store: Line
+    input: Line
+    packs: Mapping[ShardName, PackNames]
 
 
 def _listed(shards: Sequence[Shard]) -> str:
@@ -194,9 +200,24 @@ class GroupExchange:
         """The members in a pack that is for this shard."""
         text = await self._folder.pack(f"{self._path}/{self._shard.name}", name, "restore it; nothing was asked")
         try:
-            return await asyncio.to_thread(lambda: _MEMBERS.validate_json(text, strict=True))
-        except ValueError:
+            return await asyncio.to_thread(_members_in, text)
+        except ValueError as error:
             what = f"{self._folder.remote.url}/{self._folder.path}/{self._path}/{self._shard.name}/{name}.pack"
+            why = str(error).partition("\n")[0]
             raise AgacError(
-                f"{what} holds no members of groups", remedy="update agac, if a newer one wrote it"
+                f"{what} holds no members of groups: {why}", remedy="update agac, if a newer one wrote it"
             ) from None
+
+
+def _members_in(text: bytes) -> list[_Member]:
+    """The members in a JSON list that has each on a line of its own. Raises ValueError."""
+    if not (text.startswith(b"[") and text.endswith(b"]")):
+        raise ValueError("it is not a list")
+    if text.count(b"\n") >= MOST_MEMBERS:
+        raise ValueError(f"it has more than {MOST_MEMBERS:,} members")
+    members = []
+    for line in BytesIO(text[1:-1]):
+        member = line.rstrip(b"\n").removesuffix(b",")
+        strict_json(member, len(get_args(_Member)))
+        members.append(_MEMBER.validate_json(member, strict=True))
+    return members

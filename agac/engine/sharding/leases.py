@@ -10,13 +10,12 @@ from dataclasses import astuple
 from functools import reduce
 from typing import Any
 
-from pydantic import NonNegativeFloat, NonNegativeInt
-
 from agac.core.errors import AgacError
 from agac.core.types import dollars
+from agac.data.shared_log import Count, Dollars, Line, SharedObject
 from agac.engine.limits import NOTHING, Amount, BudgetBalance, RunStopped, StopReason, StopRules, StopSignal
 from agac.engine.rate_limiter import Lane
-from agac.engine.sharding.folder import ShardLease, ShardStatus, SharedObject
+from agac.engine.sharding.folder import ShardLease, ShardStatus
 from agac.spec.workflow import Budget
 
 # Budgets: one log a run, whose last entry says how much of each every holder (a shard's store) may spend. A holder
@@ -27,7 +26,7 @@ LOG, STOPPED = "budget", "stopped"
 ASKED_AGAIN = 5.0  # seconds before a refused amount is asked for again, while calls under way may make room
 SETTLED = 15.0  # seconds after which all that were started together are heard: until then lanes are cut for all
 
-Shown = tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt]  # dollars, tokens, calls
+Shown = tuple[Dollars, Count, Count]  # dollars, tokens, calls
 
 _log = logging.getLogger("agac.shard")
 
@@ -35,7 +34,7 @@ _log = logging.getLogger("agac.shard")
 class Grants(SharedObject):
     """An entry: by the names of budgets and of holders what is granted, and what of it was spent at that time."""
 
-    budgets: Mapping[str, Mapping[str, tuple[Shown, Shown]]] = {}
+    budgets: Mapping[Line, Mapping[Line, tuple[Shown, Shown]]] = {}
 
 
 class SharedLimits:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
-from agac.core.types import Shard
+from agac.core.errors import AgacError, ErrorType
+from agac.core.types import Shard, strict_json
 from agac.engine.export import PLAIN_MERGES, Outputs, filtered_lines, order_key, rows_of_run
 from agac.engine.sharding.folder import ShardFolder, ShardManifest
 from agac.store.db import Database
-from agac.store.rows import ExportRow
+from agac.store.packs import MAX_VALUES
+from agac.store.rows import ExportRow, State
 from agac.store.runs import RunRecord
+
+T = TypeVar("T")
+Kind = Literal["rows", "failed", "filtered"]
 
 FULL_BYTES, LEAST_BYTES = 256_000_000, 256_000  # of text: one pack of each shard is in memory when they are merged
 PAGE = 500  # rows that are given at a time
@@ -71,24 +77,24 @@ class ShardRows:
 
     async def rows(self, _: Database, __: int) -> AsyncIterator[list[ExportRow]]:
         """All rows that are written, some hundred at a time."""
-        async for some in self._pages("rows"):
-            yield [ExportRow(*one) for one in some]
+        async for some in self._pages("rows", _row):
+            yield some
 
     async def failed(self, _: Database, __: int) -> AsyncIterator[tuple[int, list[ExportRow]]]:
         """The failed rows that `rows` does not come to."""
-        async for some in self._pages("failed"):
-            yield 0, [ExportRow(*one) for one in some]
+        async for some in self._pages("failed", _row):
+            yield 0, some
 
     async def filtered(self) -> AsyncIterator[list[tuple[Any, str]]]:
         """The lines of rows that a stage made leave, each after its key."""
-        async for some in self._pages("filtered"):
+        async for some in self._pages("filtered", _filtered):
             yield some
 
-    async def _pages(self, kind: str) -> AsyncIterator[list[Any]]:
+    async def _pages(self, kind: Kind, read: Callable[[Any], T]) -> AsyncIterator[list[T]]:
         """What packs of a kind hold, merged by the keys, which no two shards share."""
-        waiting, page = [], []
+        waiting, page = [], list[T]()
         for number, manifest in enumerate(self._manifests):
-            lines = self._lines(Shard(manifest.status.number, manifest.status.of), manifest.packs.get(kind, ()))
+            lines = self._lines(manifest.status.shard, manifest.packs.get(kind, ()), read)
             if (first := await anext(lines, None)) is not None:
                 waiting.append((first[0], number, first[1], lines))
         heapq.heapify(waiting)
@@ -103,8 +109,69 @@ class ShardRows:
                 yield page
                 page = []
 
-    async def _lines(self, shard: Shard, packs: Sequence[str]) -> AsyncIterator[tuple[Any, Any]]:
+    async def _lines(
+        self, shard: Shard, packs: Sequence[str], read: Callable[[Any], T]
+    ) -> AsyncIterator[tuple[tuple[int | str, ...], T]]:
+        """The lines of packs, each after its key. Raises AgacError for one that no shard writes."""
+        remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
         for name in packs:
-            remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
             for line in BytesIO(await self._folder.pack("rows", name, remedy)):
-                yield json.loads(line)
+                try:
+                    key, told = strict_json(line, MAX_VALUES)
+                    yield _key(key), read(told)
+                except (ValueError, TypeError) as error:
+                    what = f"{self._folder.remote.url}/{self._folder.path}/rows/{name}.pack cannot be used"
+                    raise AgacError(f"{what}: a line is no row: {str(error)[:100]}", remedy=remedy) from None
+
+
+# What a line holds, which another machine wrote: its texts come into output files as they are.
+
+_MOST = 1 << 62
+_HOW = re.compile(r"[a-z_ ]{1,30}|[0-9]{1,9}/[0-9]{1,9}( of [0-9]{1,9})?")
+_STATES = frozenset(State)
+_ERRORS = frozenset(ErrorType)
+
+
+def _key(told: Any) -> tuple[int | str, ...]:
+    """The key of `export.order_key`. Raises ValueError."""
+    if isinstance(told, list) and 2 <= len(told) <= 3 and all(isinstance(one, int | str) for one in told):
+        level, place, *row_id = told
+        is_text = [isinstance(one, str) for one in row_id]
+        if type(level) is int and isinstance(place, int) and is_text in ([], [place]):
+            return tuple(told)
+    raise ValueError("its key is none")
+
+
+def _row(told: Any) -> ExportRow:
+    """A row of an export. Raises ValueError and TypeError."""
+    row = ExportRow(*told)
+    texts = row.value, row.error_message
+    is_sound = [
+        row.ordinal is None or _is_number(row.ordinal),
+        isinstance(row.id, str) or _is_number(row.id),
+        row.state in _STATES,
+        row.error_type is None or row.error_type in _ERRORS,
+        all(text is None or isinstance(text, str) for text in texts),
+        _is_number(row.key),
+        row.form is None or isinstance(row.form, dict),
+        row.made in (0, 1),
+        row.how is None or all(isinstance(how, str) and _HOW.fullmatch(how) for how in row.how.values()),
+    ]
+    if not all(is_sound):
+        raise ValueError("it has values that no row has")
+    strict_json(row.data, MAX_VALUES)
+    if row.value is not None and row.state != State.FAILED:
+        strict_json(row.value, MAX_VALUES)
+    return row
+
+
+def _filtered(told: Any) -> tuple[Any, str]:
+    """A line of filtered.jsonl after its key. Raises ValueError and TypeError."""
+    key, line = told
+    if not isinstance(strict_json(line, MAX_VALUES), dict) or "\n" in line:
+        raise ValueError("it is no line of a file")
+    return _key(key), line
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and -_MOST < value < _MOST

@@ -167,21 +167,35 @@ _NOT_ADDED = {
 _NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
 
 
+def _lists_added(entries: list[Any], name: str) -> list[Any]:
+    kinds = {_kind(one) for one in entries}
+    if len(kinds) > 1 or list in kinds:
+        raise ValueError(f"{name} lists several kinds of facts")
+    if dict not in kinds:
+        return sorted(set(entries))
+    alike = dict[tuple[str, ...], list[Any]]()
+    for one in entries:
+        alike.setdefault(tuple(str(one.get(key)) for key in _NAMES), []).append(one)
+    return [added(same) for same in alike.values()]
+
+
+def _kind(value: Any) -> type:
+    return float if type(value) is int else type(value)
+
+
 def added(parts: Sequence[Any], name: str = "") -> Any:
-    """What several summaries, or the same parts of them, come to."""
-    first, known = parts[0], [one for one in parts if one is not None]
+    """What several summaries, or the same parts of them, come to. Raises ValueError where they are not alike."""
+    if len({_kind(one) for one in parts if one is not None}) > 1:
+        raise ValueError(f"{name or 'a part'} is not the same kind of fact in all summaries")
+    known = [one for one in parts if one is not None]
+    first = known[0] if known else None
     if isinstance(first, dict):
-        keys = dict.fromkeys(key for part in parts for key in part)
-        return {key: added([part[key] for part in parts if key in part], key) for key in keys if key != "example"} | (
+        keys = dict.fromkeys(key for part in known for key in part)
+        return {key: added([part[key] for part in known if key in part], key) for key in keys if key != "example"} | (
             {"example": first["example"]} if "example" in first else {}
         )
     if isinstance(first, list):
-        if not all(isinstance(one, dict) for part in parts for one in part):
-            return sorted({one for part in parts for one in part})
-        alike = dict[tuple[Any, ...], list[Any]]()
-        for one in (one for part in parts for one in part):
-            alike.setdefault(tuple(one.get(key) for key in _NAMES), []).append(one)
-        return [added(same) for same in alike.values()]
+        return _lists_added([one for part in known for one in part], name)
     if not known or (name in _NOT_ADDED and len(known) > 1):
         return None
     if name.endswith("usd"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,8 @@ class WorkerCalls:
         """After a look at what an earlier process left."""
         own = WorkerCalls(context, executor)
         lines = await given_calls(context.places.database, context.plan.workflow)
-        replies = await own._replies({line.chunk for line in lines}) if executor.setup.remote else {}
+        given = {(line.chunk, line.number) for line in lines}
+        replies = await own._replies(given) if executor.setup.remote else {}
         for line in lines:
             reply = replies.get((line.chunk, line.number))
             if reply is None or context.work.fresh:
@@ -77,18 +78,20 @@ class WorkerCalls:
             _log.info("workers had %d calls, and replied to %d of them", len(lines), len(replies))
         return own
 
-    async def _replies(self, chunks: Iterable[str]) -> dict[tuple[str, int], HttpReply]:
-        """What workers put into the remote, by chunk and number."""
+    async def _replies(self, given: Collection[tuple[str, int]]) -> dict[tuple[str, int], HttpReply]:
+        """What workers put into the remote of these calls, by chunk and number."""
         remote = ObjectStore(self._setup.remote or "", Path(self._setup.root))
         found = dict[tuple[str, int], HttpReply]()
-        for chunk in chunks:
+        for chunk in {chunk for chunk, _ in given}:
             for name in await remote.sizes(f"{FOLDER}/{self._setup.token}/{chunk}"):
                 try:
                     replies = unpacked_replies(await remote.read(name, MAX_BYTES) or b"")
-                except (Damaged, ValueError, TypeError) as error:
-                    _log.warning("%s is left out: %s", name, error)
+                except (Damaged, ValueError) as error:
+                    why = str(error).partition("\n")[0]
+                    _log.warning("%s/%s is left out, and its calls are made again: %s", remote.url, name, why)
                 else:
-                    found |= {(chunk, number): reply for number, reply in replies.items()}
+                    of_chunk = {(chunk, number): reply for number, reply in replies.items()}
+                    found |= {call: reply for call, reply in of_chunk.items() if call in given}
         return found
 
     async def _write(self, chunk: str, worker: str, calls: Sequence[tuple[int, Line]]) -> None:

@@ -17,14 +17,15 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from dotenv import dotenv_values
 from multidict import CIMultiDict
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind
+from agac.core.types import Fault, FaultKind, strict_json
 from agac.data.object_store import ObjectStore
 from agac.engine.workers.pool import BEAT, CallItem, Chunk, Ended, FunctionItem, Item, WorkerFacts, WorkerSetup
 from agac.providers.http import HttpReply, Sending, open_sender
@@ -32,7 +33,7 @@ from agac.providers.table import build_providers
 from agac.spec.paths import home_of
 from agac.spec.python_code import FunctionRef, source_hash
 from agac.spec.tools import ToolSpec
-from agac.store.packs import unzipped
+from agac.store.packs import unzipped_lines
 from agac.tools.functions import Threads
 from agac.tools.processes import THREADS, open_function
 from agac.tools.tool_functions import ToolFailed, ToolTimeout, load_tool
@@ -42,6 +43,10 @@ FOLDER = "v1/chunks"
 GATHER = 0.02  # seconds in which more may end that goes back together
 REMOTE = 10.0  # seconds for which replies are held back until the remote has them
 REFUSALS = (429, 503)  # go back at once: the lane is to pause
+MOST_REPLIES, MOST_VALUES = 100_000, 10_000  # of an object of the remote, and of one reply in it, headers and all
+
+_Header = Annotated[str, StringConstraints(max_length=100_000)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 _log = logging.getLogger("agac.workers")
 
@@ -243,9 +248,28 @@ def packed_replies(replies: Iterable[tuple[int, HttpReply]]) -> bytes:
 
 
 def unpacked_replies(content: bytes) -> dict[int, HttpReply]:
-    """The same read back. Raises ValueError and the like for what is none."""
-    found = {}
-    for line in unzipped(content).splitlines():
-        number, status, headers, body, *times = json.loads(line)
-        found[int(number)] = HttpReply(int(status), CIMultiDict(headers), b64decode(body), *times)
-    return found
+    """The same read back. Raises ValueError and Damaged for what is none."""
+    return dict(map(_reply_of, unzipped_lines(content, MOST_REPLIES, "replies")))
+
+
+class _StoredReply(NamedTuple):
+    """A line of such an object."""
+
+    number: Annotated[int, Field(ge=0, lt=1 << 53)]
+    status: Annotated[int, Field(ge=100, lt=600)]
+    headers: Annotated[dict[_Header, _Header], Field(max_length=1_000)]
+    body: str
+    """In base64."""
+    duration: _Seconds
+    ttft: _Seconds | None = None
+    time_to_response: _Seconds | None = None
+
+
+_REPLY = TypeAdapter(_StoredReply, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _reply_of(line: bytes) -> tuple[int, HttpReply]:
+    strict_json(line, MOST_VALUES)
+    stored = _REPLY.validate_json(line)
+    body = b64decode(stored.body, validate=True)
+    return stored.number, HttpReply(stored.status, CIMultiDict(stored.headers), body, *stored[4:])
