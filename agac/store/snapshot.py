@@ -17,7 +17,8 @@ from typing import Any
 
 from agac.core.errors import StoreError
 from agac.store.db import execute, sql, transaction, translated
-from agac.store.packs import Damaged
+from agac.store.packs import Damaged, unzipped_pieces
+from agac.store.snapshot_check import check_batches, check_snapshot, store_tables
 
 MAX_BYTES = 1 << 29  # of a snapshot, packed
 State = Mapping[str, int | float | str | None]
@@ -72,8 +73,18 @@ _NEW_DECISIONS = """WHERE NOT EXISTS (
 
 _LOOK_AGAIN = """UPDATE main.review SET state = 'decided' WHERE state IN ('waiting', 'conflict', 'applied') AND key IN (
     SELECT key FROM (SELECT key, at, reviewer, choice, value FROM main.decision
-                     EXCEPT SELECT key, at, reviewer, choice, value FROM f.decision))"""
+                     EXCEPT SELECT key, at, reviewer, choice, value FROM f.decision))
+    AND workflow = :workflow"""
 """What was decided here alone is looked at by the next run."""
+
+
+_REVIEW_OF_OTHERS = "SELECT 1 FROM main.review AS m JOIN f.review USING (key) WHERE m.workflow <> :workflow LIMIT 1"
+_OWN_BATCH = "WHERE intent = ? AND run_id IN (SELECT id FROM main.run WHERE workflow = ?)"
+
+
+def _most_unpacked(packed: int) -> int:
+    """Bytes of a database that was compressed to so many."""
+    return min(16 * MAX_BYTES, (1 << 26) + 200 * packed)
 
 
 def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connection) -> dict[str, dict[str, Any]]:
@@ -114,32 +125,29 @@ def take_snapshot(
 ) -> None:
     """Puts the runs of a workflow in the place of the same ones here, with the states of batches since: what the entry
     `number` of the control state tells. Other batches were brought to their end elsewhere. Raises Damaged."""
-    from zstandard import ZstdDecompressor, ZstdError
-
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
     with TemporaryDirectory() as folder:
         try:
             with Path(folder, "f").open("wb") as file:
-                for piece in ZstdDecompressor(max_window_size=1 << 27).read_to_iter(content):
-                    if file.write(piece) and file.tell() > 16 * MAX_BYTES:
-                        raise Damaged("it is too long")
-            writer.execute("ATTACH ? AS f", (f"{Path(folder, 'f').as_uri()}?mode=ro",))
+                for piece in unzipped_pieces(content, _most_unpacked(len(content))):
+                    file.write(piece)
+            tables = store_tables(writer, _WHICH)
+            check_snapshot(Path(folder, "f"), workflow, tables, _WHICH)
+            writer.execute("ATTACH ? AS f", (f"{Path(folder, 'f').as_uri()}?mode=ro&immutable=1",))
             try:
                 with transaction(writer):
                     _take(writer, workflow, states)
                     writer.execute(sql("control_keep"), (workflow, number))
             finally:
                 writer.execute("DETACH f")
-        except (sqlite3.Error, ZstdError, OSError) as error:
+        except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise Damaged(str(error)) from None
 
 
 def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]) -> None:
-    if set(writer.execute("SELECT DISTINCT type FROM f.sqlite_master")) != {("table",)}:
-        raise Damaged("it has more than tables")
-    if set(writer.execute("SELECT workflow FROM f.run")) - {(workflow,)}:
-        raise Damaged("it is of another workflow")
+    if writer.execute(_REVIEW_OF_OTHERS, {"workflow": workflow}).fetchone():
+        raise Damaged("it has a review of another workflow")
     (known,) = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
     execute(writer, "control_forget", [{"workflow": workflow, "known": known}])
     same = writer.execute("SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)").fetchall()
@@ -156,10 +164,14 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
             new = _NEW_DECISIONS if name == "decision" else ""
             writer.execute(f"INSERT OR {how} INTO {into} SELECT {values} FROM f.{name} AS t {new}")
             if new:
-                writer.execute(_LOOK_AGAIN)
+                writer.execute(_LOOK_AGAIN, {"workflow": workflow})
     for intent, state in states.items():
+        if {"id", *_NAMES} & state.keys() or state.get("intent", intent) != intent:
+            raise Damaged("a state of a batch says that it is another one")
         changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
-        writer.execute(f"UPDATE main.batch SET {changes} WHERE intent = ?", (*state.values(), intent))
+        if changes:
+            writer.execute(f"UPDATE main.batch SET {changes} {_OWN_BATCH}", (*state.values(), intent, workflow))
+            check_batches(writer, f"SELECT * FROM main.batch {_OWN_BATCH}", (intent, workflow))
 
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
