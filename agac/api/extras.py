@@ -34,6 +34,7 @@ from agac.api.status import (
 )
 from agac.api.sync import blocking
 from agac.core.errors import StoreError, UsageError, did_you_mean, sentence
+from agac.core.state_files import make_folder
 from agac.core.types import JSONValue, Report
 from agac.data.files import create_temporary, explained, refuse_target, remove_leftovers, sync_folder, write_whole
 from agac.data.remote import forget_contents
@@ -167,7 +168,7 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     with explained(target.parent, "Check that you may write there, or name a file elsewhere.", StoreError):
         temporary, descriptor = create_temporary(target)
     try:
-        temporary.chmod(source.stat().st_mode & 0o777)
+        temporary.chmod(0o600)  # it holds what the database does, and lies anywhere
         copy_database(source, temporary)
         os.fsync(descriptor)
         refuse_target(target, own, "agac-backup.db", force=force)  # somebody may have been faster
@@ -410,7 +411,7 @@ def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
     opened = open_project(project)
     folder, paths = opened.root / FOLDER, opened.spec.paths
     with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     # an AgentCard in Markdown is no YAML, so editors are not told of it
     patterns = {
         kind: [f"{opened.spec.shown(files)}/*{suffix}" for suffix in YAML_SUFFIXES] if files else ["agac.yml"]

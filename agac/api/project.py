@@ -22,6 +22,7 @@ from agac.api.status import database_path, position_of, this_shard, workflow_nam
 from agac.api.sync import INTERRUPTS
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
+from agac.core.state_files import make_folder
 from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
@@ -227,7 +228,7 @@ class Project:
             yield STAND_INS[-1]
             return
         file = self.store.with_name("simulator.db")
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         try:
             async with embedded_simulator(Settings(state=file)) as base_url:
                 yield base_url

@@ -38,7 +38,8 @@ async def shard_status(workflow: str | None = None, *, project: Path | str | Non
     the project has none, and for a workflow that has no shards there."""
     opened, runs = open_project(project), list[dict[str, Any]]()
     remote, trust = remote_of(opened), [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")]
-    names = sorted(unquote(one.replace("=", "%")) for one in await remote.folders(FOLDER))
+    named = ((unquote(one.replace("=", "%")), f"{FOLDER}/{one}") for one in await remote.folders(FOLDER))
+    names = sorted(name for name, folder in named if runs_folder(name) == folder)  # others are of no workflow
     if workflow is not None and workflow not in names:
         known = f"Workflows with shards: {listed(names)}. " if names else ""
         remedy = f"{known}Begin one with: agac run -a {workflow} --shard 1/4"

@@ -26,6 +26,7 @@ from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
 from agac.core.errors import AgacError, SpecError, any_error
 from agac.core.text import plain
+from agac.core.state_files import make_folder
 from agac.core.types import Report, RowId, Usd
 from agac.core.word_diff import as_text, word_diff
 from agac.data.files import refuse_target, write_whole
@@ -157,7 +158,7 @@ async def try_offline(
         providers = {name: replace(row, base_url=row.base_url or "http://offline/v1", **offline) for name, row in named}
         project = replace(project, providers=providers, spec=replace(project.spec, fetch=fetch_nothing))
     given = str(rows) if isinstance(rows, Path) else rows
-    state.mkdir(parents=True, exist_ok=True)
+    make_folder(state)
     chosen = RunOptions(input=given, run_mode="sync", yes=not live, **options)
     report = await invoke(project, workflow, chosen, None, confirm, False, answers=answers)
     async with stored_run(state, report.summary["run"]) as (database, record):

@@ -24,6 +24,7 @@ from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of, sentence
+from agac.core.state_files import opener
 from agac.core.types import JSONValue
 
 if sys.platform != "win32":
@@ -461,11 +462,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def create_temporary(path: Path) -> tuple[Path, int]:
-    """A new, locked temporary file next to `path`, readable as the umask allows, and its descriptor."""
+    """A new, locked temporary file next to `path`, readable as the umask allows or, among the state, by its owner; and
+    its descriptor."""
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+            descriptor = opener(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0))
             try:
                 locked = _lock(descriptor)
             except OSError:  # a file system without locks: no process takes it for a leftover then

@@ -14,15 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
 from agac.core.errors import AgacError, lack_of, listed
-from agac.core.keys import digest
+from agac.core.keys import DIGEST_BYTES, digest
+from agac.core.state_files import make_folder
 from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
 from agac.data.sources import KeptFile
 from agac.spec.inputs import format_of
@@ -48,6 +52,30 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
 _CLOUDS = [*map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16"))]  # of services to their own machines
 _AGREE = "in `remote` of agac.yml"
+
+
+class _Kept(BaseModel):
+    """What the file for a reference says of what it was the last time."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,128}$")]
+    """Of its content, which is kept in a folder of this name."""
+    name: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,100}$")]
+    sent: Mapping[
+        Literal["If-None-Match", "If-Modified-Since"],
+        Annotated[str, StringConstraints(pattern=r"^[ -~]{1,4000}$")],
+    ]
+    """Headers by which a server knows that it is the same."""
+
+
+def _hash_of(path: Path) -> str:
+    """Of a file's content, as `KeptFile` names it."""
+    hasher = blake2b(digest_size=DIGEST_BYTES)
+    with path.open("rb") as file:
+        for piece in iter(partial(file.read, 1 << 20), b""):
+            hasher.update(piece)
+    return hasher.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +212,11 @@ class RemoteContents:
 
     def _known(self, reference: str) -> tuple[RemoteContent | None, dict[str, str]]:
         """What was fetched before, if it is there, and what a server is sent that may know that it is the same."""
-        with suppress(OSError, ValueError, KeyError):
-            said = json.loads(self._index(reference).read_text("utf-8"))
-            path = self.root / FOLDER / said["hash"] / said["name"]
-            if path.is_file():
-                return RemoteContent(reference, path.name, said["hash"], path=path), said["sent"]
+        with suppress(OSError, ValueError):
+            said = _Kept.model_validate_json(self._index(reference).read_text("utf-8"))
+            path = self.root / FOLDER / said.hash / said.name
+            if path.is_file() and not path.is_symlink() and _hash_of(path) == said.hash:
+                return RemoteContent(reference, path.name, said.hash, path=path), dict(said.sent)
         return None, {}
 
     async def _taken(
@@ -332,7 +360,7 @@ class RemoteContents:
                 self._refuse_size(sum(one.size for one in files), reference, what)
                 hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
                 found = [RemoteContent(reference, name, its_hash, commit) for name, its_hash in hashes.items()]
-            (self.root / FOLDER).mkdir(parents=True, exist_ok=True)  # runs look there whether they used any content
+            make_folder(self.root / FOLDER)  # runs look there whether they used any content
             for number, one in enumerate(found):
                 self.heed()
                 how: dict[str, Any] = {"repo_type": asked.kind, "revision": one.commit, "tqdm_class": silent_tqdm}

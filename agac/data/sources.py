@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
 from agac.core.keys import DIGEST_BYTES, canonical, shard_of, snapshot
+from agac.core.state_files import make_folder
 from agac.core.types import JSONValue, Row, Shard
 from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
 from agac.data.frames import GivenRows, lines_of
@@ -121,7 +122,7 @@ class KeptFile(AtomicFile):
 
     def __init__(self, folder: Path) -> None:
         with explained(folder, self.remedy):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         super().__init__(folder / "piped")
         self._hasher = blake2b(digest_size=DIGEST_BYTES)
 
@@ -139,7 +140,7 @@ class KeptFile(AtomicFile):
     def placed(self, path: Path) -> Path:
         """The file, durably in its place, which is on the same disk."""
         with explained(path, self.remedy):
-            path.parent.mkdir(exist_ok=True)
+            make_folder(path.parent)
         self.path = path
         self.commit()
         return path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, SpecError, UsageError, Where, lack_of
+from agac.core.state_files import make_folder
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
 from agac.data.json_formats import encode, quoted
@@ -64,7 +65,7 @@ class _Spool(AtomicFile):
 
     def __init__(self, folder: Path) -> None:
         with explained(folder, self.remedy):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         remove_leftovers(folder)
         for left in folder.glob(".*.spill-*"):
             if not left.with_name(left.name.rpartition(".spill-")[0]).exists():
@@ -176,6 +177,8 @@ class SqlSource:
         import duckdb
 
         spill = self._spool.spill()
+        with explained(spill, self._spool.remedy):
+            make_folder(spill)  # duckdb would make it as the umask says
         try:
             with closing(memory_database()) as connection:
                 connection.execute(f"SET temp_directory = {literal(str(spill))}")

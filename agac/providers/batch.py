@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
+from agac.core.state_files import make_file
 from agac.core.types import Fault, FaultKind
 from agac.providers.bodies import json_of, moment, text
 from agac.providers.dialect import too_large, unreadable
@@ -442,6 +443,7 @@ class BatchApi:
         try:
             if continues and not response.headers.get("content-range", "").startswith(f"bytes {begun}-"):
                 return self._torn(0)
+            make_file(target)
             with target.open("ab" if continues else "wb", buffering=PIECE) as file:
                 last = await self._copy(response, file, most)
                 file.flush()

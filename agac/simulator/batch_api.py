@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from aiohttp import web
 
+from agac.core.state_files import make_file
 from agac.simulator.anthropic import bad, results_url
 from agac.simulator.batch_store import DAY, Batch, StoredFile
 from agac.simulator.batch_worker import FAMILIES, SimulatedBatches
@@ -202,6 +203,7 @@ class OpenAiCall(BatchCall):
         now = self.store.now()
         file_id = self.store.new_id("file-", self.number, now)
         path = self.store.folder / f".upload-{file_id}"
+        make_file(path)
         with path.open("wb") as kept:
             shutil.copyfileobj(content, kept)
         lag = next((rule.value("times") for rule in self.rules if rule.kind == "batch_file_lag"), 0)
@@ -284,6 +286,7 @@ class MessageCall(BatchCall):
             self.store.count("rejected")
             self.store.count_faults(batch, "checked")
             return refusal
+        make_file(self.store.file_path(batch.input_id))
         self.store.file_path(batch.input_id).write_bytes(b"".join(self.requests))
         self.store.count("requests", batch.total)
         return self.created(batch)

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
+from agac.core.state_files import make_file, make_folder
 from agac.simulator.faults import FAULTS
 from agac.simulator.settings import SimulatorError
 
@@ -180,7 +181,7 @@ class BatchStore:
     def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
         """Where its "output" or its "errors" are gathered, to append to; what was not committed of them is cut off."""
         path = self.file_path(f"{batch.id}.{suffix}")
-        path.touch()
+        make_file(path)
         file = path.open("r+b")
         file.truncate(batch.out_size if suffix == "output" else batch.err_size)
         file.seek(0, os.SEEK_END)
@@ -208,7 +209,8 @@ class BatchStore:
         """A connection; makes the tables of a new file, and leaves a file of another program as it is."""
         db: sqlite3.Connection | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
+            make_file(self.path)
             db = sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False)
             db.execute("BEGIN IMMEDIATE")
             version, owner = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
@@ -225,7 +227,7 @@ class BatchStore:
             db.execute("PRAGMA cache_size = -16384")  # KiB: charged digests are looked up all over the file
             db.execute("PRAGMA synchronous = OFF")  # a kill loses nothing; a power cut may, and costs simulated money
             self._instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()[0]
-            self.folder.mkdir(exist_ok=True)
+            make_folder(self.folder)
         except (OSError, sqlite3.DatabaseError, SimulatorError) as error:
             if db is not None:
                 db.close()
@@ -258,7 +260,8 @@ class BatchStore:
         if sys.platform == "win32":  # there, one process uses a state file
             yield True
             return
-        self.folder.mkdir(exist_ok=True)
+        make_folder(self.folder)
+        make_file(self.folder / ".working")
         with (self.folder / ".working").open("wb") as lock:
             while not stopping.is_set():
                 try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agac.core.state_files import make_file
 from agac.simulator.anthropic import MessageBatches
 from agac.simulator.batch_store import DAY, Batch, BatchStore
 from agac.simulator.faults import FaultPlan, FaultRule, changed_answer, error_of, line_rules
@@ -394,6 +395,7 @@ def shape(batch: Batch, path: Path) -> Path:
     if not kinds & SHAPING:
         return path
     shaped = path.with_suffix(".shaped")
+    make_file(shaped)
     with path.open("rb") as lines, shaped.open("wb") as results:
         results.write(BOM if "batch_bom" in kinds else b"")
         for rule in batch.faults:

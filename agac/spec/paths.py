@@ -15,6 +15,7 @@ from secrets import token_hex
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
 from agac.core.keys import bytes_digest, canonical, digest
+from agac.core.state_files import make_folder, opener
 from agac.core.types import JSONValue
 
 # Finding the project: light enough for commands that only read the store.
@@ -79,9 +80,10 @@ def work_dir(folder: Path, root: Path) -> Path:
             whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
             raise UsageError(f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or a new one.")
         try:
-            (folder / _HOME).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((folder / _HOME).parent)
             new = folder / _HOME.with_suffix(f".{token_hex(8)}")  # several may make it at once
-            new.write_text(str(home_of(root)), "utf-8")
+            with open(new, "w", encoding="utf-8", opener=opener) as file:
+                file.write(str(home_of(root)))
             new.replace(folder / _HOME)
         except OSError as error:
             raise UsageError(f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another.") from error

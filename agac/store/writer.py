@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.keys import shard_of
+from agac.core.state_files import make_file, make_folder
 from agac.core.types import Outcome, RowId, Shard
 from agac.store import db, records
 from agac.store.db import Database, change, first, select, sql
@@ -31,7 +32,8 @@ async def open_database(path: Path) -> AsyncIterator[Database]:
     """Opens for writing, makes the database if there is none and migrates an older one."""
     with db.translated(path):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
+            make_file(path)  # with its mode, which SQLite gives to its log
         except OSError as error:
             in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
             remedy = "a file stands there; move it away" if in_the_way else "check the folder's owner"

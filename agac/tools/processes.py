@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agac.core.errors import ErrorType, RowError, UsageError
+from agac.core.state_files import make_file
 from agac.spec.python_code import FunctionRef
 from agac.tools import functions
 
@@ -200,6 +201,7 @@ class OpenCalls:
     def __init__(self, file: Path) -> None:
         lines = file.read_text("utf-8", "replace").split("\n") if file.exists() else []
         self.left = [line.strip() for line in lines if line.strip()]
+        make_file(file)
         self.file, self._free = file.open("wb", 0), [0]
 
     @contextmanager

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from agac import api
 from agac.api import monitor
 from agac.core.errors import UsageError
+from agac.core.state_files import make_folder, opener
 from agac.web.rendering import render
 from agac.web.security import form_of
 
@@ -63,8 +64,8 @@ async def retry(request: Request) -> Response:
 def start(words: list[str], project: Path, log_name: str) -> None:
     """Runs an agac command as a process of its own, which outlives the monitor; what it says goes into a file."""
     folder = project / LOGS
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / log_name).open("wb") as output:
+    make_folder(folder)
+    with open(folder / log_name, "wb", opener=opener) as output:
         process = subprocess.Popen(  # noqa: S603 - agac's own command, no shell
             [sys.executable, "-m", "agac", *words], cwd=project, stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.keys import custom_id
+from agac.core.state_files import make_folder, opener
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
@@ -53,8 +54,8 @@ class Spool:
         self._part = path.with_name(path.name + ".part")
         self._hash = hashlib.sha256()
         with writing(self._part):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._part.open("wb", buffering=BUFFER)
+            make_folder(path.parent)
+            self._file = open(self._part, "wb", buffering=BUFFER, opener=opener)  # noqa: SIM115 - closed by `finish`
 
     def add(self, line: bytes) -> None:
         """One more line, without its line break."""

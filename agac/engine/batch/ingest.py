@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
+from agac.core.state_files import opener
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount
@@ -386,5 +387,5 @@ def _chunks(files: Sequence[Path], longest: int) -> Iterator[list[bytes]]:
 
 
 def _append(path: Path, lines: Sequence[bytes]) -> None:
-    with path.open("ab") as file:
+    with open(path, "ab", opener=opener) as file:
         file.writelines(line + b"\n" for line in lines)

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from agac.core.errors import ErrorType, RowError, StoreError
+from agac.core.state_files import make_folder
 from agac.core.types import Fault, FaultKind
 from agac.data.files import sync_folder
 from agac.engine.batch.enrol import writing
@@ -182,7 +183,7 @@ async def _download(
     while True:
         try:
             with writing(part):
-                part.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(part.parent)
                 begun = part.stat().st_size if part.exists() else 0
                 free = shutil.disk_usage(part.parent).free + begun - (64 << 20)  # left to the store
                 got = await account.api.download(remote, part, min(most, free))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agac.core.keys import read_custom_id
+from agac.core.state_files import make_folder
 from agac.core.types import DayTime, Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
@@ -156,7 +157,7 @@ async def _is_ours(
 ) -> bool | Fault | None:
     """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
     path = context.path(record, ".candidate")
-    path.parent.mkdir(parents=True, exist_ok=True)  # another machine may have submitted it
+    make_folder(path.parent)  # another machine may have submitted it
     for remote in seen.results:
         lines = max(record.tasks, seen.total or 0)  # another's may be larger
         size = await context.account(record.provider).api.download(remote, path, form.longest_line * lines)

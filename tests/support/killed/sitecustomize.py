@@ -7,6 +7,7 @@ AGAC_TEST_SIGNAL is what it sends itself instead of SIGKILL, such as SIGSTOP.
 AGAC_TEST_PAGES is the most pages that a database may have: SQLite says that the disk is full beyond that.
 AGAC_TEST_PATIENCE is how many seconds a statement waits for a lock, whatever the program says.
 AGAC_TEST_BACK_OFF is how many seconds a failed call waits before it is tried again for the first time, not 0.5.
+AGAC_TEST_UMASK is the umask of the process, in octal digits.
 AGAC_TEST_REAL: the simulator's replies count as those of a real provider.
 AGAC_TEST_SILENT is after how many seconds without a word a worker counts as lost, not 60.
 AGAC_TEST_PUSH is after how many seconds a shard pushes its answers and looks whether it may go on, not 15 and 2.
@@ -84,6 +85,8 @@ def begin() -> None:
     EVENT, _, number = os.environ.get("AGAC_TEST_KILL", "").rpartition(":")
     LEFT = int(number or 0)
     PAGES, PATIENCE = os.environ.get("AGAC_TEST_PAGES", ""), os.environ.get("AGAC_TEST_PATIENCE", "")
+    if umask := os.environ.get("AGAC_TEST_UMASK"):
+        os.umask(int(umask, 8))
     if pause := os.environ.get("AGAC_TEST_BACK_OFF"):
         from agac.engine import retry_policy
 

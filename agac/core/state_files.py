@@ -1,0 +1,116 @@
+"""Who on this host may read what agac keeps: folders and files below `.agac` are their owner's alone, whatever the
+umask is; where a group shares the folder they are also the group's. Outputs are made as the umask says, elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+STATE = ".agac"
+"""The name of the folder with a project's state."""
+
+_OWN_FOLDER, _OWN_FILE = 0o700, 0o600
+_GROUP_FOLDER, _GROUP_FILE = 0o2770, 0o660
+
+_has_modes = os.name == "posix"
+_log = logging.getLogger("agac.store")
+
+
+def state_folder(path: Path) -> Path | None:
+    """The `.agac` that a path is in, or is; None: it is in none."""
+    parts = path.parts
+    return Path(*parts[: parts.index(STATE) + 1]) if STATE in parts else None
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the state with those above it, and takes from others the right to read a `.agac` that an older
+    agac made. Raises OSError."""
+    if (state := state_folder(folder)) is None or not _has_modes:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    state.parent.mkdir(parents=True, exist_ok=True)
+    missing = [one for one in (folder, *folder.parents) if one.is_relative_to(state) and not one.exists()]
+    for one in reversed(missing):
+        with suppress(FileExistsError):  # several may make it at once
+            one.mkdir(_OWN_FOLDER)
+            if one != state and _is_of_group(state):
+                one.chmod(_GROUP_FOLDER)
+    if not folder.is_dir():
+        raise NotADirectoryError(20, os.strerror(20), str(folder))
+    _tighten(state)
+
+
+def make_file(path: Path) -> None:
+    """Makes an empty file of the state where there is none, for what would make it as the umask says. Raises
+    OSError."""
+    with suppress(FileExistsError):
+        os.close(opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+
+def opener(path: str, flags: int) -> int:
+    """Opens a file of the state, as the `opener` of `open`."""
+    mode = file_mode(Path(path))
+    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), mode & 0o666)
+    if mode == _GROUP_FILE and flags & os.O_CREAT:
+        with suppress(PermissionError):  # another one's, of the same group
+            os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def file_mode(path: Path) -> int:
+    """With which mode a new file is made at a path: 0o666, which the umask cuts, outside of the state."""
+    if (state := state_folder(path)) is None or not _has_modes:
+        return 0o666
+    return _GROUP_FILE if _is_of_group(state) else _OWN_FILE
+
+
+def _is_of_group(state: Path) -> bool:
+    """Whether a group shares the folder: it has its setgid bit and may read it, as `chmod 2770` says."""
+    try:
+        return state.stat().st_mode & 0o2050 == 0o2050
+    except FileNotFoundError:
+        return False
+
+
+# A folder that an older agac made is as wide as the umask was. It is narrowed once, the folder itself first: from then
+# on others can put nothing into the place of what is in it.
+
+
+def _tighten(state: Path) -> None:
+    status = state.lstat()
+    is_link = stat.S_ISLNK(status.st_mode)
+    away = 0o007 if _is_of_group(state) else 0o077
+    if not state.stat().st_mode & away:
+        return
+    why = "is a link" if is_link else ""
+    if status.st_uid != os.geteuid():
+        why = "belongs to another user"
+    if not why:
+        try:
+            state.chmod(stat.S_IMODE(status.st_mode) & ~away)
+        except OSError as error:
+            why = f"cannot be changed ({error.strerror})"
+    if why:
+        what = "other users of this host may read it, and agac does not change that"
+        _log.warning("%s %s: %s; its owner can: chmod -R go-rwx %s/", state, why, what, state)
+    else:
+        _narrow(state, away)
+
+
+def _narrow(folder: Path, away: int) -> None:
+    """Takes these rights from all of ours in a folder. Nothing is opened: to close a file would end the locks that
+    SQLite has on it in this process. What is a link, another user's or also elsewhere under another name stays."""
+    for entry in os.scandir(folder):
+        with suppress(OSError):  # removed meanwhile, or on a disk that takes no changes
+            status = entry.stat(follow_symlinks=False)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if status.st_uid != os.geteuid() or not (is_folder or is_file):
+                continue
+            if status.st_mode & away:
+                Path(entry.path).chmod(stat.S_IMODE(status.st_mode) & ~away)
+            if is_folder:
+                _narrow(Path(entry.path), away)
