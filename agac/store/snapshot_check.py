@@ -29,7 +29,7 @@ _LONGEST = 64_000_000
 _MOST = 1 << 53
 """Of a number, a count or a position."""
 
-_PLAIN_TABLE = re.compile(r'CREATE TABLE "?\w+"?\(\s*"?\w+"?(?: \w+)?(?:,\s*"?\w+"?(?: \w+)?)*\s*\)', re.ASCII)
+_PLAIN_TABLE = re.compile(r'CREATE TABLE "?\w+"?\(\s*"?\w+"?(?: \w+)?(?:\s*,\s*"?\w+"?(?: \w+)?)*\s*\)', re.ASCII)
 """What `CREATE TABLE … AS SELECT` leaves: columns, and nothing that is computed, checked or has a module of its own."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -91,7 +91,10 @@ Tables = Mapping[str, Sequence[Column]]
 def store_tables(connection: sqlite3.Connection, names: Collection[str]) -> dict[str, list[Column]]:
     """The columns of these tables of a store."""
     return {
-        name: [Column(one[1], one[2], bool(one[3])) for one in connection.execute(f"PRAGMA main.table_info({name})")]
+        name: [
+            Column(name=one[1], type=one[2], filled=bool(one[3] or one[5]))  # a key is not declared as NOT NULL
+            for one in connection.execute(f"PRAGMA main.table_info({name})")
+        ]
         for name in names
     }
 
@@ -174,9 +177,8 @@ def _wrong(table: str, column: Column, known: Mapping[str, object]) -> str:
     if column.name in _REFERENCES:
         other, _, key = _REFERENCES[column.name].partition(".")
         must += [f"{name} IN (SELECT {key} FROM {other})" if other in known else f"{name} IS NULL"]
-    sound = " AND ".join(must)
-    is_wrong = f"NOT ({sound})" if column.filled else f"({name} IS NOT NULL AND NOT ({sound}))"
-    return f"{name} IS NULL OR {is_wrong}" if column.filled else is_wrong
+    sound = f"ifnull({' AND '.join(must)}, 0)"
+    return f"NOT {sound}" if column.filled else f"{name} IS NOT NULL AND NOT {sound}"
 
 
 def _quoted(value: str | int) -> str:
@@ -195,11 +197,13 @@ def _is_text(*values: bytes | None) -> bool:
 def _check_results(connection: sqlite3.Connection, needed: str) -> None:
     """Raises Damaged for results that no run here needs, and for such as only a person can have set where none did."""
     every = {"runs": json.dumps([run for (run,) in connection.execute("SELECT id FROM run")])}
-    if connection.execute(f"SELECT 1 FROM result WHERE NOT ({needed}) LIMIT 1", every).fetchone():
+    if connection.execute(f"SELECT 1 FROM result WHERE NOT ifnull({needed}, 0) LIMIT 1", every).fetchone():
         raise Damaged("it has results that its runs do not need")
     decided = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'decision'").fetchone()
     by_hand = "fingerprint IN (SELECT key FROM decision WHERE value IS result.value)" if decided else "false"
-    for (how,) in connection.execute(f"SELECT DISTINCT how FROM result WHERE NOT (how = '{MANUAL}' AND {by_hand})"):
+    for (how,) in connection.execute(
+        f"SELECT DISTINCT how FROM result WHERE NOT (how = '{MANUAL}' AND ifnull({by_hand}, 0))"
+    ):
         if how not in ("", "adopted") and not {*how.split(",")} <= HOWS:
             raise Damaged(f"it has a result that came about by {how[:50]!r}, which nobody decided")
 

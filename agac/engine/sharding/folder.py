@@ -158,6 +158,10 @@ class ShardManifest(SharedObject):
     taken: Mapping[Taken, Mark] = {}
 
 
+Beating = tuple[str, str]
+"""Whose sign of life it is: the name of a shard, and the mark of a process."""
+
+
 def folder_key(definition: bytes, selection: str, of: int) -> str:
     """Names the folder of a run in so many shards: by its definition and its selection, which is that of all shards."""
     return digest(canonical(["shards", definition.hex(), selection, of])).hex()
@@ -170,7 +174,7 @@ class ShardFolder:
         self.remote, self.workflow, self.key, self.trust = remote, workflow, key, {*trust} - {""}
         self.path = f"{runs_folder(workflow)}/{key}"
         self._last = dict[str, tuple[int, bytes]]()  # of logs that were read
-        self._read = dict[str, tuple[str, ShardStatus]]()  # by the mark of its process the newest that was read
+        self._read = dict[Beating, tuple[str, ShardStatus]]()  # the newest that was read
 
     async def create(self, name: str, content: bytes) -> bool:
         """Puts an object; False where it is there already."""
@@ -291,20 +295,21 @@ class ShardFolder:
     async def alive(self, *, in_full: bool = True) -> dict[int, ShardStatus]:
         """The newest sign of life of each shard, of the last minutes. Not `in_full`: of a process that did not end the
         first one that was read, so that many shards that hear each other need not read all of them."""
-        minute, newest = int(time.time() / 60), dict[tuple[str, str], tuple[int, str]]()
+        minute, newest = int(time.time() / 60), dict[Beating, tuple[int, str]]()
         of_minutes = (self.names(f"minutes/{one}") for one in range(minute - int(STALE_SECONDS / 60), minute + 2))
         for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
             if found := _BEAT.fullmatch(name):
-                newest[found[2], found[3]] = max(newest.get((found[2], found[3]), (0, "")), (int(found[1]), name))
-        names, known = {mark: name for (_, mark), (_, name) in newest.items()}, self._read
-        old = {mark for mark in known if in_full or names.get(mark, "").endswith(str(LAST))}
+                beating = found[2], found[3]
+                newest[beating] = max(newest.get(beating, (0, "")), (int(found[1]), name))
+        names, known = {beating: name for beating, (_, name) in newest.items()}, self._read
+        old = {one for one in known if in_full or names.get(one, "").endswith(str(LAST))}
         fresh = [one for one in names.items() if one[0] not in known or (one[0] in old and known[one[0]][0] != one[1])]
         contents = await asyncio.gather(*(self.read(name) for _, name in fresh))
-        for (mark, name), content in zip(fresh, contents, strict=True):
+        for (beating, name), content in zip(fresh, contents, strict=True):
             status = self.believed(ShardStatus, name, content)
-            if status is not None and self._is_its(status, name, f"{status.shard.name}-{mark}-", status.mark == mark):
-                known[mark] = name, status
-        self._read = {mark: known[mark] for mark in names if mark in known}
+            if status is not None and self._is_its(status, name, (status.shard.name, status.mark) == beating):
+                known[beating] = name, status
+        self._read = {beating: known[beating] for beating in names if beating in known}
         return {one.number: one for _, one in sorted(self._read.values(), key=lambda told: told[1].at)}
 
     async def manifests(self) -> dict[int, ShardManifest]:
@@ -313,13 +318,15 @@ class ShardFolder:
         manifests = dict[int, ShardManifest]()
         for log, (_, content) in found.items():
             manifest = self.believed(ShardManifest, log, content)
-            if manifest is not None and self._is_its(manifest.status, log, f"/{manifest.status.shard.name}"):
+            if manifest is not None and self._is_its(
+                manifest.status, log, log == f"ended/{manifest.status.shard.name}"
+            ):
                 manifests[manifest.status.number] = manifest
         return dict(sorted(manifests.items()))
 
-    def _is_its(self, status: ShardStatus, name: str, part: str, same_process: bool = True) -> bool:
-        """Whether an object is of the shard and the process that its name says; else that is reported."""
-        if part in name and same_process:
+    def _is_its(self, status: ShardStatus, name: str, is_its: bool) -> bool:
+        """Reports an object that is not of the shard and the process that its name says."""
+        if is_its:
             return True
         what = f"it is about shard {status.shard}, or of another process"
         _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, what)
