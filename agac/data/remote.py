@@ -68,6 +68,11 @@ class _Kept(BaseModel):
     ]
     """Headers by which a server knows that it is the same."""
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is sent."""
+        return {str(name): value for name, value in self.sent.items()}
+
 
 def _hash_of(path: Path) -> str:
     """Of a file's content, as `KeptFile` names it."""
@@ -216,7 +221,7 @@ class RemoteContents:
             said = _Kept.model_validate_json(self._index(reference).read_text("utf-8"))
             path = self.root / FOLDER / said.hash / said.name
             if path.is_file() and not path.is_symlink() and _hash_of(path) == said.hash:
-                return RemoteContent(reference, path.name, said.hash, path=path), dict(said.sent)
+                return RemoteContent(reference, path.name, said.hash, path=path), {**said.headers}
         return None, {}
 
     async def _taken(

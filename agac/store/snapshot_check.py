@@ -77,7 +77,7 @@ _REFERENCES = {
 that it comes into."""
 
 
-class Column(NamedTuple):
+class StoreColumn(NamedTuple):
     """A column of a table of the store: its declared type, and whether it always has a value."""
 
     name: str
@@ -85,14 +85,14 @@ class Column(NamedTuple):
     filled: bool
 
 
-Tables = Mapping[str, Sequence[Column]]
+Tables = Mapping[str, Sequence[StoreColumn]]
 
 
-def store_tables(connection: sqlite3.Connection, names: Collection[str]) -> dict[str, list[Column]]:
+def store_tables(connection: sqlite3.Connection, names: Collection[str]) -> dict[str, list[StoreColumn]]:
     """The columns of these tables of a store."""
     return {
         name: [
-            Column(name=one[1], type=one[2], filled=bool(one[3] or one[5]))  # a key is not declared as NOT NULL
+            StoreColumn(name=one[1], type=one[2], filled=bool(one[3] or one[5]))  # a key is not declared as NOT NULL
             for one in connection.execute(f"PRAGMA main.table_info({name})")
         ]
         for name in names
@@ -125,9 +125,9 @@ def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[st
                 raise Damaged("a definition is not what its hash stands for")
 
 
-def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, list[Column]]:
+def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, list[StoreColumn]]:
     """The tables of a snapshot with its columns: plain ones, of those of a store, which an older one may lack."""
-    known = dict[str, list[Column]]()
+    known = dict[str, list[StoreColumn]]()
     for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_schema"):
         if kind != "table" or name not in tables or not _PLAIN_TABLE.fullmatch(statement or ""):
             raise Damaged("it has more than tables of runs")
@@ -148,7 +148,7 @@ def _refuse_lines(connection: sqlite3.Connection, table: str, wrong: Sequence[st
             raise Damaged(f"its table {table} has a {column} that no run has")
 
 
-def _wrong(table: str, column: Column, known: Mapping[str, object]) -> str:
+def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
     """The condition under which a value of a column is none."""
     name, must = f'"{column.name}"', list[str]()
     match column.type:

@@ -26,7 +26,7 @@ FULL_BYTES, LEAST_BYTES = 256_000_000, 256_000  # of text: one pack of each shar
 PAGE = 500  # rows that are given at a time
 
 
-async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict[str, AsyncIterator[tuple[Any, Any]]]:
+async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict[Kind, AsyncIterator[tuple[Any, Any]]]:
     """All that files are made of: `rows`, those that `failed` beside them, and lines of `filtered` ones; each with a
     key, by which they are in order, and which no other part of the run has."""
     outputs = Outputs(run, root, 0)
@@ -53,10 +53,10 @@ async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict
 
 async def put_rows(
     database: Database, run: RunRecord, root: Path, folder: ShardFolder, of: int
-) -> dict[str, tuple[str, ...]]:
+) -> dict[Kind, tuple[str, ...]]:
     """Puts all that a run's files are made of, of one of so many shards; gives the names of the packs, by what is in
     them, in their order."""
-    packs, full = dict[str, tuple[str, ...]](), max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
+    packs, full = dict[Kind, tuple[str, ...]](), max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
     for kind, rows in (await rows_with_keys(database, run, root)).items():
         names, lines, size = list[str](), list[bytes](), 0
         async for one in rows:
@@ -146,6 +146,7 @@ def _row(told: Any) -> ExportRow:
     """A row of an export. Raises ValueError and TypeError."""
     row = ExportRow(*told)
     texts = row.value, row.error_message
+    ways: list[Any] = [*(row.how or {}).values()]
     is_sound = [
         row.ordinal is None or _is_number(row.ordinal),
         isinstance(row.id, str) or _is_number(row.id),
@@ -155,7 +156,7 @@ def _row(told: Any) -> ExportRow:
         _is_number(row.key),
         row.form is None or isinstance(row.form, dict),
         row.made in (0, 1),
-        row.how is None or all(isinstance(how, str) and _HOW.fullmatch(how) for how in row.how.values()),
+        all(isinstance(way, str) and _HOW.fullmatch(way) for way in ways),
     ]
     if not all(is_sound):
         raise ValueError("it has values that no row has")
