@@ -1,9 +1,10 @@
 """Fetching within bounds: who may be reached, how much may come, how long it may take, and who gets credentials."""
 
 import gzip
+import json
 import socket
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,36 @@ def test_content_is_kept_by_its_hash_and_not_sent_again_while_it_is_the_same(tmp
     second = fetched(tmp_path, f"{site.url}/a%20ü/p.md?x=1", **LOCAL)
     assert (second.path.read_bytes(), first.path.read_bytes()) == (b"Say no, please.", b"Say yes.")
     assert [headers.get("if-none-match") for _, _, headers in site.seen] == [None, '"8"', '"8"']
+
+
+POISONED: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    "no object": lambda known, _: [known],
+    "a way out": lambda known, _: {**known, "name": "../../../agac.yml"},
+    "another hash": lambda known, _: {**known, "hash": "0" * 32},
+    "a hash that is a way": lambda known, _: {**known, "hash": ".."},
+    "another header": lambda known, _: {**known, "sent": {"Host": "elsewhere.example"}},
+    "a header of two lines": lambda known, _: {**known, "sent": {"If-None-Match": "x\r\nHost: elsewhere.example"}},
+    "a number": lambda known, _: {**known, "sent": {"If-None-Match": 7}},
+    "more": lambda known, _: {**known, "more": 1},
+    "another content": lambda known, path: path.write_text("Say no.", "utf-8") and known,
+}
+
+
+@pytest.mark.parametrize("poison", POISONED)
+def test_what_is_kept_of_a_reference_is_believed_only_as_agac_wrote_it(poison: str, tmp_path: Path, site: Site) -> None:
+    def page(request: BaseHTTPRequestHandler) -> None:
+        same = request.headers.get("If-None-Match") == '"1"'
+        reply(request, b"" if same else b"Say yes.", 304 if same else 200, ETag='"1"')
+
+    site.pages["/p.md"] = page
+    first = fetched(tmp_path, f"{site.url}/p.md", **LOCAL)
+    (index,) = (tmp_path / ".agac/remote").glob("*.json")
+    known = POISONED[poison](json.loads(index.read_text("utf-8")), first.path)
+    index.write_text(json.dumps(known), "utf-8")
+    again = fetched(tmp_path, f"{site.url}/p.md", **LOCAL)
+    assert again.path.read_bytes() == b"Say yes."
+    assert again == first
+    assert [headers.get("if-none-match") for _, _, headers in site.seen] == [None, None]
 
 
 @pytest.mark.parametrize(
