@@ -10,8 +10,9 @@ from itertools import islice
 from typing import Any
 
 from agac.core.errors import Problem, Where, listed
-from agac.spec.cel import CelNode, Chain, cel_library, parse, shown
+from agac.spec.cel import CelNode, Chain, cel_library, parse, shown, spot
 from agac.spec.guard_checks import METHODS, text_faults
+from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
 
 MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
 
@@ -55,8 +56,30 @@ def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]
     faults = list(text_faults(text))
     if faults:
         return None, [Problem(where, message) for message in dict.fromkeys(faults)]
-    chains = tuple(parse(text).references())
+    tree = parse(text)
+    if where is not STORED and (fault := _cost_fault(text, tree)) is not None:
+        return None, [Problem(where, fault)]
+    chains = tuple(tree.references())
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
+
+
+_REMEDY = "test fewer elements, with fewer macros inside one another, or compute it in a python stage"
+
+
+def _cost_fault(text: str, tree: CelNode) -> str | None:
+    """Why a guard takes too long for any row; None for one that can be evaluated for small rows."""
+    try:
+        CostMeter({}).count(tree)
+    except TooManySteps as refused:
+        part = _part(text, refused.node)
+        return f"{spot(text, refused.node.start)}: `{part}` takes more than {MAX_STEPS:,} steps for each row; {_REMEDY}"
+    return None
+
+
+def _part(text: str, node: CelNode) -> str:
+    """The text of a part, cut to 80 characters."""
+    written = " ".join(text[node.start : node.end].split())
+    return written if len(written) <= MAX_SHOWN else f"{written[: MAX_SHOWN - 1]}…"
 
 
 class GuardFailed(Exception):
@@ -72,23 +95,52 @@ class Evaluator:
         self._stages = frozenset(stages)
         self._program = cel_library().compile(guard.text)
         self._picked = [(name, _members(guard.chains, name)) for name in guard.names]
+        self._tree = parse(guard.text)
+        try:
+            self._room = plain_room(self._tree)
+        except TooManySteps:  # in a run that was recorded before such guards were refused
+            self._room = -1
 
     def test(self, visible: Mapping[str, Any]) -> bool:
         """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row` with all fields. Whole
-        numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`."""
+        numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`, also
+        where the guard would take more than MAX_STEPS steps for what is shown."""
         guard = self._guard
+        handed = self._handed(visible)
         try:
-            result = self._program.execute(self._handed(visible))
+            result = self._program.execute(handed) if self._is_small(handed) else self._measured(handed)
         except FAILURES as error:
             values = {name: visible[name] for name in guard.names if name in visible}
             explainer = _Explainer(guard.text, visible, self._stages)
-            raise GuardFailed(explainer.sentence(parse(guard.text), values, error)) from None
+            raise GuardFailed(explainer.sentence(self._tree, values, error)) from None
         if isinstance(result, bool):
             return result
         text = guard.text.strip()
         if result is None and text in self._stages and guard.chains == ((text,),):
             raise GuardFailed(_skipped(text))
         raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
+
+    def _is_small(self, handed: Mapping[str, Any]) -> bool:
+        """Whether values are so small that the guard cannot take long, whatever they hold."""
+        room = self._room
+        for value in handed.values():
+            if room < 0:
+                return False
+            room -= weight_of(value, room)
+        return room >= 0
+
+    def _measured(self, handed: Mapping[str, Any]) -> Any:
+        """The guard's value, if it takes no more steps than it may; of `a && b` and `a || b` the first parts may decide
+        before the part that would take too many. Raises GuardFailed."""
+        try:
+            CostMeter(handed).count(self._tree)
+        except TooManySteps:
+            parts = _Parts(self._guard.text, MAX_STEPS)
+            try:
+                return parts.decided(self._tree, handed)
+            except TooManySteps as refused:
+                raise GuardFailed(_too_long(self._guard.text, refused.node, handed)) from None
+        return self._program.execute(handed)
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
         """What the guard read and is there, by the way it is written: texts and structures cut to 80 characters."""
@@ -125,10 +177,19 @@ def _members(chains: tuple[Chain, ...], name: str) -> tuple[str, ...] | None:
     return texts if len(texts) == len(members) else None
 
 
+_pieces = json.JSONEncoder(ensure_ascii=False, default=str).iterencode
+
+
 def _cut(value: Any) -> Any:
     if isinstance(value, bool | float | None):
         return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value
+    if not isinstance(value, str):
+        text = ""
+        for piece in _pieces(value):  # a list may be large, and only its beginning is shown
+            text += piece
+            if len(text) > MAX_SHOWN:
+                break
     if len(text) > MAX_SHOWN:
         return text[: MAX_SHOWN - 1] + "…"
     return value if isinstance(value, str | int | list | dict) else text
@@ -141,20 +202,84 @@ MAX_ELEMENTS = 1000
 
 _NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
 _FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
-Values = dict[str, Any]  # what a part of a guard sees: what the row shows, and the names that macros bind
+Values = Mapping[str, Any]  # what a part of a guard sees: what the row shows, and the names that macros bind
+
+
+class _Parts:
+    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all."""
+
+    def __init__(self, text: str, steps: int) -> None:
+        self._text = text
+        self._left = steps
+        self._programs: dict[str, Any] = {}
+
+    def value(self, node: CelNode, values: Values) -> Any:
+        """What a part comes to. Raises TooManySteps before it would take more steps than are left."""
+        used = {part.value for part in node.walk() if part.kind == "name"}
+        seen = {name: values[name] for name in used if name in values}
+        self._left -= CostMeter(seen, self._left).count(node)
+        text = self._text[node.start : node.end]
+        if text not in self._programs:
+            self._programs[text] = cel_library().compile(text)
+        return self._programs[text].execute(seen)
+
+    def decided(self, node: CelNode, values: Values) -> Any:
+        """The same of a whole guard, part by part from the left until one decides, as the library does."""
+        if node.kind != "op" or node.value not in ("&&", "||"):
+            return self.value(node, values)
+        decides = node.value == "||"
+        result: Any = not decides
+        for part in node.parts:
+            result = self.decided(part, values)
+            if not isinstance(result, bool):
+                raise ValueError(f"{self._text[part.start : part.end]} is not true or false")
+            if result is decides:
+                break
+        return result
+
+
+def _too_long(text: str, node: CelNode, values: Values) -> str:
+    """What is said of a row for which a part of the guard takes too many steps."""
+    part = _part(text, node)
+    over = node.parts[0] if node.kind == "macro" else node
+    sizes = [
+        f"{shown(way)} is {_described(value)}"
+        for way in over.references()
+        if isinstance(value := _followed(values, way), str | list | Mapping)
+    ]
+    reason = f": {', '.join(sizes[:3])}" if sizes else ""
+    return f"`{part}` takes more than {MAX_STEPS:,} steps{reason}; {_REMEDY}"
+
+
+def _followed(values: Values, way: Chain) -> Any:
+    """The value at a way, None where there is none."""
+    value: Any = values
+    try:
+        for part in way:
+            value = value[part]
+    except (LookupError, TypeError):
+        return None
+    return value
 
 
 class _Explainer:
-    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it are results."""
+    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it are results. It may
+    take as many steps as the guard: a failure that takes longer to find is told of the part in which it is."""
 
     def __init__(self, text: str, visible: Mapping[str, Any], stages: frozenset[str]) -> None:
         self._text = text
         self._visible = visible
         self._stages = stages
-        self._programs: dict[str, Any] = {}
+        self._parts = _Parts(text, MAX_STEPS)
 
     def sentence(self, node: CelNode, values: Values, error: Exception) -> str:
         """Where, what and remedy for the smallest part of `node` that fails; `error` is that of the node."""
+        try:
+            return self._sentence(node, values, error)
+        except TooManySteps:
+            return f"`{_part(self._text, node)}` cannot be computed: {_reason(error)}"
+
+    def _sentence(self, node: CelNode, values: Values, error: Exception) -> str:
         for part, inner in self._needed(node, values):
             try:
                 self._run(part, inner)
@@ -193,11 +318,7 @@ class _Explainer:
         return self._text[node.start : node.end].strip()
 
     def _run(self, node: CelNode, values: Values) -> Any:
-        text = self._text[node.start : node.end]
-        if text not in self._programs:
-            self._programs[text] = cel_library().compile(text)
-        used = {one.value for one in node.walk() if one.kind == "name"}
-        return self._programs[text].execute({name: values[name] for name in used if name in values})
+        return self._parts.value(node, values)
 
     def _needed(self, node: CelNode, values: Values) -> Iterator[tuple[CelNode, Values]]:
         """The parts that CEL evaluates for `node`, as far as they decide, each with what it sees."""

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from agac.core.keys import canonical
 from agac.core.types import JSONValue
-from agac.spec.cel import cel_library
-from agac.spec.guard_checks import refusals
+from agac.spec.cel import CelNode, Unparsed, cel_library, parse, spot
+from agac.spec.guard_checks import MAX_LENGTH, refusals
+from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps
 from agac.spec.guards import FAILURES
 from agac.spec.yaml import read_yaml
 
@@ -48,12 +49,27 @@ def stub_fault(written: JSONValue) -> str | None:
         return f"delay is a number of seconds up to 600, not {delay!r}"
     if not all(isinstance(parts.get(way, ""), str) for way in ("file", "cel", "error")):
         return "file, cel and error are texts"
-    if "cel" in parts:
-        try:
-            cel_library().compile(parts["cel"])
-        except ValueError as error:
-            return next(iter(refusals(parts["cel"], str(error))), str(error))
+    return _expression_fault(parts["cel"]) if "cel" in parts else None
+
+
+def _expression_fault(text: str) -> str | None:
+    """What is wrong with the expression of a stub."""
+    if len(text) > MAX_LENGTH:
+        return f"cel is longer than {MAX_LENGTH:,} characters; write a shorter one, or the stub as a value"
+    try:
+        CostMeter({}).count(_compiled(text)[1])
+    except ValueError as error:
+        return next(iter(refusals(text, str(error))), str(error))
+    except Unparsed as unknown:
+        message, offset = unknown.args
+        return f"{spot(text, offset)}: {message}"
+    except TooManySteps as refused:
+        return f"{spot(text, refused.node.start)}: {_too_long()}"
     return None
+
+
+def _too_long() -> str:
+    return f"the expression takes more than {MAX_STEPS:,} steps; use fewer elements or macros"
 
 
 def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue], root: Path) -> StubAnswer:
@@ -70,15 +86,20 @@ def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue
     value: Any = dict(arguments) if "echo" in parts else parts.get("value")
     if "cel" in parts:
         try:
-            value = _program(parts["cel"]).execute({"args": dict(arguments)})
+            program, tree = _compiled(parts["cel"])
+            CostMeter({"args": dict(arguments)}).count(tree)
+            value = program.execute({"args": dict(arguments)})
+        except TooManySteps:
+            return StubAnswer(f"the stub of {name} cannot be computed: {_too_long()}", True, delay)
         except FAILURES as error:
             return StubAnswer(f"the stub of {name} cannot be computed: {error}", True, delay)
     return StubAnswer(value if isinstance(value, str) else canonical(value), delay=delay)
 
 
 @cache
-def _program(text: str) -> Any:
-    return cel_library().compile(text)
+def _compiled(text: str) -> tuple[Any, CelNode]:
+    """An expression made ready, and its tree. Raises ValueError and Unparsed for one that cannot be read."""
+    return cel_library().compile(text), parse(text)
 
 
 @lru_cache(maxsize=16)

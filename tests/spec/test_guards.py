@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import Where
-from agac.spec.cel import Chain, shown
+from agac.spec.cel import Chain, parse, shown
 from agac.spec.guard_checks import FUNCTIONS, MAX_LENGTH, GuardScope
-from agac.spec.guards import Evaluator, Guard, GuardFailed, compile_guard
+from agac.spec.guard_cost import MAX_STEPS, CostMeter, pattern_size, plain_room, weight_of
+from agac.spec.guards import STORED, Evaluator, Guard, GuardFailed, compile_guard
 from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11, "stages[1].when")
@@ -501,3 +502,111 @@ def test_no_pattern_is_matched_for_ever() -> None:
     row = {"a": "a" * 100_000 + "b", "b": "^(a+)+$"}
     for text in ('a.matches("^(a+)+$")', "a.matches(b)", '[a, a].exists(x, x.matches("(a|a)*$") && x == b)'):
         assert Evaluator(guard_of(text)).test(row) is False
+
+
+# What takes too long is refused before it is begun: the library cannot be stopped.
+
+TOO_LONG = "takes more than 10,000,000 steps"
+NUMBERS = "[" + ", ".join(map(str, range(500))) + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"{NUMBERS}.all(a, {NUMBERS}.all(b, {NUMBERS}.all(c, a + b + c > -1)))", "at column 1: "),
+        (f"n == 1 && {NUMBERS}.all(a, {NUMBERS}.all(b, a + b + size({NUMBERS}) > 0))", "at column 11: "),
+        (f"{NUMBERS}.map(a, {NUMBERS}).size() > 0", "at column 1: "),
+        (f"rows.exists(row, {NUMBERS}.all(a, {NUMBERS}.exists(b, {NUMBERS}.exists(c, a == c))))", "at column 1: "),
+    ],
+)
+def test_macros_over_written_lists_that_take_too_long_are_refused_at_load(text: str, place: str) -> None:
+    (message,) = refused(text)
+    assert message.startswith(place)
+    assert f"{TOO_LONG} for each row; test fewer elements" in message
+
+
+LONG_ROWS = [
+    ("xs.all(a, xs.all(b, a <= b || a > b))", {"xs": [*range(3_000)]}, "xs is a list of 3000"),
+    ("xs.filter(a, a > 0).size() > 0", {"xs": [*range(20_000)]}, "xs is a list of 20000"),
+    ("xs.map(a, a).size() > 0", {"xs": ["x" * 50] * 5_000}, "xs is a list of 5000"),
+    ("xs.exists(a, xs.map(b, b) == a)", {"xs": [*range(900)]}, "xs is a list of 900"),
+    ("row.xs.all(a, row.xs.all(b, a in row.xs))", {"row": {"xs": [*range(500)]}}, "row.xs is a list of 500"),
+    ("os.all(o, os.all(p, p.t.contains(o.t)))", {"os": [{"t": "x" * 5_000}] * 200}, "os is a list of 200"),
+    ("o.exists(k, o.exists(l, o[k] == o[l]))", {"o": {str(n): n for n in range(2_000)}}, "o is an object of 2000"),
+    ("x.matches('[a-f]{100}z')", {"x": "g" * 2_000_000}, "x is the text"),
+    ("ps.all(p, p.matches(p + 'x'))", {"ps": ["x"] * 100}, "ps is a list of 100"),
+    ("os.all(o, o.xs.all(a, o.xs.all(b, a != b)))", {"os": [{"xs": [*range(400)]}] * 20}, "os is a list of 20"),
+]
+
+
+@pytest.mark.parametrize(("text", "row", "why"), LONG_ROWS, ids=[text for text, _, _ in LONG_ROWS])
+def test_a_row_for_which_a_guard_takes_too_long_fails_with_the_reason(text: str, row: dict[str, Any], why: str) -> None:
+    with pytest.raises(GuardFailed) as failed:
+        Evaluator(guard_of(text)).test(row)
+    assert f"{TOO_LONG}: {why}" in str(failed.value)
+    assert str(failed.value).endswith("macros inside one another, or compute it in a python stage")
+
+
+def test_ordinary_lists_are_no_matter() -> None:
+    orders = [{"items": [{"price": 3}] * (2_000 if number == 5 else 5)} for number in range(500)]
+    assert Evaluator(guard_of("orders.all(o, o.items.all(i, i.price > 0))")).test({"orders": orders})
+    assert Evaluator(guard_of("xs.all(a, xs.exists(b, b == a))")).test({"xs": [*range(300)]})
+    assert Evaluator(guard_of("xs.filter(x, x > 5).size() > 3")).test({"xs": [*range(1_500)]})
+    assert Evaluator(guard_of("!xs.exists(x, x < 0)")).test({"xs": [*range(100_000)]})
+    assert Evaluator(guard_of("text.matches('(?i)refund|money back')")).test({"text": "x" * 100_000 + "Refund"})
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("size(xs) < 1000 && xs.all(a, xs.all(b, a <= b || a > b))", False),
+        ("size(xs) > 1000 || xs.all(a, xs.all(b, a <= b || a > b))", True),
+        ("(n == 2 || n == 3) && size(xs) > 1 && xs.all(a, xs.all(b, a <= b || a > b))", False),
+    ],
+)
+def test_a_part_that_decides_before_spares_the_part_that_takes_too_long(text: str, holds: bool) -> None:
+    assert Evaluator(guard_of(text)).test({"xs": [*range(3_000)], "n": 1}) is holds
+
+
+def test_why_a_guard_fails_is_looked_for_no_longer_than_the_guard_may_take() -> None:
+    row = {"xs": [*range(1_000), "one"], "ys": [*range(100_000)]}
+    with pytest.raises(GuardFailed) as failed:
+        Evaluator(guard_of("xs.all(a, a >= 0 || size(ys) == 3)")).test(row)
+    shown_part = "`xs.all(a, a >= 0 || size(ys) == 3)` cannot be computed: its values do not fit together"
+    assert str(failed.value) == shown_part
+
+
+@campaign(test=100, soak=5000)
+@given(made=expressions(), row=st.dictionaries(_NAMES, _VALUES), times=st.integers(1, 200))
+def test_what_needs_no_count_never_takes_too_many_steps(made: Made, row: dict[str, Any], times: int) -> None:
+    tree = parse(f"({made[0]}) == 1")
+    room = plain_room(tree)
+    rows = {name: [value] * times for name, value in row.items()}
+    if sum(weight_of(value, room) for value in rows.values()) <= room:
+        assert CostMeter(rows).count(tree) <= MAX_STEPS
+
+
+PATTERNS = [
+    ("abc", 4),
+    ("a{20}b", 22),
+    ("(ab){3,5}", 11),
+    ("[a-z]{2}[]x]", 4),
+    (r"\w+ \[", 5),
+    ("(?i)(a|b)", 5),
+    ("(", 1),
+]
+
+
+@pytest.mark.parametrize(("pattern", "parts"), PATTERNS)
+def test_the_size_of_a_pattern_is_that_with_its_repetitions_written_out(pattern: str, parts: int) -> None:
+    assert pattern_size(pattern).parts == parts
+    assert pattern_size(pattern).compiled >= parts
+
+
+def test_a_recorded_guard_that_takes_too_long_fails_each_row() -> None:
+    text = f"{NUMBERS}.all(a, {NUMBERS}.all(b, {NUMBERS}.all(c, a + b + c > -1)))"
+    guard, problems = compile_guard(text, STORED)
+    assert guard is not None
+    assert not problems
+    with pytest.raises(GuardFailed, match=TOO_LONG):
+        Evaluator(guard).test({})

@@ -41,6 +41,15 @@ def test_a_call_that_was_not_recorded_is_named(tmp_path: Path) -> None:
     assert said.text.startswith("the stub of search cannot be computed: ")
 
 
+def test_a_stub_that_takes_too_long_for_a_call_is_an_error_of_the_tool(tmp_path: Path) -> None:
+    stub = {"cel": "args.xs.all(a, args.xs.all(b, a != b))"}
+    assert stub_fault(stub) is None
+    assert stub_answer(stub, "search", {"xs": [1, 2]}, tmp_path)[:2] == ("false", False)
+    said = stub_answer(stub, "search", {"xs": [*range(5_000)]}, tmp_path)
+    assert said.error
+    assert "takes more than 10,000,000 steps" in said.text
+
+
 NO_STUBS: list[tuple[Any, str]] = [
     ({"delay": 0.4}, "a stub is a value, or one of {value: …}, {file: …}, {cel: …}, {echo: …}, {error: …}"),
     ({"echo": True, "error": "no"}, "a stub is a value, or one of"),
@@ -48,6 +57,11 @@ NO_STUBS: list[tuple[Any, str]] = [
     ({"echo": True, "delay": True}, "delay is a number of seconds up to 600, not True"),
     ({"error": 3}, "file, cel and error are texts"),
     ({"cel": "args.q =="}, ""),
+    ({"cel": "1 + " * 3_000 + "1"}, "cel is longer than 10,000 characters"),
+    (
+        {"cel": f"{[*range(900)]}.map(a, {[*range(900)]}).size()"},
+        "at column 1: the expression takes more than 10,000,000",
+    ),
 ]
 
 
