@@ -116,7 +116,7 @@ async def retrieve(
             invocation.run, invocation.ended, invocation.complete = number, True, True  # there is nothing to do
         else:
             await confirm_store(database, work)
-            with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
+            with interruptible(invocation.stop_signal, signals=handle_signals):
                 await walk_through(database, work, invocation, [], progress, lambda: None)
         report = await report_of(database, work, invocation, [], writes=newer is None and work.sharding is None)
         report = await reported(database, work, invocation, report)

@@ -149,7 +149,7 @@ async def invoke(
             keep_previous(plan.output.dir)
         if options.stream:
             progress = replies_only if progress else False
-        with interruptible(invocation.stop_signal.interrupt, signals=handle_signals):
+        with interruptible(invocation.stop_signal, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
         writes = not elsewhere and work.sharding is None
         report = await report_of(database, work, invocation, warnings, checked.workflow, writes=writes)

@@ -14,31 +14,78 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec, TypeVar
+from types import FrameType
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 _LOOK_SECONDS = 0.1  # so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
+
+_INSIST_SECONDS = 0.3
+"""How long the event loop may take to notice a Ctrl-C. Work that keeps it busy for longer is broken off."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class StopSwitch(Protocol):
+    """What ends the work of a function in good order."""
+
+    asked: bool
+    """Set at once by a signal, also while the event loop is busy: work in pieces looks at it before each piece."""
+
+    def interrupt(self) -> None:
+        """Ends the work; called on the event loop, as soon as it is free."""
+
+
 @dataclass(slots=True)
 class Interrupts:
     """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends it in good order;
-    without it its task is cancelled, and the second Ctrl-C does not wait for that."""
+    without it its task is cancelled, and the second Ctrl-C does not wait for that. Where the event loop is too busy to
+    notice the first one, a second one is sent."""
 
     count: int = 0
-    stop: Callable[[], None] | None = None
+    stop: StopSwitch | None = None
     task: asyncio.Task[Any] | None = None
+    noticed: bool = False
+    """Whether the event loop has been free since the first Ctrl-C."""
+    insisting: threading.Timer | None = None
+    """Sends the second Ctrl-C."""
 
-    def interrupt(self, *_: object) -> None:
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """The handler of SIGINT, in the thread in which the work is done or waited for."""
+        self.interrupt()
+        if self.count == 1 and self.stop is None and hasattr(signal, "pthread_kill"):
+            again = (threading.get_ident(), signal.Signals(number))
+            self.insisting = threading.Timer(_INSIST_SECONDS, self._insist, again)
+            self.insisting.daemon = True
+            self.insisting.start()
+
+    def interrupt(self) -> None:
         """One Ctrl-C: of a signal handler, or of the thread that waits."""
         self.count += 1
         if self.count > 1 and self.stop is None:
             raise KeyboardInterrupt
+        if self.stop is not None:
+            self.stop.asked = True
         if self.task is not None:
             with suppress(RuntimeError):  # it has ended, and its loop is closed
-                self.task.get_loop().call_soon_threadsafe(self.stop or self.task.cancel)
+                self.task.get_loop().call_soon_threadsafe(self._notice)
+
+    def _notice(self) -> None:
+        self.noticed = True
+        if self.stop is not None:
+            self.stop.interrupt()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def _insist(self, thread: int, number: signal.Signals) -> None:
+        if not self.noticed and self.stop is None:
+            signal.pthread_kill(thread, number)
+
+    def end(self) -> None:
+        """Sends nothing from now on."""
+        if self.insisting is not None:
+            self.insisting.cancel()
+            self.insisting.join()
 
     def wait_for(self, call: Callable[[], T]) -> T:
         """The call, on this thread; in another one where a loop runs on this one already, as in a notebook."""
@@ -82,15 +129,18 @@ def blocking(
         runner = getattr(getattr(before, "func", None), "__self__", None)  # asyncio's own cancels who waits for us
         ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)  # no program handles it
         if ours:
-            signal.signal(signal.SIGINT, interrupts.interrupt)
+            signal.signal(signal.SIGINT, interrupts.handle)
         try:
             found = interrupts.wait_for(lambda: context.run(finish))
         except asyncio.CancelledError:
             if not interrupts.count:
                 raise
         finally:
-            if ours:
-                signal.signal(signal.SIGINT, before)
+            try:
+                interrupts.end()
+            finally:
+                if ours:
+                    signal.signal(signal.SIGINT, before)
         if interrupts.count:
             raise KeyboardInterrupt
         return found
@@ -147,18 +197,23 @@ def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]
 
 
 @contextmanager
-def interruptible(stop: Callable[[], None], *, signals: bool) -> Iterator[None]:
-    """Within it Ctrl-C calls `stop`, which asks for a good order once and for an end at once the second time: that of a
+def interruptible(stop: StopSwitch, *, signals: bool) -> Iterator[None]:
+    """Within it Ctrl-C turns `stop`, which asks for a good order once and for an end at once the second time: that of a
     function of `blocking`, and as `signals` SIGINT and SIGTERM, which only the main thread gets."""
     on_main = threading.current_thread() is threading.main_thread()
     loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
     interrupts = INTERRUPTS.get(None) or Interrupts()
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
+
+    def handle(*_: object) -> None:
+        # not `loop.add_signal_handler`, which tells of a signal only once the loop is free
+        stop.asked = True
+        loop.call_soon_threadsafe(stop.interrupt)
+
+    before = {number: signal.signal(number, handle) for number in numbers}
     interrupts.stop = stop
     try:
         yield
     finally:
         interrupts.stop = None
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

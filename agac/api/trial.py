@@ -109,7 +109,7 @@ class SampledVersion:
             work = replace(work, scope=self.scope, rows=self.rows(chosen))
             invocation = Invocation(given={"trial": dict(given)}, accepted=await confirm_store(database, work))
             count = partial(RowCount, len(chosen), exact=True)
-            with interruptible(invocation.stop_signal.interrupt, signals=signals):
+            with interruptible(invocation.stop_signal, signals=signals):
                 await walk_through(database, work, invocation, list(self.checked.warnings), progress, count)
             return invocation
 

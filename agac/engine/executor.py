@@ -239,6 +239,10 @@ class LevelStages(Generic[R]):
                 return self._leave(row, stage, lambda: result.note)
         return self._failed(row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None)
 
+    def is_guarded(self, stage: AnyStage) -> bool:
+        """Whether a condition is evaluated for the stage, which may take a while."""
+        return stage.index in self._guards or stage.index in self._filters
+
     def lets_in(self, view: RowView, stage: AnyStage) -> bool:
         """Whether the stage's guard would let the row in. One that cannot be decided is settled on the way."""
         guard = self._guards.get(stage.index)
@@ -345,6 +349,7 @@ class Executor:
         self._level, self._deriver, self._tasks = level, context.deriver, tasks
         self._settler, self._ledger, self._reviews = context.settler, context.ledger, context.reviews
         self._traces, self._wall = context.traces, context.work.clocks.wall
+        self._stop_signal = context.stop_signal
         self.does: LevelStages[ActiveRow] = LevelStages(plan, level, context.preparer, context.settler)
         self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
@@ -359,20 +364,32 @@ class Executor:
             row.notes = self._traces.begin(row)
         if does.in_turn:
             for stage in does.stages:
-                goes_on = does.settle(row, stage)
+                goes_on = self._settled(row, stage)
                 if goes_on is None:
                     goes_on = await self._answer(row, stage)
                 if not goes_on:
                     break
         else:
-            settle, begin = partial(does.settle, row), partial(self._answer, row)
+            settle, begin = partial(self._settled, row), partial(self._answer, row)
             await does.branches.walk(settle, begin, lambda: row.dropped)
         self._settle(row)
         if self._traces is not None:
             await self._traces.ended(row)
 
+    def _settled(self, row: ActiveRow, stage: AnyStage) -> bool | None:
+        """`LevelStages.settle`; after a signal no guard is evaluated, and `_answer` then says that the run stops."""
+        if self._is_too_late(stage):
+            return None
+        return self.does.settle(row, stage)
+
+    def _is_too_late(self, stage: AnyStage) -> bool:
+        # the loop may have rows of all workers to go through before it calls the signal's callback
+        return self._stop_signal.asked and self.does.is_guarded(stage)
+
     async def _answer(self, row: ActiveRow, stage: AnyStage) -> bool:
         """One stage of a row that takes time: whether those that need it may follow."""
+        if self._is_too_late(stage):
+            raise RunStopped
         if row.notes is not None:
             row.notes.begins[stage.index] = self._wall()
         task = self.does.task(row, stage)
@@ -427,6 +444,9 @@ READ_AHEAD = 64
 """Rows that are ready beyond those being worked on, so that no worker waits for the input. The chunk that is being read
 comes on top (`input_rows.CHUNK_ROWS`)."""
 
+TURN_SECONDS = 0.05
+"""So often the loop is left to others, while rows that wait for nothing would keep it busy."""
+
 Walk = Callable[[ActiveRow], Awaitable[None]]
 """Takes a row to its end. Raises RunStopped when the run stops on the way."""
 
@@ -444,17 +464,22 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
     ready: asyncio.Queue[tuple[Walk, ActiveRow]] = asyncio.Queue(workers + READ_AHEAD)
     working: list[asyncio.Task[None]] = []
     idle = 0
+    loop = asyncio.get_running_loop()
+    turned = loop.time()
 
     async def work() -> None:
-        nonlocal idle
+        nonlocal idle, turned
         while True:
             idle += 1
             walk, row = await ready.get()
             idle -= 1
             with suppress(RunStopped):
-                if stop_signal.stop is None:
+                if not stop_signal.stopping:
                     await walk(row)
             ready.task_done()
+            if loop.time() - turned > TURN_SECONDS:
+                await asyncio.sleep(0)
+                turned = loop.time()
 
     async def feed(source: RowSource) -> None:
         try:

@@ -49,6 +49,8 @@ class StopSignal:
         self.fault: Fault | None = None
         self.error: AgacError | None = None
         self.reason = ""
+        self.asked = False
+        """Set by a signal at once, when the event loop may be too busy to call `interrupt`."""
         self._callbacks: list[Callable[[], None]] = []
         self.stopped = asyncio.Event()
         self.forced = asyncio.Event()
@@ -93,9 +95,14 @@ class StopSignal:
                 callback()
         self.stopped.set()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing more is to begin."""
+        return self.asked or self.stop is not None
+
     def check(self) -> None:
         """Raises RunStopped once the run is to stop."""
-        if self.stop is not None:
+        if self.stopping:
             raise RunStopped
 
     async def sleep(self, seconds: float) -> None:
