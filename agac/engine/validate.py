@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
@@ -40,10 +40,42 @@ _OPEN_FENCE = re.compile(r"\A```(?:json|JSON)?[ \t]*\r?\n")
 _decode = json.JSONDecoder().raw_decode
 
 
+MAX_READS = 1_000_000
+"""Characters that the repair may read. A sound guess reads each one a few times, and all of them take about 0.5 s; on some
+texts the library reads the rest again for each quote."""
+
+
+class _TooManyReads(Exception):
+    """The repair of a reply was given up."""
+
+
+class _CountedText(str):
+    """A text that can be read MAX_READS times, counted in `reads` together with the texts that are cut out of it."""
+
+    __slots__ = ("reads",)
+    reads: list[int]
+
+    def __new__(cls, text: str, reads: list[int]) -> _CountedText:
+        counted = super().__new__(cls, text)
+        counted.reads = reads
+        return counted
+
+    def __getitem__(self, place: SupportsIndex | slice) -> str:
+        part = super().__getitem__(place)
+        self.reads[0] += len(part)
+        if self.reads[0] > MAX_READS:
+            raise _TooManyReads
+        return _CountedText(part, self.reads) if isinstance(place, slice) else part
+
+    def __add__(self, other: str) -> str:
+        return _CountedText(super().__add__(other), self.reads)
+
+
 def mended_json(text: str) -> str | None:
     """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it. None
     when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it: nothing is
-    made out of prose, and nothing is filled in. Needs the package json-repair."""
+    made out of prose, and nothing is filled in. None also where the repair would take too long. Needs the package
+    json-repair."""
     bare = text.strip()
     if not bare.startswith(("{", "[")):
         blocks: list[str] = _BLOCK.findall(bare) or [_OPEN_FENCE.sub("", bare)]
@@ -56,10 +88,10 @@ def mended_json(text: str) -> str | None:
         except json.JSONDecodeError:
             from json_repair import loads
 
-            value = loads(bare, skip_json_loads=True, strict=True)
+            value = loads(_CountedText(bare, [0]), skip_json_loads=True, strict=True)
             meant = isinstance(value, dict if bare[0] == "{" else list) and value
             return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, _TooManyReads):
         return None
     another = any(mark in bare[end:] for mark in "{[")  # nobody knows which of the two is meant
     return None if another else bare[:end]

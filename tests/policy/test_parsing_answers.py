@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
-from agac.engine.validate import MAX_ERRORS, Checker, ValidReply, mended_json, parsed, repair_request
+from agac.engine.validate import MAX_ERRORS, MAX_READS, Checker, ValidReply, mended_json, parsed, repair_request
 from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.templates import compile_template
@@ -196,6 +196,11 @@ def test_every_text_is_checked_without_an_accident_and_only_json_is_mended(text:
     found = checked(reply(text), {}, mends=True)
     if isinstance(found, ValidReply):
         json.dumps(found.value, allow_nan=False).encode()
+
+
+def test_the_repair_of_a_reply_is_given_up_after_so_many_characters() -> None:
+    assert mended_json(f"[{'1, ' * 1_000}]") == f"[{', '.join('1' * 1_000)}]"
+    assert mended_json(f"[{'1, ' * MAX_READS}]") is None
 
 
 # Several messages in one reply.
