@@ -204,16 +204,16 @@ def interruptible(stop: StopSwitch, *, signals: bool) -> Iterator[None]:
     loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
     interrupts = INTERRUPTS.get(None) or Interrupts()
 
-    def handle(*_: object) -> None:
-        # not `loop.add_signal_handler`, which tells of a signal only once the loop is free
+    def ask(*_: object) -> None:
         stop.asked = True
-        loop.call_soon_threadsafe(stop.interrupt)
 
-    before = {number: signal.signal(number, handle) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, stop.interrupt)  # tells of each signal, once the loop is free
+        signal.signal(number, ask)  # at once, in the place of a handler that does nothing
     interrupts.stop = stop
     try:
         yield
     finally:
         interrupts.stop = None
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -41,7 +41,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 MAX_READS = 1_000_000
-"""Characters that the repair may read. A sound guess reads each one a few times, and all of them take about 0.5 s; on some
+"""Characters that the repair may read, which takes about 0.5 s. A sound guess reads each one a few times; on some
 texts the library reads the rest again for each quote."""
 
 

@@ -1,9 +1,11 @@
 """A run that is asked to stop, or that a fatal fault stops: nothing is lost, nothing is paid twice."""
 
 import os
+import random
 import signal
 import socket
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from support.processes import Process, ended, go_on_command, interrupt, listening, quiet_account, row_count, wait_until
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
+from support.soak import SOAK
 
 WIDE = 8
 """The concurrency of these runs."""
@@ -254,3 +257,86 @@ def test_a_server_that_cannot_be_reached_is_named_while_it_is_tried_again_and_af
     with project.asking(simulator()):
         finishes(project, go_on_command(ran), rows=2)
     assert "brought no answer" not in project.agac("status").out
+
+
+# The event loop is busy: with guards over long lists, with patterns, with replies that are checked.
+
+HEAVY_ROWS = 16
+BUSY = {
+    "name": "classify",
+    "when": "size(xs) > 1 && xs.filter(x, x >= 0).size() > 2 && text.matches('(?i)(love|like) .*number')",
+    "prompt": "${text}",
+}
+END_SECONDS = 10.0
+"""A generous bound of what takes about a second: a machine that is shared may be slow."""
+
+
+HEAVY = [
+    {"id": f"r-{number}", "text": f"I love number {number}", "xs": [*range(1_500)]}
+    for number in range(1, HEAVY_ROWS + 1)
+]
+
+
+def heavy(project: ProjectFolder, server: Server) -> None:
+    """A project each of whose rows keeps the event loop busy for some 0.05 s, within what a guard may take."""
+    project.configure(server.base_url)
+    project.workflow(stages=[BUSY], path="data/rows.jsonl", rows=HEAVY)
+
+
+def seconds_to_end(process: Process, number: signal.Signals) -> tuple[float, Any]:
+    begun = time.monotonic()
+    interrupt(process, number)
+    ran = ended(process)
+    return time.monotonic() - begun, ran
+
+
+@pytest.mark.parametrize("seed", range(20 if SOAK else 2))
+def test_a_signal_ends_a_run_over_heavy_rows_at_any_moment(
+    seed: int, project: ProjectFolder, faulty: Faulty, record_property: Callable[[str, object], None]
+) -> None:
+    chosen = random.Random(seed)
+    moment = chosen.randrange(HEAVY_ROWS // 2)
+    number = chosen.choice([signal.SIGINT, signal.SIGTERM])
+    server = faulty([])
+    heavy(project, server)
+    process = runs(project)
+    wait_until(lambda: server.account()["requests"] >= moment, f"{moment} requests", process)
+    seconds, ran = seconds_to_end(process, number)
+    record_property("seconds_to_end", round(seconds, 2))
+    assert ran.code == 130, ran.err
+    assert seconds < END_SECONDS
+    project.assert_sound()
+    assert row_count(project) < HEAVY_ROWS
+    assert project.agac(*go_on_command(ran)).code == 0
+    assert row_count(project) == HEAVY_ROWS
+    assert server.account()["duplicates"] == 0
+
+
+def test_a_server_that_hangs_holds_up_no_second_signal_over_heavy_rows(project: ProjectFolder, faulty: Faulty) -> None:
+    server = faulty([{"kind": "hang", "at": [3, 4]}])
+    heavy(project, server)
+    process = runs(project)
+    wait_until(in_flight(server, 4), "calls that hang", process)
+    interrupt(process)
+    wait_until(lambda: server.account()["in_flight"] == 2, "the hanging calls alone", process)
+    seconds, ran = seconds_to_end(process, signal.SIGINT)
+    assert (ran.code, seconds < END_SECONDS) == (130, True), ran.err
+    project.assert_sound()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_plan_over_heavy_rows(number: signal.Signals, project: ProjectFolder, server: Server) -> None:
+    heavy(project, server)
+    project.rows(({**row, "id": f"{row['id']}-{part}"} for part in range(30) for row in HEAVY), "data/rows.jsonl")
+    process = project.start("plan", "-a", "reviews")
+    wait_until(lambda: _is_planning(process), "the plan", process)
+    seconds, ran = seconds_to_end(process, number)
+    assert ran.code in (130, -signal.SIGTERM)
+    assert seconds < END_SECONDS
+    assert not ran.out
+
+
+def _is_planning(process: Process) -> bool:
+    """Whether the input's file is open, or was read: the walk has begun."""
+    files = [link.resolve() for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return any(file.name == "rows.jsonl" for file in files)
