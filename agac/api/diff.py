@@ -28,8 +28,9 @@ from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.inputs import DATABASES, SUFFIXES, suffix_of
-from agac.spec.json_schema import compiled
+from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import PROJECT_FILE, matches
+from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.test_files import FOLDER
 from agac.spec.workflow import Overrides, Workflow
 from agac.store.db import open_for_reading
@@ -309,9 +310,12 @@ def _unfit_examples(workflow: Workflow, plan: Plan, changed: Container[str | Non
             continue
         for one in (one for one in stage.examples if one.role == "assistant" and not one.content.placeholders):
             with suppress(ValueError):  # it is no JSON
-                found = compiled(stage.schema.body).iter_errors(json.loads(one.content.render({})))
-                if (error := next(found, None)) is not None:
-                    said = f"the answer of an example does not fit the schema any more: {error.message}"
+                answer, body = json.loads(one.content.render({})), stage.schema.body
+                validator = compiled(body)
+                if not validator.is_valid(answer):
+                    errors = some_errors(validator, schema_cost(body), answer, 1)
+                    reason = errors[0].message if errors else TOO_MANY
+                    said = f"the answer of an example does not fit the schema any more: {reason}"
                     yield Problem(replace(written.at("messages"), path=one.path), said)
 
 

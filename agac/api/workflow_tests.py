@@ -36,12 +36,14 @@ from agac.engine.replay import FinalRows, RowViews
 from agac.plan.stage import recorded_stages
 from agac.spec.graph import StageNode, amended_by
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.json_schema import compiled
+from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import fetch_nothing
+from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.test_files import ExpectFile, ReplyFile, WorkflowCase, find_cases
 from agac.store.rows import State
 from agac.store.runs import definition_of
 
+_MOST_FAILURES = 20  # of one row that are told, where its result does not fit the schema
 _ENDED = (State.DONE, State.SKIPPED, State.FAILED)
 
 
@@ -258,8 +260,13 @@ def _of_rows(ran: TriedRun, case: WorkflowCase) -> Iterator[Failure]:
             continue
         if row.result is None:
             continue  # all of it was skipped
-        for wrong in validator.iter_errors(row.result) if validator is not None else ():
-            yield row.failure("a result of the schema", f"{'.'.join(map(str, wrong.instance_path))}: {wrong.message}")
+        if validator is not None and case.schema is not None and not validator.is_valid(row.result):
+            errors = some_errors(validator, schema_cost(case.schema.body), row.result, _MOST_FAILURES)
+            for wrong in errors or ():
+                place = ".".join(map(str, wrong.instance_path))
+                yield row.failure("a result of the schema", f"{place}: {wrong.message}")
+            if errors is None:
+                yield row.failure("a result of the schema", TOO_MANY)
         for guard, evaluator in tests:
             try:
                 holds, got = evaluator.test(row.seen), json.dumps(evaluator.values(row.seen), ensure_ascii=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from agac.core.errors import ErrorType, RowError, UsageError
@@ -25,7 +24,8 @@ from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.graph import stage_of
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, reads_on
+from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, goes_back, schema_cost
+from agac.spec.schema_errors import MAX_WORK, TOO_MANY, some_errors
 from agac.spec.templates import VARS
 from agac.spec.workflow import Stage
 
@@ -99,9 +99,6 @@ def mended_json(text: str) -> str | None:
 
 MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
 
-MOST_VALUES = 10_000
-"""Of a reply with more the first error alone is quoted: the library makes all before it gives one, 1 GB a million."""
-
 MOST_CHARACTERS = 300  # of each error
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -159,9 +156,10 @@ class Checker:
         self._mends, self._field, self._wants_json = stage.json_repair, stage.output_field, stage.wants_json
         try:
             self._schema = getattr(stage, "judge", None) or stage.schema
-            self._validators: dict[tuple[bool, int], Draft202012Validator] = {}
+            self._validators: dict[tuple[bool, int, int], Draft202012Validator] = {}
             if self._schema is not None:
-                self._reads_on = reads_on(self._schema.body, "pattern", "patternProperties")
+                self._cost = schema_cost(self._schema.body)
+                self._goes_back = goes_back(self._schema.body, "pattern", "patternProperties")
                 self._validator("")
         except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
             reason = getattr(error, "message", error)
@@ -198,11 +196,15 @@ class Checker:
         return RowError(ErrorType.SCHEMA_MISMATCH, f"the value is not {form}")
 
     def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:
-        """The one for a reply; where patterns may read on, for those of about its length."""
+        """The one for a reply; where patterns may go back, for those of about its length with about as many texts."""
         assert self._schema is not None
-        key = formats, len(text).bit_length() if self._reads_on else 0
+        length = texts = 0
+        if self._goes_back:
+            length, texts = len(text).bit_length(), (text.count('"') // 2).bit_length()
+        key = formats, length, texts
         if key not in self._validators:
-            self._validators[key] = compiled(self._schema.body, formats=formats, size=1 << key[1])
+            found = compiled(self._schema.body, formats=formats, size=1 << length, texts=1 << texts)
+            self._validators[key] = found
         return self._validators[key]
 
     def _one(self, text: str, *, enforced: bool = False) -> ValidReply | RowError:
@@ -254,17 +256,14 @@ class Checker:
     def _problems(self, text: str, value: JSONValue, *, formats: bool = True) -> list[str]:
         if self._schema is None:
             return []
-        from jsonschema_rs import ValidationError
-
         try:
+            if self._cost.visits * text.count(",") > MAX_WORK:
+                return ["the reply cannot be checked: it has too many values for a schema with so many alternatives"]
             validator = self._validator(text, formats=formats)
             if not validator.is_valid(value):
-                if text.count(",") > MOST_VALUES:
-                    validator.validate(value)
-                return [_described(error) for error in islice(validator.iter_errors(value), MAX_ERRORS)]
+                errors = some_errors(validator, self._cost, value, MAX_ERRORS)
+                return [TOO_MANY] if errors is None else [_described(error) for error in errors]
             return self._extra(value)[:MAX_ERRORS] if self._extra else []
-        except ValidationError as first:
-            return [_described(first)]
         except KeyboardInterrupt:
             raise
         except BaseException as problem:  # noqa: BLE001  (nested too deeply, a panic: a reply was paid and is no bug)

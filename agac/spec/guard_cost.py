@@ -375,6 +375,7 @@ class PatternSize:
 
 
 _CLASS_STATES, _LETTER_CLASS_STATES = 10, 200
+_STATES_OF_KIND = {"large": _LETTER_CLASS_STATES, "any": _CLASS_STATES}
 _PATTERN_PART = re.compile(
     r"(?P<large>\\[wWdDsS]|\\[pP](?:\{[^}]*\}|.))|(?P<any>\.)|(?P<escape>\\.)|(?P<open>\((?:\?[^:)<>=!]*:|\?P?<\w+>|\?)?)"
     r"|(?P<close>\))|\{(?P<least>[0-9]+)(?P<comma>,(?P<most>[0-9]*))?\}|(?P<either>\|)|(?P<class>\[)|(?P<other>.)",
@@ -405,8 +406,7 @@ def pattern_size(pattern: str) -> PatternSize:
             place, states = _class_end(pattern, place)
             last = (1, states * folds)
         else:
-            states = {"large": _LETTER_CLASS_STATES, "any": _CLASS_STATES}
-            last = (1, states.get(str(kind), folds))
+            last = (1, _STATES_OF_KIND.get(str(kind), folds))
         groups[-1] = (groups[-1][0] + last[0], groups[-1][1] + last[1])
     return PatternSize(1 + sum(one[0] for one in groups), 1 + sum(one[1] for one in groups))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 from agac.core.errors import Path_, did_you_mean, nearest
@@ -155,39 +155,144 @@ def _may_hold(schema: dict[str, Any], kind: str) -> bool:
 
 Fault: TypeAlias = "tuple[Path_, str]"  # what is wrong at a path within a schema
 
+# What checking a value takes.
+
+MAX_VISITS = 10_000
+"""Parts of a schema that may look at one value. References that lead to a part twice, to a part that does so, and so
+on, double the number each time: a schema of a few lines could look for hours."""
+
+_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
+_EACH_PART = (
+    "items", "prefixItems", "contains", "additionalProperties", "patternProperties", "propertyNames",
+    "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+
+
+class SchemaCost(NamedTuple):
+    """`visits`: the parts of a schema that look at one value and at those around it. `branches`: the ways in which the
+    schema leads back to itself there. `choices`: the values that its largest `enum` lists."""
+
+    visits: int
+    branches: int
+    choices: int
+
+
+def schema_cost(body: Mapping[str, Any]) -> SchemaCost:
+    """The cost of a schema whose references can be followed; others count as nothing."""
+    return _Count(body).of(body)
+
+
+def _too_many_visits(body: Mapping[str, Any]) -> str | None:
+    """Why a schema would take too long for any value; None for another one."""
+    visits = schema_cost(body).visits
+    if visits <= MAX_VISITS:
+        return None
+    return (
+        f"more than {MAX_VISITS:,} parts of the schema look at the same value; let fewer references and alternatives "
+        "lead to parts that have references and alternatives themselves"
+    )
+
+
+class _Count:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, SchemaCost] = {}
+        self._open: set[int] = set()
+
+    def of(self, schema: Any) -> SchemaCost:
+        if not isinstance(schema, Mapping):
+            return SchemaCost(1, 0, 0)
+        if id(schema) in self._open:
+            return SchemaCost(0, 1, 0)  # the library looks at a value once, however often references lead back
+        if id(schema) not in self._known:
+            self._open.add(id(schema))
+            self._known[id(schema)] = self._counted(schema)
+            self._open.discard(id(schema))
+        return self._known[id(schema)]
+
+    def _counted(self, schema: Mapping[str, Any]) -> SchemaCost:
+        parts = [self.of(sub) for key in (*_SAME_VALUE, *_EACH_PART) for sub in _schemas(key, schema.get(key))]
+        references = [schema.get(key) for key in ("$ref", "$dynamicRef")]
+        parts += [self.of(target(self._root, ref)) for ref in references if isinstance(ref, str)]
+        fields = schema.get("properties")
+        # each field is another value: the costliest counts
+        costs = [self.of(sub) for sub in fields.values()] if isinstance(fields, Mapping) else []
+        visits = 1 + sum(one.visits for one in parts) + max((one.visits for one in costs), default=0)
+        branches = sum(one.branches for one in parts) + max((one.branches for one in costs), default=0)
+        enum = schema.get("enum")
+        choices = len(enum) if isinstance(enum, list) else 0
+        choices = max([choices, *(one.choices for one in (*parts, *costs))])
+        return SchemaCost(min(visits, MAX_VISITS + 1), min(branches, MAX_VISITS), choices)
+
+
+def _schemas(key: str, value: Any) -> Iterable[Any]:
+    """The schemas that a keyword holds: one, several in a list, or one for each name."""
+    if isinstance(value, list):
+        return value
+    if key in ("dependentSchemas", "patternProperties"):
+        return value.values() if isinstance(value, Mapping) else ()
+    return () if value is None else (value,)
+
+
+# Patterns, and what checks values.
+
 BACKTRACK_LIMIT = 1_000_000
 """How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
 
 _READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
 """A repetition in a look-around or after a back-reference may read the whole text at each step: `^(?:(?!.*bad).)*$`."""
 _CHARACTERS = 100_000_000  # how many such patterns may read of a reply in all, which takes some 0.2 s
+_ALL_STEPS = 50_000_000  # how often patterns may go back in all texts of a reply together, which takes some 2 s
 GAVE_UP = "given up"  # what is said where a pattern has met its limit
 
 
 class _Pattern:
     """`pattern` in a schema that has such a one: that one may go back less often in a long reply."""
 
-    def __init__(self, most: int, _: object, pattern: str, __: object) -> None:
-        self._validator = _validator({"pattern": pattern}, most if _READS_ON.search(pattern) else BACKTRACK_LIMIT)
+    def __init__(self, most: int, limit: int, _: object, pattern: str, __: object) -> None:
+        self._validator = _validator({"pattern": pattern}, most if _READS_ON.search(pattern) else limit)
 
     def validate(self, instance: object) -> None:
         for error in self._validator.iter_errors(instance):
             raise ValueError(GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message)
 
 
-def reads_on(body: dict[str, Any], *keys: str) -> bool:
-    """Whether a pattern under one of these keywords, `pattern` and `patternProperties`, may read a text repeatedly."""
+def _patterns(body: dict[str, Any], *keys: str) -> list[str]:
     found = (sub.get(key) for _, sub in subschemas(body) for key in keys)
-    return any(_READS_ON.search(name) for one in found for name in (one if isinstance(one, dict) else [str(one)]))
+    return [name for one in found for name in (one if isinstance(one, dict) else [one]) if isinstance(name, str)]
 
 
-def compiled(body: dict[str, Any], *, formats: bool = True, size: int = 1) -> Draft202012Validator:
+def _reads_on(body: dict[str, Any], key: str) -> bool:
+    return any(map(_READS_ON.search, _patterns(body, key)))
+
+
+def goes_back(body: dict[str, Any], *keys: str) -> bool:
+    """Whether matching a pattern under one of these keywords, `pattern` and `patternProperties`, may go back. Rust's
+    ordinary engine reads a text once; look-arounds and back-references take another one, which goes back."""
+    return any(map(_goes_back, _patterns(body, *keys)))
+
+
+def _goes_back(pattern: str) -> bool:
+    from jsonschema_rs import Draft202012Validator, RegexOptions
+
+    try:
+        Draft202012Validator({"pattern": pattern}, pattern_options=RegexOptions())
+    except ValueError:
+        return True
+    return False
+
+
+def compiled(body: dict[str, Any], *, formats: bool = True, size: int = 1, texts: int = 1) -> Draft202012Validator:
     """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, nothing is
-    ever fetched, no pattern is matched for ever: of a value of `size` characters all that read on are given up in time.
-    Raises ValueError for a schema that cannot be compiled."""
-    most = min(_CHARACTERS // size + 1, BACKTRACK_LIMIT)
-    keywords = {"pattern": partial(_Pattern, most)} if reads_on(body, "pattern") else None
-    of_all = most if reads_on(body, "patternProperties") else BACKTRACK_LIMIT
+    ever fetched, no pattern is matched for ever: of a value of `size` characters in so many `texts` all that go back
+    are given up in time. Raises ValueError for a schema that cannot be compiled, or would take too long."""
+    if (fault := _too_many_visits(body)) is not None:
+        raise ValueError(fault)
+    going_back = [*filter(_goes_back, _patterns(body, "pattern", "patternProperties"))]
+    limit = min(_ALL_STEPS // (texts * max(len(going_back), 1)) + 1, BACKTRACK_LIMIT)
+    most = min(_CHARACTERS // size + 1, limit)
+    keywords = {"pattern": partial(_Pattern, most, limit)} if _reads_on(body, "pattern") else None
+    of_all = most if _reads_on(body, "patternProperties") else limit
     return _validator(body, of_all, validate_formats=formats, offline=True, keywords=keywords)
 
 

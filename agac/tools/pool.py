@@ -19,8 +19,9 @@ from agac.core.errors import AgacError, RowError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue, ToolCall
-from agac.spec.json_schema import compiled
+from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import home_of
+from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.tool_stubs import recorded_line, stub_answer
 from agac.spec.tools import ToolRules, ToolSpec
 from agac.spec.workflow import Stage
@@ -81,6 +82,7 @@ class ToolCounts:
 GRACE = 0.5  # seconds that a call goes on which nobody waits for any more
 KEPT_BYTES, KEPT_EACH = 64_000_000, 300  # of results kept in memory for equal calls, and what each takes besides
 RETRY_S, MAX_RETRY_S = 0.5, 30.0  # the wait before the first further try, which doubles each time, and the longest
+MOST_TEXTS = 1_000  # in the arguments of a call, as far as the time of patterns goes
 MOST_PROBLEMS, MOST_CHARS = 5, 300  # how many faults of arguments a model is told, and characters of each
 HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
 Arguments = dict[str, JSONValue]
@@ -219,7 +221,7 @@ class ToolPool:
         self.counts[at] = ToolCounts()
         bounds = self._bounds.setdefault((canonical(runner.key or [*at]), rules), _Bounds(rules, runner.most))
         try:
-            validator = compiled(dict(spec.parameters))
+            validator = compiled(dict(spec.parameters), texts=MOST_TEXTS)
         except ValueError:  # a server's own, which it alone can read
             validator = None
         record = stage.tooling.record
@@ -334,8 +336,7 @@ class ToolPool:
             return f"the arguments of {name} are not JSON: {error}"
         if not isinstance(given, dict):
             return f"the arguments of {name} are not an object; give one, with the parameters by name"
-        found = tool.validator.iter_errors(given) if tool.validator is not None else ()
-        said = [f"{'.'.join(map(str, one.instance_path)) or 'the object'}: {one.message}" for one in found]
+        said = [] if tool.validator is None else _faults(tool.validator, tool.spec, given)
         if said:
             problems = "; ".join(text[:MOST_CHARS] for text in said[:MOST_PROBLEMS])
             return f"the arguments of {name} do not satisfy its schema: {problems}"
@@ -514,6 +515,16 @@ def _number(text: str) -> float:
     """A number as it is, whole ones as such, so that 3.0 and 3 make the same call."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _faults(validator: Draft202012Validator, spec: ToolSpec, given: Arguments) -> list[str]:
+    """Why arguments do not satisfy the schema of their tool."""
+    if validator.is_valid(given):
+        return []
+    errors = some_errors(validator, schema_cost(spec.parameters), given, MOST_PROBLEMS)
+    if errors is None:
+        return [TOO_MANY]
+    return [f"{'.'.join(map(str, one.instance_path)) or 'the object'}: {one.message}" for one in errors]
 
 
 def _filled(spec: ToolSpec, given: dict[str, JSONValue]) -> dict[str, JSONValue]:

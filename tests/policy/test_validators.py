@@ -20,7 +20,8 @@ from test_parsing_answers import error_of, reply, stage, values
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.engine.validate import Checker, ValidReply
-from agac.spec.json_schema import compiled, schema_faults
+from agac.spec.json_schema import compiled, schema_cost, schema_faults
+from agac.spec.schema_errors import TOO_MANY
 
 LINES = (Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl").read_text("utf-8").splitlines()
 SUITE: dict[str, list[Any]] = dict(map(json.loads, LINES))
@@ -234,3 +235,56 @@ def test_no_number_is_too_large_to_be_judged(number: int, step: float) -> None:
     body = {"type": "integer", "multipleOf": step, "maximum": 0}
     checked = Checker(stage(body)).check(reply(json.dumps(number)))
     assert number <= 0 or not isinstance(checked, tuple)
+
+
+def doubled(levels: int, keyword: str = "allOf") -> dict[str, Any]:
+    """A schema each of whose parts leads to the next one twice."""
+    parts: dict[str, Any] = {f"a{n}": {keyword: [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**parts, f"a{levels}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf", "prefixItems"])
+def test_a_schema_whose_parts_look_too_often_at_a_value_is_refused(keyword: str) -> None:
+    assert schema_faults(doubled(8, keyword)) == []
+    ((path, message),) = schema_faults(doubled(13, keyword))
+    assert path == ()
+    assert "more than 10,000 parts of the schema look at the same value; let fewer references" in message
+
+
+NESTED = {"type": "array", "items": {"$ref": "#"}}
+
+
+def test_many_fields_of_one_shape_and_a_tree_are_no_matter() -> None:
+    fields = {f"f{n}": {"$ref": "#/$defs/part"} for n in range(2_000)}
+    part = {"anyOf": [{"type": "null"}, {"properties": {"left": {"$ref": "#/$defs/part"}, "x": {"type": "string"}}}]}
+    body = {"properties": fields, "$defs": {"part": part}}
+    assert schema_faults(body) == []
+    assert schema_cost(body).visits < 20
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ({"anyOf": [{"type": "null"}, NESTED, NESTED]}, "[" * 40 + "1" + "]" * 40),
+        ({"items": {"enum": [*range(3_000)]}}, json.dumps([0.5] * 3_000)),
+        (doubled(11, "anyOf"), '"x"'),
+    ],
+)
+def test_errors_that_would_take_too_long_to_make_are_told_in_one_sentence(body: dict[str, Any], value: str) -> None:
+    error = error_of(value, body=body)
+    assert error.type is ErrorType.SCHEMA_MISMATCH
+    assert error.message == TOO_MANY
+
+
+def test_of_many_wrong_values_beside_a_long_enum_the_first_alone_is_told() -> None:
+    error = error_of(json.dumps([0.5] * 1_000), body={"items": {"enum": [*range(1_000)]}})
+    assert error.message.startswith("[0]: 0.5 is not one of 0, 1")
+    assert error.message.count("0.5 is not one of") == 1
+
+
+def test_a_pattern_may_go_back_less_often_in_a_reply_of_many_texts() -> None:
+    body = {"items": {"pattern": "^(?:(?!bad).)*$"}}
+    assert isinstance(Checker(stage(body)).check(reply(json.dumps(["good text"] * 20_000))), ValidReply)
+    assert isinstance(Checker(stage(body)).check(reply(json.dumps(["good text " * 1_000] * 20))), ValidReply)
+    error = error_of(json.dumps(["x" * 20_000, *["good text"] * 20_000]), body=body)
+    assert "was given up after going back" in error.message
