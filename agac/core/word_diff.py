@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterable
-from difflib import SequenceMatcher
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from difflib import Match, SequenceMatcher
 from itertools import takewhile
 from operator import eq
 from typing import Any, Literal
@@ -23,13 +25,61 @@ _AROUND = 60
 """Characters of what is the same that are shown on each side of what differs."""
 
 
+_MAX_STEPS = 20_000_000
+"""Pairs of equal words that one comparison may look at, which takes about a second. Texts in which a few words repeat
+take the cube of their length."""
+
+
+class _TooManySteps(Exception):
+    """A comparison was given up."""
+
+
+class _Comparison(SequenceMatcher[str]):
+    """Compares two lists of words, and counts the pairs that it looks at."""
+
+    def __init__(self, old: Sequence[str], new: Sequence[str]) -> None:
+        self._left = _MAX_STEPS
+        self._old = old
+        self._times = Counter(new)
+        super().__init__(None, old, new, autojunk=False)
+
+    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
+        self._left -= sum(self._times[word] for word in self._old[alo:ahi])
+        if self._left < 0:
+            raise _TooManySteps
+        return super().find_longest_match(alo, ahi, blo, bhi)
+
+
 def word_diff(before: str, now: str) -> list[Span]:
-    """What two texts share and what differs, in order: the first is all but what is `added`, the second `removed`."""
+    """What two texts share and what differs, in order: the first is all but what is `added`, the second `removed`. Long
+    texts are compared by lines, and those that would take too long only at their beginnings and ends."""
     old, new = _WORD.findall(before), _WORD.findall(now)
-    if max(len(old), len(new)) > _MOST:
-        old, new = before.splitlines(keepends=True), now.splitlines(keepends=True)
+    if max(len(old), len(new)) <= _MOST:
+        with suppress(_TooManySteps):
+            return _compared(old, new)
+    old, new = before.splitlines(keepends=True), now.splitlines(keepends=True)
+    with suppress(_TooManySteps):
+        return _compared(old, new)
+    first = _shared(old, new)
+    last = _shared(old[first:][::-1], new[first:][::-1])
+    spans: list[Span] = [
+        ("same", "".join(old[:first])),
+        ("removed", "".join(old[first : len(old) - last])),
+        ("added", "".join(new[first : len(new) - last])),
+        ("same", "".join(old[len(old) - last :])),
+    ]
+    return [(how, text) for how, text in spans if text]
+
+
+def _shared(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many pieces two texts begin with alike."""
+    return sum(1 for _ in takewhile(bool, map(eq, old, new)))
+
+
+def _compared(old: Sequence[str], new: Sequence[str]) -> list[Span]:
+    """Raises _TooManySteps."""
     found: list[Span] = []
-    for how, start, end, first, last in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for how, start, end, first, last in _Comparison(old, new).get_opcodes():
         removed, added = "".join(old[start:end]), "".join(new[first:last])
         if how == "equal":
             found.append(("same", removed))

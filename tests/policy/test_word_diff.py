@@ -29,3 +29,17 @@ def test_what_is_the_same_for_long_is_cut() -> None:
     assert as_text(word_diff(f"{long}old {long}", f"{long}new {long}")).count("word") < 30
     many = "".join(f"line {i} of many\n" for i in range(3000))
     assert as_text(word_diff(many, many + "one more\n")).endswith("{+one more+}\n")
+
+
+def test_texts_that_would_take_too_long_to_compare_are_told_apart_at_their_ends() -> None:
+    old, new = "a b " * 1_200, "b a c " * 1_200
+    assert word_diff(f"same\n{old}\nend", f"same\n{new}\nend") == [
+        ("same", "same\n"),
+        ("removed", f"{old}\n"),
+        ("added", f"{new}\n"),
+        ("same", "end"),
+    ]
+    lines = word_diff("same\n" + "a\nb\n" * 5_000 + "end", "same\n" + "b\na\nc\n" * 5_000 + "end")
+    assert [how for how, _ in lines] == ["same", "removed", "added", "same"]
+    assert lines[0] == ("same", "same\n")
+    assert lines[-1] == ("same", "end")
