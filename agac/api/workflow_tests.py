@@ -25,8 +25,8 @@ from agac.api.run import invoke
 from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
 from agac.core.errors import AgacError, SpecError, any_error
-from agac.core.text import plain
 from agac.core.state_files import make_folder
+from agac.core.text import plain
 from agac.core.types import Report, RowId, Usd
 from agac.core.word_diff import as_text, word_diff
 from agac.data.files import refuse_target, write_whole
