@@ -24,6 +24,8 @@ from agac.plan.stage import recorded_stages
 from agac.spec.guards import Guard
 from agac.spec.loader import load_workflow
 from agac.spec.operations import Review
+from agac.spec.paths import home_of
+from agac.spec.project_files import required_text
 from agac.spec.workflow import Overrides, Stage
 from agac.store.db import select
 from agac.store.runs import definition_of
@@ -192,8 +194,11 @@ async def calibrate(
                     unapplied += how == "decided"
                     decided += drawn and how not in (None, "decided")
     now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
-    is_other, file = best is not None and best.value != threshold.value, opened.root / threshold.guard.where.file
-    diff = threshold.diff(file.read_text("utf-8"), best.value) if best and is_other else ""
+    is_other, shown = best is not None and best.value != threshold.value, threshold.guard.where.file
+    diff = ""
+    if best and is_other:
+        home = home_of(opened.root)
+        diff = threshold.diff(required_text(home / shown, shown, home), best.value)
     figures = now, best, decided, waiting, unapplied, sample_needed(target), diff
     return CalibrateReport(workflow, stage, record.id, threshold.guard.text.strip(), target, *figures)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from agac.api.sync import blocking
 from agac.core.errors import Problem, SpecError, UsageError, any_error, did_you_mean
 from agac.core.keys import canonical
 from agac.core.types import Report
-from agac.data.files import write_whole
+from agac.data.files import write_in_project
 from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.plan import with_tools
 from agac.providers.model_string import parse_model
@@ -21,7 +22,8 @@ from agac.spec.card_types import card_parts, most_calls
 from agac.spec.graph import graph
 from agac.spec.mcp_lock import ServerLock, difference, lock_file, lock_text, read_lock
 from agac.spec.models import StageFile, WorkflowFile
-from agac.spec.paths import Refused, is_reference
+from agac.spec.paths import Refused, home_of, is_reference
+from agac.spec.project_files import required_text
 from agac.spec.rule_models import RowBudgetFile
 from agac.spec.stage_tools import card_servers
 from agac.spec.stages import StageBuilder
@@ -172,16 +174,16 @@ async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = Fa
     locks = await listed_servers(servers, opened.root, opened.env)
     file, text = lock_file(path), lock_text(locks)
     shown = opened.spec.shown(file)
-    changes = _changes(file, shown, locks)
-    if written := not check and (not file.exists() or file.read_text(encoding="utf-8") != text):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text)
+    home = home_of(opened.root)
+    changes = _changes(file, shown, locks, home)
+    if written := not check and not (lexists(file) and required_text(file, shown, home) == text):
+        write_in_project(file, text, shown, home)
     return LockReport(name, shown, {key: sorted(one.tools) for key, one in locks.items()}, changes, written)
 
 
-def _changes(file: Path, shown: str, locks: dict[str, ServerLock]) -> dict[str, str]:
+def _changes(file: Path, shown: str, locks: dict[str, ServerLock], home: Path) -> dict[str, str]:
     try:
-        before = read_lock(file, shown, "")
+        before = read_lock(file, shown, "", home)
     except UsageError:
         before = {}
     found = dict.fromkeys(before.keys() - locks, "is locked, and used no longer")

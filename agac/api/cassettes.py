@@ -4,6 +4,7 @@ that were recorded once. Nothing goes out but while a test is recorded."""
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -16,12 +17,13 @@ from agac.core.keys import canonical, digest
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue, RowId
 from agac.core.word_diff import as_text, word_diff
-from agac.data.files import write_whole
+from agac.data.files import writable_place, write_in_project
 from agac.engine.caller import TaskAttempts
 from agac.providers.http import HttpReply
 from agac.simulator import anthropic, chat, openai
 from agac.simulator.replies import MARK, AnswerWriter, ApiError
 from agac.simulator.tool_calls import ScriptRule
+from agac.spec.project_files import MAX_RECORDED, required_text
 from agac.spec.test_files import ReplyFile
 from agac.spec.workflow import Timeout
 
@@ -127,17 +129,32 @@ class Cassette:
     stubs. Replies come in their order, of equal calls the last again and again. With the `redactor` of the run calls
     without a reply go out, and what comes is recorded; what tools give is then noted in `calls`."""
 
-    def __init__(self, file: Path, redactor: Redactor | None, calls: Path | None) -> None:
-        """Reads the file, if it is there. Raises AgacError for a line that is no recorded call."""
+    def __init__(self, file: Path, root: Path, redactor: Redactor | None, calls: Path | None) -> None:
+        """Reads the file of the project at `root`, if it is there. Raises AgacError where it cannot be read, or has a
+        line that is no recorded call."""
+        self._root = root
         self.file, self.tools, self.calls = file, file.with_name(f"{file.stem}_calls.jsonl"), calls
         self._redactor, self._seen, self._used = redactor, Counter[bytes](), set[int]()
         self.goes_out = redactor is not None
-        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        if redactor is not None:  # before anything is paid
+            for path in (file, self.tools):
+                writable_place(path, self._shown(path), root)
+        lines = self._lines_of(file)
         try:
             self._recordings = [Recording(**json.loads(line)) for line in lines]
         except (ValueError, TypeError) as error:
             remedy = "Delete the file, and run `agac test --record`."
             raise AgacError(f"{file.name} holds no recorded calls: {error}", remedy=remedy) from None
+
+    def _lines_of(self, file: Path) -> list[str]:
+        """The lines of a recording, none where there is no file. Raises SpecError."""
+        if not os.path.lexists(file):
+            return []
+        shown = self._shown(file)
+        return [line for line in required_text(file, shown, self._root, most=MAX_RECORDED).split("\n") if line]
+
+    def _shown(self, file: Path) -> str:
+        return file.relative_to(self._root).as_posix() if file.is_relative_to(self._root) else file.name
 
     @property
     def unused(self) -> list[Recording]:
@@ -172,10 +189,10 @@ class Cassette:
     def write(self) -> list[Path]:
         """Keeps the recordings that were asked for, and what tools gave: the files that there are then."""
         kept = sorted((self._recordings[place] for place in self._used), key=lambda one: (one.stage, str(one.row)))
-        noted = [file.read_text("utf-8") for file in (self.tools, self.calls) if file is not None and file.is_file()]
-        calls = sorted({line for text in noted for line in text.splitlines()})
-        texts = {self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept], self.tools: calls}
+        calls = {*self._lines_of(self.tools)}
+        if self.calls is not None and self.calls.is_file():  # agac wrote it, in a folder of its own
+            calls |= {*required_text(self.calls, self.calls.name, None, most=MAX_RECORDED).split("\n")} - {""}
+        texts = {self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept], self.tools: sorted(calls)}
         for path in (found := [path for path, lines in texts.items() if lines]):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, "\n".join(texts[path]) + "\n")
+            write_in_project(path, "\n".join(texts[path]) + "\n", self._shown(path), self._root)
         return found

@@ -32,9 +32,10 @@ from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
-from agac.spec.paths import project_root
+from agac.spec.paths import Unusable, project_root
+from agac.spec.project_files import MAX_RECORDED, files_in, read_bytes
 from agac.spec.python_code import FunctionRef
-from agac.spec.test_files import FOLDER, WorkflowCase, find_cases
+from agac.spec.test_files import FOLDER, WorkflowCase, case_files, find_cases
 from agac.spec.workflow import Overrides, PythonSchema
 from agac.store.batches import batches
 from agac.store.db import open_for_reading
@@ -378,8 +379,11 @@ class _Change(NamedTuple):
 
     async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
         """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""
-        if not any((self.now.root / FOLDER).glob("*.y*ml")):
-            return [], []
+        try:
+            if not case_files(self.now.spec):
+                return [], []
+        except Unusable as error:
+            return [], [error.problem]
         cases, problems = find_cases(self.now.spec)
         cases = [one for one in cases if one.workflow in names or self._is_new(one)]
         left = [one for one in cases if self.now.untrusted and self._is_foreign(one)]
@@ -392,14 +396,25 @@ class _Change(NamedTuple):
     def _is_new(self, case: WorkflowCase) -> bool:
         """Whether the version before has not the same test, recorded replies and stored results."""
         names = f"{escape(case.path.stem)}[._]*"
-        files = [(one.root, (one.root / FOLDER).rglob(names)) for one in (self.now, self.before) if one]
-        found = [{file.relative_to(root): file.read_bytes() for file in some} for root, some in files]
+        found = [_contents(one.root, names) for one in (self.now, self.before) if one]
         return found[1:] != found[:1]
 
     def _is_foreign(self, case: WorkflowCase) -> bool:
         """Whether the test would import Python of the project, or start what its tools name."""
         workflow, _ = loader.load_workflow(self.now.spec, case.workflow, Overrides())
         return case.body.tools_mode == "live" or _imports_python(workflow)
+
+
+def _contents(root: Path, pattern: str) -> dict[Path, bytes | str]:
+    """What files beside the tests hold, by their path in the project; of one that cannot be read, why."""
+    found = dict[Path, bytes | str]()
+    for file in files_in(root / FOLDER, root, f"**/{pattern}"):
+        if not file.is_dir():
+            try:
+                found[file.relative_to(root)] = read_bytes(file, file.name, root, most=MAX_RECORDED)
+            except Unusable as error:
+                found[file.relative_to(root)] = str(error.problem)
+    return found
 
 
 def _imports_python(value: Any) -> bool:

@@ -46,7 +46,8 @@ from agac.spec.file_model import FileModel
 from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import WorkflowFile
-from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, matching, project_root
+from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, matching, project_root
+from agac.spec.project_files import real_path
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import FOLDER as TESTS
 from agac.spec.test_files import WorkflowTestFile
@@ -355,10 +356,15 @@ def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
             command = f"agac init --example {example} NAME" if example else "agac init NAME"
             what = f"these files are there already: {', '.join(taken)}"
             raise UsageError(what, remedy=f"Choose another folder: {command}. Nothing was written.")
+        try:
+            places = {path: real_path(folder / path, folder) for path in made}
+        except Refused as error:
+            what = f"{folder} has a link in the place of a file or folder of the example: it {error}"
+            raise UsageError(what, remedy="Nothing was written.") from None
         with explained(folder, "Choose another folder."):
             for path, source in made.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(source.read_bytes())
+                places[path].parent.mkdir(parents=True, exist_ok=True)
+                places[path].write_bytes(source.read_bytes())
     return sorted(folder / path for path in made)
 
 

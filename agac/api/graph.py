@@ -20,7 +20,8 @@ from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.agent_cards import find_card
 from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, find_workflow, in_order, load_workflow, read_workflow
-from agac.spec.paths import project_root
+from agac.spec.paths import Unusable, home_of, project_root
+from agac.spec.project_files import open_file, read_bytes
 from agac.spec.workflow import Overrides, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import RunLine, run_lines
@@ -201,8 +202,8 @@ async def workflow_view(name: str, *, project: Path | str | None = None) -> dict
     with the counts of its last run, its `stages` as runs keep them, `problems` and its newest `runs`. With an error
     among the problems there is no graph and no stage. Changes nothing. Raises UsageError for one without a file."""
     opened = project_of(name, project)
-    path = find_workflow(opened.spec, name)
-    file, _, _ = read_workflow(path, opened.spec.shown(path))
+    path, home = find_workflow(opened.spec, name), home_of(opened.root)
+    file, _, _ = read_workflow(path, opened.spec.shown(path), home)
     found = {
         stage.agent: find_card(stage.agent, opened.spec)[0] for stage in (file.stages if file else ()) if stage.agent
     }
@@ -211,8 +212,8 @@ async def workflow_view(name: str, *, project: Path | str | None = None) -> dict
     async with open_for_reading(database_path(opened.root)) as database:
         lines = await run_lines(database, path.stem) if database else []
     return {
-        "name": path.stem, "path": opened.spec.shown(path), "text": path.read_text("utf-8", "replace"),
-        "cards": {agent: card.read_text("utf-8", "replace") for agent, card in found.items() if card is not None},
+        "name": path.stem, "path": opened.spec.shown(path), "text": _shown_text(path, home),
+        "cards": {agent: _shown_text(card, home) for agent, card in found.items() if card is not None},
         "graph": await asynchronous(graph)(name, project=project) if sound else None,
         "stages": [stage_body(stage) for stage in loaded.stages] if loaded is not None and sound else [],
         "problems": [str(problem) for problem in in_order(problems)],
@@ -230,6 +231,14 @@ async def workflow_names(project: Path | str | None = None) -> dict[str, tuple[b
     return {name: (name in files, last.get(name)) for name in sorted({*files, *last})}
 
 
+def _shown_text(file: Path, home: Path) -> str:
+    """What a page shows of a file of the project: its text, or why it cannot be read."""
+    try:
+        return read_bytes(file, file.name, home).decode("utf-8", "replace")
+    except Unusable as error:
+        return str(error.problem)
+
+
 def save_drawing(text: str, file: Path | str) -> None:
     """Writes a drawing, whole or not at all; an older one is replaced, and no other file. Raises UsageError for a place
     where none can be, AgacError when the disk refuses it."""
@@ -237,7 +246,7 @@ def save_drawing(text: str, file: Path | str) -> None:
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{file}: there is no such folder", remedy=f"mkdir -p {shlex.quote(str(file.parent))}")
     if file.is_file():
-        with file.open("rb") as opened:
+        with open_file(file, str(file), None) as opened:
             start = opened.read(max(map(len, OURS)))
         if start and not start.decode("utf-8", "replace").startswith(OURS):
             raise UsageError(f"{file}: is there already, and is no drawing", remedy="Name another file, or remove it.")

@@ -113,7 +113,7 @@ class Job(BuiltWorkflow):
         output = STDOUT if output == "/dev/stdout" else output
         card = Path(options.agent_card or "")
         if options.agent_card is not None and (options.agent is not None or card.is_dir()):
-            options = replace(options, agent_card=str(chosen_card(card, options.agent)), agent=None)
+            options = replace(options, agent_card=str(chosen_card(card, options.agent, root)), agent=None)
         self.root, self.options, self.piped = root, options, None
         self.file = None if output == STDOUT else Path(output).absolute()
         self.input, self.output = stored_path(source, root), stored_path(output, root)

@@ -72,7 +72,7 @@ _PLACES = {
 
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
     """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
-    document = read_yaml(Path(path), str(path))
+    document = read_yaml(Path(path), str(path), None)
     file, problems = check.validate(JobFile, document)
     if file is None or document.problems or problems:
         raise SpecError([*document.problems, *problems])

@@ -152,7 +152,7 @@ def _named_targets(root: Path, workflow: str) -> frozenset[str] | None:
     if project is None:
         return None
     files = workflow_files(project, workflow)
-    read = [read_workflow(path, project.shown(path)) for path in files]
+    read = [read_workflow(path, project.shown(path), home_of(root)) for path in files]
     if not read:
         rules = [run_rules(RunRulesFile(), project.document, project, Overrides())]
     elif any(file is None for file, *_ in read):

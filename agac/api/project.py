@@ -50,7 +50,8 @@ from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.paths import home_of, output_folder, project_root, refused_by_windows
+from agac.spec.paths import Unusable, home_of, output_folder, project_root, refused_by_windows
+from agac.spec.project_files import read_bytes
 from agac.spec.project_models import McpServerFile
 from agac.spec.tools import ToolsMode
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, StageChange, Workflow
@@ -332,9 +333,10 @@ def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:
     """The process's environment over the project's .env (what is exported wins), and each line that cannot be read."""
     file, raw, problems = home_of(root) / ".env", b"", list[Problem]()
     try:
-        raw = file.read_bytes() if file.is_file() else b""
-    except OSError as error:
-        problems = [Problem(Where(".env"), f"cannot be read: {error.strerror}; give the file read permission")]
+        if os.path.lexists(file) and not file.is_dir():  # some call the folder of a virtual environment so
+            raw = read_bytes(file, file.name, file.parent, may_be_secret=True)
+    except Unusable as error:
+        problems = [error.problem]
     text = raw.decode("utf-8-sig", errors="surrogateescape")
     for number, line in enumerate(text.split("\n"), start=1):
         if unreadable(line, "line", None):

@@ -26,7 +26,7 @@ from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import STORED, Check, compile_guard
 from agac.spec.loader import load_project, read_workflow, workflow_files
 from agac.spec.operations import Review
-from agac.spec.paths import project_root
+from agac.spec.paths import home_of, project_root
 from agac.store import decisions as store
 from agac.store.db import Database, change, fetch, open_for_reading, slices, sql
 from agac.store.decisions import Standing, StoredDecision, StoredReview
@@ -284,7 +284,8 @@ def _has_stage(root: Path, workflow: str, stage: str) -> bool:
     project, _ = load_project(root, {})
     if project is None:
         return True
-    read = (read_workflow(path, project.shown(path))[0] for path in workflow_files(project, workflow))
+    home = home_of(root)
+    read = (read_workflow(path, project.shown(path), home)[0] for path in workflow_files(project, workflow))
     return any(file is None or any(one.name == stage for one in file.stages) for file in read)
 
 

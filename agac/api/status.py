@@ -7,7 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,8 @@ from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, senten
 from agac.core.keys import JOB, job_alias
 from agac.core.types import Outcome, Report, RowId, Shard, dollars_in_all, iso, json_form, waits_left
 from agac.engine.telemetry import calls_of, summarise
-from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, project_root
+from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root
+from agac.spec.project_files import files_in, read_bytes
 from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
@@ -166,13 +167,16 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
 
 def names_of_files(root: Path) -> set[str]:
     """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
-    folder = root / "workflows"
-    if (root / PROJECT_FILE).is_file() and b"workflows" in (root / PROJECT_FILE).read_bytes():
+    home, text = home_of(root), b""
+    folder = home / "workflows"
+    with suppress(Unusable):  # said by commands that need it
+        text = read_bytes(home / PROJECT_FILE, PROJECT_FILE, home)
+    if b"workflows" in text:
         from agac.spec.loader import load_project  # loads pydantic and YAML: most projects do without
 
         spec, _ = load_project(root, {})
         folder = spec.paths.workflows if spec else folder
-    return {file.stem for file in folder.rglob("*") if file.suffix in YAML_SUFFIXES}
+    return {file.stem for file in files_in(folder, home, "**/*") if file.suffix in YAML_SUFFIXES}
 
 
 # The state of a run.

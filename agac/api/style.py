@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agac.api.project import Project, defined, open_project
 from agac.core.errors import Problem, SpecError, any_error
 from agac.core.types import Report
-from agac.data.files import write_whole
+from agac.data.files import write_in_project, write_whole
 from agac.plan.checks import lint_models
 from agac.spec import loader
 from agac.spec.agent_cards import card_names, find_card
@@ -25,7 +25,9 @@ from agac.spec.lint import (
     texts_read,
     without_ignored,
 )  # fmt: skip
-from agac.spec.paths import PROJECT_FILE, Unusable, home_of, read_text
+from agac.spec.paths import PROJECT_FILE, Unusable, home_of
+from agac.spec.project_files import files_in, read_bytes, read_text
+from agac.spec.test_files import FOLDER
 from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import read_yaml
 
@@ -46,10 +48,10 @@ def fmt(files: Sequence[Path | str] = (), *, check: bool = False, project: Path 
     nothing is written. Raises UsageError where there is neither a project nor a file."""
     changed: dict[str, str] = {}
     problems: list[Problem] = []
-    found = {Path(file): str(file) for file in files} or dict(_files(project))
+    root, found = (None, {Path(file): str(file) for file in files}) if files else _files(project)
     for path, shown in found.items():
         try:
-            before, raw = read_text(path, shown), path.read_bytes()
+            before, raw = read_text(path, shown, root), read_bytes(path, shown, root)
             after = formatted(before, shown, card=path.suffix in (".md", ".markdown"))
         except (SpecError, Unusable) as error:
             problems += error.problems if isinstance(error, SpecError) else [error.problem]
@@ -60,22 +62,34 @@ def fmt(files: Sequence[Path | str] = (), *, check: bool = False, project: Path 
         lines = list(difflib.unified_diff(before.split("\n"), after.split("\n"), shown, shown, lineterm=""))
         changed[shown] = "\n".join(lines) or f"{shown}: line ends, or a byte order mark"
         if not check:
-            mode = path.stat().st_mode
-            write_whole(path.resolve(), written, "Nothing was changed in it.")
-            path.chmod(mode)
+            try:
+                _replace(path, written, shown, root)
+            except SpecError as error:
+                problems += error.problems
     return FormatReport(changed, len(found) - len(changed) - len({one.where.file for one in problems}), problems)
 
 
-def _files(project: Path | str | None) -> Iterator[tuple[Path, str]]:
-    """The files of a project that are YAML or begin with it."""
+def _replace(path: Path, text: str, shown: str, root: Path | None) -> None:
+    """Writes a file that keeps its mode: one of the project at `root`, or one that a user typed (None)."""
+    mode, remedy = path.stat().st_mode, "Nothing was changed in it."
+    if root is None:
+        write_whole(path.resolve(), text, remedy)
+    else:
+        write_in_project(path, text, shown, root, remedy)
+    path.chmod(mode)
+
+
+def _files(project: Path | str | None) -> tuple[Path, dict[Path, str]]:
+    """The folder of a project's files, and those that are YAML or begin with it, as messages name them."""
     spec = open_project(project, untrusted=True).spec  # what its variables hold does not matter
-    yield home_of(spec.root) / PROJECT_FILE, PROJECT_FILE
-    yield from ((path, spec.shown(path)) for path in [*loader.workflow_files(spec), *_tests_and_cards(spec)])
+    home = home_of(spec.root)
+    found = {path: spec.shown(path) for path in [*loader.workflow_files(spec), *_tests_and_cards(spec)]}
+    return home, {home / PROJECT_FILE: PROJECT_FILE} | found
 
 
 def _tests_and_cards(spec: ProjectSpec) -> list[Path]:
     """The files of all tests of workflows, and of all cards in their folder."""
-    tests = sorted((spec.root / "tests" / "workflows").rglob("*.y*ml"))
+    tests = files_in(spec.root / FOLDER, home_of(spec.root), "**/*.y*ml")
     return [*tests, *(path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None)]
 
 
@@ -108,14 +122,14 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
         files.add(path := loader.find_workflow(spec, name))
         files |= {file for _, file in card_files(workflow)}
         if not any_error([*opened.problems, *found]):
-            document = read_yaml(path, spec.shown(path))
+            document = read_yaml(path, spec.shown(path), home)
             texts = stage_texts(workflow, document, home)
             findings += file_findings(workflow, document, texts)
             findings += lint_models(workflow, models, texts, document.where(("stages",), key=True))
     read = dict[str, str]()
     for file in sorted(files):
         try:
-            read[spec.shown(file)] = read_text(file, spec.shown(file))
+            read[spec.shown(file)] = read_text(file, spec.shown(file), home)
         except Unusable as error:
             problems.append(error.problem)
     findings += [one for shown, text in read.items() for one in secrets(text, shown)]

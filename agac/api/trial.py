@@ -181,7 +181,7 @@ async def trial(
 
 def _text(file: Path) -> PlacedText:
     try:
-        return placed_file(file, str(file), Where("--prompt"))
+        return placed_file(file, str(file), Where("--prompt"), None)
     except Unusable as error:
         raise SpecError([error.problem]) from None
 

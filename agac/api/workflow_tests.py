@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +26,12 @@ from agac.api.report import RunReport
 from agac.api.run import invoke
 from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
-from agac.core.errors import AgacError, SpecError, any_error
+from agac.core.errors import AgacError, SpecError, UsageError, any_error
 from agac.core.state_files import make_folder
 from agac.core.text import plain
 from agac.core.types import Report, RowId, Usd
 from agac.core.word_diff import as_text, word_diff
-from agac.data.files import refuse_target, write_whole
+from agac.data.files import refuse_target, write_in_project, write_whole
 from agac.data.frames import GivenRows
 from agac.engine.invocation import Answers
 from agac.engine.replay import FinalRows, RowViews
@@ -38,6 +40,7 @@ from agac.spec.graph import StageNode, amended_by
 from agac.spec.guards import Evaluator, GuardFailed
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import fetch_nothing
+from agac.spec.project_files import MAX_RECORDED, required_text
 from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.test_files import ExpectFile, ReplyFile, WorkflowCase, find_cases
 from agac.store.rows import State
@@ -139,11 +142,16 @@ async def run_cases(
 
     async def judged(case: WorkflowCase) -> CaseResult:
         async with places:
+            begun = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="agac-") as made:
                 try:
                     return await _judged(opened, case, Path(made), confirm, record=record, update=update)
+                except AgacError as error:
+                    problems = error.problems if isinstance(error, SpecError) else [f"{error.message}.", error.remedy]
+                    text = " ".join(str(one) for one in problems if one)
                 except Exception as error:  # noqa: BLE001 - a bug that one test meets is its result
-                    return CaseResult("error", case.path.stem, case.workflow, 0.0, error=" ".join(bug_report(error)))
+                    text = " ".join(bug_report(error))
+                return CaseResult("error", case.path.stem, case.workflow, time.monotonic() - begun, error=text)
 
     return await asyncio.gather(*map(judged, cases))
 
@@ -201,35 +209,60 @@ async def _judged(
     body, begun, name = case.body, time.monotonic(), case.path.stem
     recorded, record = body.replies == "recorded", record and body.replies == "recorded"
     noting = (project.redactor(), state / "calls.jsonl") if record else (None, None)
-    cassette = Cassette(case.path.parent / "recorded" / f"{name}.jsonl", *noting)
-    tools: dict[str, Any] = {"tools_mode": body.tools_mode, "tool_stubs": body.tool_stubs}
+    cassette = Cassette(case.path.parent / "recorded" / f"{name}.jsonl", project.spec.root, *noting)
+    stubs: Any = body.tool_stubs
+    if isinstance(stubs, str):
+        stubs = str(project.spec.root / stubs)
+    tools: dict[str, Any] = {"tools_mode": body.tools_mode, "tool_stubs": stubs}
     if recorded and tools == {"tools_mode": "stub", "tool_stubs": None}:
-        stubs = str(cassette.tools) if cassette.tools.is_file() else None
+        stubs = str(cassette.tools) if os.path.lexists(cassette.tools) else None
         tools = {"tools_mode": "record"} if record else tools | {"tool_stubs": stubs}
     rules = None if isinstance(body.replies, str) else body.replies
     answers: Answers = cassette if recorded else SimulatedAnswers(rules)
     about: dict[str, Any] = {"confirm": confirm, "live": record, "vars": body.vars, **tools}
-    try:
-        ran = await try_offline(project, case.workflow, case.input, state, answers, **about)
-    except AgacError as error:
-        problems = error.problems if isinstance(error, SpecError) else [f"{error.message}.", error.remedy or ""]
-        text = " ".join(map(str, problems)).strip()
-        return CaseResult("error", name, case.workflow, time.monotonic() - begun, error=text)
+    ran = await try_offline(project, case.workflow, case.input, state, answers, **about)
     written = cassette.write() if record else []
     failures = [*_of_run(ran, body.expect), *_of_rows(ran, case)]
-    file = case.path.parent / "snapshots" / f"{name}.json"
     if body.expect.snapshot:
         now = {str(one.id): {"error": one.error} if one.error else {"result": one.result} for one in ran.rows}
-        before = json.loads(file.read_text("utf-8")) if file.is_file() else None
+        snapshot = _Snapshot(case.path, project.spec.root)
+        before = snapshot.read(replaced=update)
         if update and before != now:
-            file.parent.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(now, indent=1, ensure_ascii=False) + "\n")
-            written.append(file)
+            written.append(snapshot.write(now))
         failures += [] if update else _of_snapshot(ran, before, now)
     stale = [f"stage {one.stage}, row {one.row}" for one in cassette.unused] if recorded and not record else []
     about = {"calls": ran.calls, "usd": ran.report.summary["calls"]["cost_usd"], "stale": stale, "written": written}
     ended = "failed" if failures else "passed", name, case.workflow, time.monotonic() - begun
     return CaseResult(*ended, failures=failures, **about)
+
+
+class _Snapshot:
+    """The file with the stored results of a test."""
+
+    def __init__(self, case: Path, root: Path) -> None:
+        self._file, self._root = case.parent / "snapshots" / f"{case.stem}.json", root
+        self._shown = self._file.relative_to(root).as_posix()
+
+    def read(self, *, replaced: bool) -> dict[str, Any] | None:
+        """The results by row; None where there is no file, or one without results that is to be `replaced`. Raises
+        SpecError for a file that cannot be read, UsageError for one that holds no results."""
+        if not os.path.lexists(self._file):
+            return None
+        text = required_text(self._file, self._shown, self._root, most=MAX_RECORDED)
+        with suppress(ValueError):
+            found = json.loads(text)
+            if isinstance(found, dict):
+                return found
+        if replaced:
+            return None
+        remedy = "Write it again with `agac test --update`."
+        raise UsageError(f"{self._shown} holds no stored results", remedy=remedy)
+
+    def write(self, results: Mapping[str, Any]) -> Path:
+        """Replaces the file, and gives it. Raises SpecError."""
+        text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+        write_in_project(self._file, text, self._shown, self._root)
+        return self._file
 
 
 def _of_run(ran: TriedRun, expect: ExpectFile) -> list[Failure]:

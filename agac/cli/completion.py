@@ -15,7 +15,8 @@ from click.shell_completion import CompletionItem
 
 from agac.cli import terminal
 from agac.core.errors import AgacError, ErrorType
-from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, find_project
+from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, find_project, inside
+from agac.spec.project_files import files_in, read_text
 
 VARIABLE = "_AGAC_COMPLETE"
 """Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
@@ -47,7 +48,9 @@ def stages(context: click.Context, run: str | None = None) -> Values:
         given = next((workflow for number, workflow in _runs(context) if run in ("last", number)), ())
     names = [given] if isinstance(given, str) else given
     files = [path for name in names for path in _files(context, "workflows", *YAML_SUFFIXES) if path.stem == name]
-    found = [_as_mapping(stage).get("name") for path in files for stage in _mapping(path).get("stages") or ()]
+    found = [
+        _as_mapping(stage).get("name") for path in files for stage in _mapping(path, _root(context)).get("stages") or ()
+    ]
     return [(name, None) for name in dict.fromkeys(found) if isinstance(name, str)]
 
 
@@ -150,18 +153,19 @@ def _root(context: click.Context) -> Path:
 def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
     """The files in a folder of the project, which is named by its key under `paths`; workflows lie also below it."""
     root = _root(context)
-    named = _as_mapping(_mapping(root / PROJECT_FILE).get("paths")).get(kind)
-    folder = root / (named if isinstance(named, str) else kind)
-    return [path for path in folder.glob("**/*" if kind == "workflows" else "*") if path.suffix in suffixes]
+    named = _as_mapping(_mapping(root / PROJECT_FILE, root).get("paths")).get(kind)
+    folder = inside(root, named if isinstance(named, str) else kind)
+    found = files_in(folder, root, "**/*" if kind == "workflows" else "*")
+    return [path for path in found if path.suffix in suffixes]
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _mapping(path: Path, root: Path) -> dict[str, Any]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _as_mapping(yaml.load(path.read_text("utf-8"), loader))  # noqa: S506 - both are safe loaders
-    except yaml.YAMLError:
+        return _as_mapping(yaml.load(read_text(path, path.name, root), loader))  # noqa: S506 - both are safe loaders
+    except (Unusable, yaml.YAMLError):
         return {}
 
 

@@ -22,7 +22,8 @@ from agac.cli.run import batch_lines, call_time, calls_options, next_lines, read
 from agac.cli.terminal import confirmed, from_here, price, print_data, print_json, row_words, say, table
 from agac.core.keys import job_alias
 from agac.core.types import counted
-from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project, read_text
+from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project
+from agac.spec.project_files import read_text
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
@@ -191,11 +192,11 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
     found: Any = {}
     try:
         if file is not None:
-            found = json.loads(read_text(Path(file), file))
+            found = json.loads(read_text(Path(file), file, None))
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise click.UsageError(f'--vars-json {file}: write an object of texts, as {{"name": "value"}}')
         for name, path in read_variables(files, "--var-file").items():
-            found[name] = read_text(Path(path), path).rstrip("\n")
+            found[name] = read_text(Path(path), path, None).rstrip("\n")
     except Unusable as error:
         raise click.UsageError(str(error)) from error
     except ValueError as error:

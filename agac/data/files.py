@@ -23,9 +23,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import AgacError, ErrorType, RowError, UsageError, lack_of, sentence
+from agac.core.errors import AgacError, ErrorType, RowError, SpecError, UsageError, lack_of, sentence
 from agac.core.state_files import opener
 from agac.core.types import JSONValue
+from agac.spec.paths import Refused, Unusable
+from agac.spec.project_files import descriptor_of, place_to_write
 
 if sys.platform != "win32":
     import fcntl
@@ -73,14 +75,16 @@ def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[Buff
     written in another `encoding`, or begins with the mark of UTF-16, is read as if it were UTF-8. The next 64 KB can be
     peeked at. Raises UsageError when it is no file (any more) or not readable; AgacError when reading fails later."""
     try:
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
-        with BufferedReader(FileIO(path), BUFFER) as packed, unpacked(packed, path, shown) as file:
+        with BufferedReader(FileIO(descriptor_of(path, None)), BUFFER) as packed, unpacked(packed, path, shown) as file:
             head = file.peek(4)[:4]
             if head.startswith(BOM):
                 file.read(len(BOM))
             found = encoding_of(head, encoding)
             yield BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown, found), BUFFER) if found else file
+    except Refused as error:
+        raise UsageError(f"{shown} {error}", remedy="Check the path of the input.") from None
     except PermissionError as error:
         raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
     except OSError as error:
@@ -354,6 +358,24 @@ def write_whole(path: Path, text: str, remedy: str = "") -> None:
         file.commit()
     finally:
         file.abort()
+
+
+def writable_place(path: Path, shown: str, root: Path) -> Path:
+    """Where `write_in_project` would write. Raises SpecError where it would not."""
+    try:
+        return place_to_write(path, shown, root)
+    except Unusable as error:
+        raise SpecError([error.problem]) from None
+
+
+def write_in_project(path: Path, text: str, shown: str, root: Path, remedy: str = "") -> None:
+    """Writes a file that the project at `root` names, `shown` in messages, or nothing; folders on its way are made. A
+    link is followed inside the project alone. Raises SpecError where it leads out or no file can be, and as
+    `AtomicFile` does."""
+    real = writable_place(path, shown, root)
+    with explained(path, remedy):
+        real.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(real, text, remedy)
 
 
 def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:

@@ -30,7 +30,8 @@ from agac.core.state_files import make_folder
 from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
 from agac.data.sources import KeptFile
 from agac.spec.inputs import format_of
-from agac.spec.paths import MAX_BYTES, UNTRUSTED, Refused, RemoteContent, refuse_secret
+from agac.spec.paths import UNTRUSTED, Refused, RemoteContent, refuse_secret
+from agac.spec.project_files import MAX_BYTES
 from agac.spec.yaml import expand
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from agac.data import files
 from agac.data.files import MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record, unreadable
 from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
-from agac.spec.paths import Unmatchable, matching
+from agac.spec.paths import Refused, Unmatchable, matching
+from agac.spec.project_files import descriptor_of
 from agac.spec.workflow import InputSpec
 
 if TYPE_CHECKING:
@@ -229,10 +231,10 @@ def _record(ordinal: int, root: Path, relative: str, encoding: str | None) -> Re
 
 def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
     try:
-        if not path.is_file():
-            return None, "is gone, or no regular file"
-        with path.open("rb") as file:
+        with os.fdopen(descriptor_of(path, None), "rb") as file:
             raw = file.read(MAX_RECORD_BYTES + 1)
+    except Refused as error:
+        return None, str(error)
     except OSError as error:
         return None, f"cannot be read: {error.strerror}"
     if len(raw) > MAX_RECORD_BYTES:

@@ -31,6 +31,7 @@ from agac.providers.http import HttpReply
 from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.providers.structured import shape_of
 from agac.providers.table import DIALECTS
+from agac.spec.project_files import copy_file
 from agac.spec.tools import Runtime
 from agac.spec.workflow import Timeout
 
@@ -239,7 +240,7 @@ class Program:
     ) -> None:
         self._clean = redactor.clean_bytes
         self._command, self._how, self._turns, self._told, self._env = command, how, turns, told, env
-        self._files = None if how.files is None else root / how.files
+        self._root, self._files = root, None if how.files is None else root / how.files
         self._base = Path(tempfile.mkdtemp(prefix="agac-agents-")).resolve()
         self._used, self._sessions, self._numbers = dict[Path, int](), dict[str, tuple[Path, Path]](), numbers(1)
         self._idle, self._freed = [self._base / f"data-{one}" for one in range(how.max_agents)], asyncio.Condition()
@@ -294,13 +295,20 @@ class Program:
         took = time.monotonic() - started
         return HttpReply(200, NO_HEADERS, encode(seen.body(process.returncode, took)), took)
 
+    def _copy_files(self, folder: Path) -> None:
+        """Makes the folder of a session, with the files that it gets. Raises OSError."""
+        if self._files is None:
+            folder.mkdir()
+            return
+        copy = partial(copy_file, root=self._root)
+        shutil.copytree(self._files, folder, ignore=_uncounted, copy_function=copy)
+
     async def _started(self, data: Path, folder: Path, session: str | None) -> Process:
         if not data.exists():
             (data / "config" / "opencode").mkdir(parents=True)
             (data / "config" / "opencode" / "AGENTS.md").write_text(self._told, encoding="utf-8")
         if session is None:
-            copied = partial(shutil.copytree, self._files, folder, ignore=_uncounted) if self._files else folder.mkdir
-            await asyncio.to_thread(copied)
+            await asyncio.to_thread(self._copy_files, folder)
         words = [self._command, "run", "--format", "json", "--model", "agac/m", "--title", "task"]
         own = {f"XDG_{name.upper()}_HOME": str(data / name) for name in ("config", "data", "cache", "state")}
         own |= {"HOME": str(data), "PWD": str(folder), keeper.MARK: str(folder)}

@@ -22,7 +22,8 @@ from agac.spec.card_models import MEMBERS, CardFile, CardKeys, as_agent, model_o
 from agac.spec.json_schema import schema_faults
 from agac.spec.mcp_lock import lock_file, read_lock
 from agac.spec.models import MessageFile
-from agac.spec.paths import UNTRUSTED, OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, read_text
+from agac.spec.paths import UNTRUSTED, OutsideProject, Refused, RemoteContent, Unusable, home_of, inside, is_there
+from agac.spec.project_files import files_in, read_text
 from agac.spec.templates import PlacedText, Syntax, braced, compile_template, fill, literal_text, sound_template
 from agac.spec.validation import described, validate
 from agac.spec.workflow import Example, ProjectSpec, Speaker
@@ -72,7 +73,7 @@ class Card:
 def card_names(project: ProjectSpec) -> list[str]:
     """The names under which the agentcards folder's files are found, sorted."""
     folder = project.paths.agentcards
-    found = folder.iterdir() if folder.is_dir() else ()
+    found = files_in(folder, home_of(project.root))
     return sorted({file.stem for file in found if file.suffix in SUFFIXES and file.name != "SKILL.md"})
 
 
@@ -94,7 +95,8 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card that `card` calls `name`: beside it, by its file's name or its own, or as `find_card`."""
-    beside = [path for path in card.parent.iterdir() if path.suffix in SUFFIXES and path.name != "SKILL.md"]
+    found = files_in(card.parent, home_of(project.root))
+    beside = [path for path in found if path.suffix in SUFFIXES and path.name != "SKILL.md"]
     for path in sorted([path for path in beside if path.stem == name] or beside):
         if path.stem == name or read_card(path, project, None, trusted=False)[0].name == name:
             return path, ""
@@ -112,14 +114,20 @@ def missing_members(document: Document, card: Path, project: ProjectSpec) -> Ite
                 yield document.problem(path, reason)
 
 
-def chosen_card(place: Path, name: str | None) -> Path:
-    """The card in a file or folder that is called `name`, else the only one or `default`. Raises UsageError."""
+def chosen_card(place: Path, name: str | None, root: Path) -> Path:
+    """The card in a file or folder that a user typed and that is called `name`, else the only one or `default`. Of a
+    folder no link leads out, nor out of the project at `root` where it is one of its folders. Raises UsageError."""
+    is_ours = place.resolve().is_relative_to(root.resolve())
+    base = None
+    if place.is_dir():
+        base = root if is_ours else place
     found, hidden = list[tuple[str, Path, bool]](), set[str]()
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         if path.suffix not in SUFFIXES or path.name == "SKILL.md":
             continue
         with suppress(Unusable):
-            keys: Any = _taken_apart(read_text(path, path.name), path.name, yaml_only=path.suffix in _YAML)[0].data
+            text = read_text(path, path.name, base)
+            keys: Any = _taken_apart(text, path.name, yaml_only=path.suffix in _YAML)[0].data
             called = str((keys.get("name") if isinstance(keys, dict) else None) or path.stem).replace(" ", "_")
             if isinstance(keys, dict) and keys.get("tool_only") is not True:
                 found.append((called, path, keys.get("default") is True))
@@ -141,7 +149,8 @@ def read_card(
     shown, below = remote.reference if remote else project.shown(path), ("", Where(""))
     keys: CardKeys | None = None
     try:
-        written, below = _taken_apart(read_text(path, shown), shown, yaml_only=path.suffix in _YAML)
+        root = None if remote else home_of(project.root)
+        written, below = _taken_apart(read_text(path, shown, root), shown, yaml_only=path.suffix in _YAML)
         document, problems = _expanded(written, project.env, remote=remote is not None)
         problems += _from_afar(document, trusted=trusted) if remote else ()
         model, hints = model_of(document.data.get("type", "agent") if isinstance(document.data, dict) else "agent")
@@ -371,18 +380,18 @@ def _fact(
         if remote:
             raise Refused(_NOT_FROM_AFAR)
         beside = inside(home, rest.strip(), base=path.parent)
-        if not beside.is_file() and kind == "file_silent" and not inside(home, rest.strip()).is_file():
+        if not is_there(beside) and kind == "file_silent" and not is_there(inside(home, rest.strip())):
             return "", ""
-        file = paths.existing_file(rest.strip(), home, where, base=path.parent if beside.is_file() else None)
-        return read_text(file, project.shown(file)).rstrip("\n"), ""
+        file = paths.existing_file(rest.strip(), home, where, base=path.parent if is_there(beside) else None)
+        return read_text(file, project.shown(file), home).rstrip("\n"), ""
     if colon and kind == "url":
         if remote and rest.strip().startswith("file:"):
             raise Refused(_NOT_FROM_AFAR)
         [found] = project.fetch(rest.strip(), UNTRUSTED if remote else "text of a card")
-        return read_text(found.path, rest.strip()), ""
+        return read_text(found.path, rest.strip(), None), ""
     if name == "serverInstructions":
         files = ((lock_file(one), f"agac card lock {known_as}") for one, known_as in locks.items())
-        known = [one for file, how in files for one in read_lock(file, project.shown(file), how).values()]
+        known = [one for file, how in files for one in read_lock(file, project.shown(file), how, home).values()]
         return "\n\n".join(one.instructions for one in known if one.instructions), ""
     if name in ("model_specific", "modelReferences", "agentInternalResources"):
         return "", "is empty here; remove it"
@@ -424,7 +433,7 @@ def read_skills(
             beside = inside(home, name, base=base)
             folder = beside if beside.is_dir() else inside(home, name)
             own = folder / "SKILL.md"
-            files = [own] if own.is_file() else sorted(folder.glob("*/SKILL.md"))
+            files = [own] if own.is_file() else files_in(folder, home, "*/SKILL.md")
             if not files:
                 raise Refused(f"{name!r} holds no skills; a skill is a folder with a file SKILL.md")
             for skill in (_skill(file, project) for file in files):
@@ -441,7 +450,7 @@ def read_skills(
 
 def _skill(file: Path, project: ProjectSpec) -> Skill:
     shown = project.shown(file)
-    document, _ = _taken_apart(read_text(file, shown), shown, yaml_only=False)
+    document, _ = _taken_apart(read_text(file, shown, home_of(project.root)), shown, yaml_only=False)
     data: Any = document.data
     if document.problems:
         raise Unusable(document.problems[0])
@@ -506,7 +515,7 @@ def _card_examples(
         try:
             path = paths.existing_file(name, home_of(project.root), where, base=card.parent)
             shown = project.shown(path)
-            text = read_text(path, shown)
+            text = read_text(path, shown, home_of(project.root))
         except Unusable as error:
             problems.append(error.problem)
             continue

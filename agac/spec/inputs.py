@@ -19,6 +19,7 @@ from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, s
 from agac.spec import paths
 from agac.spec.models import InputFile, WorkflowFile
 from agac.spec.paths import Refused
+from agac.spec.project_files import files_in
 from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
@@ -147,7 +148,7 @@ def input_spec(
         unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]
         return spec, [replace(document.problem(*one, key=True), severity="warning") for one in unused]
     if keys.path is None:
-        here = (path for path in sorted(project.root.glob("data/*")) if format_of(path.name))
+        here = (path for path in files_in(project.root / "data", project.root) if format_of(path.name))
         shown = next((path.relative_to(project.root).as_posix() for path in here), "FILE")
         message = f"missing key 'path'; name the file with the rows, as input: {{path: {shown}}}, or use --input"
         return None, [document.problem((key,), message)]

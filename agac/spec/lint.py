@@ -22,7 +22,8 @@ from agac.spec.graph import stage_of
 from agac.spec.mcp_lock import lock_file
 from agac.spec.operations import Python
 from agac.spec.output_schema import is_json_schema
-from agac.spec.paths import YAML_SUFFIXES, OutsideProject, Unusable, home_of, inside, read_text, refuse_secret
+from agac.spec.paths import YAML_SUFFIXES, OutsideProject, Unusable, home_of, inside, refuse_secret
+from agac.spec.project_files import files_in, read_text
 from agac.spec.project_models import RuleName
 from agac.spec.python_code import source_files
 from agac.spec.workflow import JsonSchema, ProjectSpec, Workflow, WrittenStage, family
@@ -59,7 +60,8 @@ def stage_texts(workflow: Workflow, document: Document, home: Path) -> Texts:
     given: Any = document.data
     texts = {one["name"]: {key: _text(value, home) for key, value in one.items()} for one in given["stages"]}
     for name, card in card_files(workflow):
-        texts[name]["agent"] += card.read_text("utf-8", "replace")
+        with suppress(Unusable):  # said where the card is read
+            texts[name]["agent"] += read_text(card, card.name, home)
     return texts
 
 
@@ -68,9 +70,18 @@ def _text(value: Any, home: Path | None = None) -> str:
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return "".join(f"{key}\n{_text(one)}" for key, one in pairs)
-    file = home / value if home and isinstance(value, str) and "\n" not in value else None
-    is_file = file is not None and os.path.isfile(file)  # noqa: PTH113 - a text may be too long for a file's name
-    return f"{value}\n{file.read_text('utf-8', 'replace') if file and is_file else ''}"
+    return f"{value}\n{_named_text(value, home) if home and isinstance(value, str) else ''}"
+
+
+def _named_text(value: str, home: Path) -> str:
+    """What is in the file of the project that a text names; nothing where it names none."""
+    try:
+        path = inside(home, value)
+        refuse_secret(path, home)
+        # os.path's own, because a text may be too long for a file's name
+        return read_text(path, value, home) if os.path.isfile(path) else ""  # noqa: PTH113
+    except (OutsideProject, Unusable):
+        return ""
 
 
 def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:
@@ -157,7 +168,7 @@ def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
         if shown in found:
             continue
         with suppress(Unusable):
-            found[shown] = read_text(file, shown)
+            found[shown] = read_text(file, shown, home_of(project.root))
             left += _files_named(file, found[shown], project)
     return found
 
@@ -206,13 +217,13 @@ def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Pa
             with suppress(OutsideProject):
                 real = inside(home, called, base=folder)
                 refuse_secret(real, home)
-                yield from [real] if real.is_file() else _skill_files(real)
+                yield from [real] if real.is_file() else _skill_files(real, home)
 
 
-def _skill_files(folder: Path) -> Iterator[Path]:
+def _skill_files(folder: Path, home: Path) -> Iterator[Path]:
     """The files of a folder with a skill, or with folders of skills: the model may read each of them."""
-    skills = [one.parent for one in (folder / "SKILL.md", *sorted(folder.glob("*/SKILL.md"))) if one.is_file()]
-    yield from (file for skill in skills for file in sorted(skill.rglob("*")) if file.is_file())
+    skills = [file.parent for file in (folder / "SKILL.md", *files_in(folder, home, "*/SKILL.md")) if file.is_file()]
+    yield from (file for skill in skills for file in files_in(skill, home, "**/*") if file.is_file())
 
 
 MOST_ON_A_LINE = 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ from agac.spec.given_tools import GivenTools
 from agac.spec.graph import StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
-from agac.spec.paths import Refused, home_of
+from agac.spec.paths import Refused, Unusable, home_of
+from agac.spec.project_files import files_in, open_file
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder, run_rules
@@ -33,7 +35,7 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     """agac.yml with its defaults resolved, as much of it as can be read, and every problem. An empty file is a project.
     `env` is what `${VAR}` is looked up in. With problems the value is only good for finding more of them."""
     root, home = root.resolve(), paths.home_of(root.resolve())
-    file, document, problems = _read(ProjectFile, home / paths.PROJECT_FILE, paths.PROJECT_FILE, "`defaults`")
+    file, document, problems = _read(ProjectFile, home / paths.PROJECT_FILE, paths.PROJECT_FILE, home, "`defaults`")
     if file is None:
         return None, in_order(problems)
 
@@ -60,11 +62,13 @@ def load_project(root: Path, env: Mapping[str, str]) -> tuple[ProjectSpec | None
     return ProjectSpec(root, file, paths.ProjectPaths(**folders), document, env), in_order(problems)
 
 
-def _read(kind: type[File], path: Path, shown: str, place: str) -> tuple[File | None, Document, list[Problem]]:
+def _read(
+    kind: type[File], path: Path, shown: str, root: Path, place: str
+) -> tuple[File | None, Document, list[Problem]]:
     """A file as it can be read, and every problem; `place` is where the keys belong that stages share. A project need
     not have its file: one with a workflow that was made in Python, or with a store."""
-    missing = kind is ProjectFile and not path.exists()
-    return checked_file(kind, Document(shown, None, []) if missing else read_yaml(path, shown), place)
+    missing = kind is ProjectFile and not os.path.lexists(path)
+    return checked_file(kind, Document(shown, None, []) if missing else read_yaml(path, shown, root), place)
 
 
 def checked_file(kind: type[File], document: Document, place: str) -> tuple[File | None, Document, list[Problem]]:
@@ -86,9 +90,9 @@ def checked_file(kind: type[File], document: Document, place: str) -> tuple[File
 _OF_STAGES, _AT_TOP = "`defaults` or a stage", "to the file as a whole: write it at the left margin"
 
 
-def read_workflow(path: Path, shown: str) -> tuple[WorkflowFile | None, Document, list[Problem]]:
-    """A workflow's file alone, nothing of it resolved; None where it cannot be read at all."""
-    return _read(WorkflowFile, path, shown, _OF_STAGES)
+def read_workflow(path: Path, shown: str, root: Path) -> tuple[WorkflowFile | None, Document, list[Problem]]:
+    """A workflow's file of the project at `root` alone, nothing of it resolved; None where it cannot be read at all."""
+    return _read(WorkflowFile, path, shown, root, _OF_STAGES)
 
 
 class BuiltWorkflow:
@@ -132,13 +136,13 @@ WorkflowSource = str | Path | BuiltWorkflow  # a workflow by its name, by the pa
 
 def workflow_keys(root: Path) -> list[Problem]:
     """What is wrong in the workflows' files alone, without the project's: for one whose agac.yml cannot be read."""
-    files = sorted((root / str(PathsFile.model_fields["workflows"].default)).rglob("*.y*ml"))
-    return [one for file in files for one in read_workflow(file, file.relative_to(root).as_posix())[2]]
+    files = files_in(root / str(PathsFile.model_fields["workflows"].default), root, "**/*.y*ml")
+    return [one for file in files for one in read_workflow(file, file.relative_to(root).as_posix(), root)[2]]
 
 
 def input_paths(project: ProjectSpec) -> list[str]:
     """The paths and patterns from which the project's workflows read rows, as far as their files can be read."""
-    read = (read_workflow(path, project.shown(path))[0] for path in workflow_files(project))
+    read = (read_workflow(path, project.shown(path), home_of(project.root))[0] for path in workflow_files(project))
     inputs = (one for file in read if file is not None for one in (file.input, file.inputs) if one is not None)
     texts = (re.sub(r"\A\w+://|\?.*", "", text, flags=re.DOTALL) for one in inputs for text in one.path or ())
     return [path for text in texts if (path := PurePosixPath(text).as_posix()) != "."]
@@ -151,8 +155,9 @@ def workflow_names(project: ProjectSpec) -> list[str]:
 
 def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
     """The files of all workflows, or of those called `name`, in their folder and below it."""
-    found = (file for suffix in paths.YAML_SUFFIXES for file in project.paths.workflows.rglob(f"*{suffix}"))
-    return sorted(file for file in found if name in ("*", file.stem) and file.is_file())
+    home, folder = home_of(project.root), project.paths.workflows
+    found = (file for suffix in paths.YAML_SUFFIXES for file in files_in(folder, home, f"**/*{suffix}"))
+    return sorted(file for file in found if name in ("*", file.stem) and paths.is_there(file))
 
 
 def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
@@ -192,7 +197,8 @@ def load_workflow(
         found = _workflow_file(project, source)
         if isinstance(found, Problem):
             return None, [found]
-        name, (file, document, problems) = found.stem, read_workflow(found, project.shown(found))
+        path, shown = found, project.shown(found)
+        name, (file, document, problems) = path.stem, read_workflow(path, shown, home_of(project.root))
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError("--model is empty; it takes provider/model", remedy="Name a model, or leave --model out.")
@@ -337,6 +343,8 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
         raise Refused(f"{shown} belongs to agac or git; name a database of your own")
     if path.is_dir():
         raise Refused(f"{shown} is a folder; name a database in it")
+    if path.exists() and not path.is_file():
+        raise Refused(f"{shown} is not a file; name a database")
     if any(part.is_file() for part in path.parents):
         raise Refused(f"{shown}: a file is where its folder should be")
     if path.parent == folder / "preview":
@@ -353,9 +361,9 @@ def _table_target(text: str, project: ProjectSpec, folder: Path, source: InputSp
 def _may_be_database(path: Path) -> bool:
     magic = b"SQLite format 3\0"
     try:
-        with path.open("rb") as file:
+        with open_file(path, path.name, None) as file:
             return file.read(len(magic)) in (b"", magic)
-    except OSError:  # said when it is opened, with the remedy
+    except (OSError, Unusable):  # said when it is opened, with the remedy
         return True
 
 

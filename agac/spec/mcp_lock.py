@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections import Counter
@@ -20,7 +21,8 @@ from agac.core.keys import canonical, digest
 from agac.core.text import json_shown
 from agac.core.types import JSONValue
 from agac.spec.json_schema import schema_faults
-from agac.spec.paths import Unusable, inside, read_text
+from agac.spec.paths import Unusable, inside
+from agac.spec.project_files import read_text
 from agac.spec.tools import McpServer, ToolSpec
 
 SUFFIX = ".lock.json"
@@ -142,13 +144,13 @@ def _joined(value: Any) -> str:
     return "\n".join(value) if isinstance(value, list) else value + ""
 
 
-def read_lock(path: Path, shown: str, command: str) -> dict[str, ServerLock]:
-    """The servers of a lock file, by name. `command` is what writes it. Raises UsageError."""
+def read_lock(path: Path, shown: str, command: str, root: Path) -> dict[str, ServerLock]:
+    """The servers of a lock file of the project at `root`, by name. `command` is what writes it. Raises UsageError."""
     remedy = f"Connect to its servers and write it with `{command}`, then review the file."
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UsageError(f"{shown} is not there: what its MCP servers offer is not known", remedy=remedy)
     try:
-        body: dict[str, dict[str, Any]] = json.loads(read_text(path, shown))["servers"]
+        body: dict[str, dict[str, Any]] = json.loads(read_text(path, shown, root))["servers"]
         return {name: _server(one) for name, one in body.items()}
     except Unusable as error:
         raise UsageError(str(error.problem), remedy=remedy) from None

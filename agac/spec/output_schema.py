@@ -24,8 +24,9 @@ from agac.spec.json_schema import (
     schema_faults,
     schema_warnings,
 )
-from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, read_text
-from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_source, python_tree, source_hash
+from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, is_there
+from agac.spec.project_files import files_in, read_bytes, read_text
+from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_tree, source_hash
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def load_schema(
             return _python_schema(value, home_of(project.root)), []
         if is_reference(value):
             (found,) = project.fetch(value, f"schema of {name}")
-            return _from_file(found.path, value)
+            return _from_file(found.path, value, None)
         path_of_file = _find(value, project)
-        return _from_file(path_of_file, project.shown(path_of_file))
+        return _from_file(path_of_file, project.shown(path_of_file), project.root)
     except Refused as error:
         return None, [document.problem(path, str(error))]
     except Unusable as error:
@@ -84,19 +85,21 @@ def _find(text: str, project: ProjectSpec) -> Path:
     folder = project.paths.schemas
     for base in (project.root, folder):
         for name in (text, f"{text}.json"):
-            if (path := inside(project.root, name, base=base)).is_file():
+            if is_there(path := inside(project.root, name, base=base)):
                 return path
     hint = f'a result has named fields: write {{answer: "{text}"}}'
     if "|" not in text:
-        known = [project.shown(one) for one in sorted(folder.rglob("*")) if one.suffix in _SUFFIXES]
+        known = [
+            project.shown(one) for one in files_in(folder, home_of(project.root), "**/*") if one.suffix in _SUFFIXES
+        ]
         hint = did_you_mean(text, known, f"in {project.shown(folder)}/")
     raise Refused(f"no such file: {text!r}; {hint}")
 
 
-def _from_file(path: Path, shown: str) -> tuple[SchemaSpec | None, list[Problem]]:
+def _from_file(path: Path, shown: str, root: Path | None) -> tuple[SchemaSpec | None, list[Problem]]:
     from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml  # what only reads stored runs does without YAML
 
-    text = read_text(path, shown)
+    text = read_text(path, shown, root)
     # JSON is (nearly) YAML: reading it so gives positions, and the file may be YAML as well
     document = parse_yaml(text, shown)
     body, problems = document.data, document.problems
@@ -178,7 +181,7 @@ def _python_schema(text: str, root: Path) -> PythonSchema:
         wanted = module.replace(".", "/") + ".py"
         raise Refused(f"no module {module!r} in the project; it would be the file {wanted}")
     shown = path.relative_to(root.resolve()).as_posix()
-    tree = python_tree(python_source(path, shown), shown)
+    tree = python_tree(read_bytes(path, shown, root), shown)
     names = {name for name, _ in bound_names(tree.body)}
     branches = any(isinstance(node, ast.If | ast.Try | ast.With) for node in tree.body)  # may name anything
     if cls not in names and "*" not in names and not branches:

@@ -1,4 +1,4 @@
-"""Paths and text files: the project's root, paths inside it, where results go, files of a pattern, reading text."""
+"""Paths: the project's root, paths inside it, where results go, files of a pattern. `project_files` opens them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import cache, partial
+from functools import cache
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
-from agac.core.keys import bytes_digest, canonical, digest
 from agac.core.state_files import make_folder, opener
-from agac.core.types import JSONValue
 
 # Finding the project: light enough for commands that only read the store.
 
@@ -69,7 +67,9 @@ def project_root(project: Path | str | None, *, bare: bool = False) -> Path:
 def home_of(root: Path) -> Path:
     """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the project it was made in."""
     link = root / _HOME
-    return Path(link.read_text("utf-8")) if link.is_file() else root
+    if not link.is_file() or link.is_symlink() or (root / PROJECT_FILE).exists():
+        return root  # a project has its files itself, whatever somebody put into its .agac
+    return Path(link.read_text("utf-8"))
 
 
 def work_dir(folder: Path, root: Path) -> Path:
@@ -132,13 +132,19 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
     try:
         real_root = root.resolve()
         path = ((base or root) / text).resolve()
+        is_loop = any(part.is_symlink() for part in (path, *path.parents))  # left as it is from Python 3.13 on
     except (OSError, RuntimeError) as error:  # a loop of links, or a name that the file system refuses
         raise OutsideProject(f"{text!r} cannot be followed: {error.__class__.__name__}") from None
-    if any(part.is_symlink() for part in (path, *path.parents)):  # from Python 3.13 on a loop is left as it is
+    if is_loop:
         raise OutsideProject(f"{text!r} cannot be followed: its links lead in a circle")
     if not path.is_relative_to(real_root):
         raise OutsideProject(f"{text!r} leads out of the project; name a path inside it")
     return path
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this path that is no folder: a pipe, too, which is refused where it is read."""
+    return path.exists() and not path.is_dir()
 
 
 def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -147,17 +153,25 @@ def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...])
         candidates = [inside(root, name), inside(root, name, base=folder)]
     else:
         candidates = [inside(root, name + suffix, base=folder) for suffix in suffixes]
-    return [path for path in candidates if path.is_file()]
+    return [path for path in candidates if is_there(path)]
 
 
 _SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
 
 
+def secret_kind(path: Path, root: Path) -> str | None:
+    """Why what a resolved path holds is told to nobody: it is an environment file, or what agac or
+    git keeps, in the project or in a folder of it. None where it is an ordinary file."""
+    real = root.resolve()
+    parts = path.relative_to(real).parts if path.is_relative_to(real) else ()
+    if {part.casefold() for part in parts} & {*STATE_FOLDERS}:
+        return "is agac's or git's own"
+    return "is an environment file" if _SECRET.fullmatch(path.name) else None
+
+
 def refuse_secret(path: Path, root: Path) -> None:
     """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep."""
-    own = any(path.is_relative_to(root.resolve() / state) for state in STATE_FOLDERS)
-    if own or _SECRET.fullmatch(path.name):
-        why = "is agac's or git's own" if own else "is an environment file"
+    if (why := secret_kind(path, root)) is not None:
         raise OutsideProject(f"{path.name!r} {why}, and is never part of a prompt; write what is meant elsewhere")
 
 
@@ -169,7 +183,10 @@ def existing_file(value: str, root: Path, where: Where, *, base: Path | None = N
     except OutsideProject as error:
         raise Unusable(Problem(where, str(error))) from None
     if not path.is_file():
-        raise Unusable(Problem(where, f"no such file: {value!r}; {near_files(path, root)}"))
+        what = f"no such file: {value!r}; {near_files(path, root)}"
+        if path.exists():
+            what = f"{value!r} is not a file; name a file"
+        raise Unusable(Problem(where, what))
     return path
 
 
@@ -301,39 +318,6 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
     raise Refused(f"{reference} is not fetched here ({what}); download it, and name the file")
 
 
-# Text files of a project: UTF-8, with or without a byte order mark, bounded in size before a byte is read.
-
-MAX_BYTES = 5_000_000  # a larger file is data that stands in the wrong place
-_PIECE = 1 << 20  # bytes of a file that is hashed, of whatever size
-
-
-def read_text(path: Path, shown: str) -> str:
-    """The text with `\\n` line ends and without a byte order mark. Raises Unusable."""
-    try:
-        info = path.stat()
-        if not stat.S_ISREG(info.st_mode):
-            raise Unusable(Problem(Where(shown), "not a regular file"))
-        if info.st_size > MAX_BYTES:
-            remedy = f"are more than the {MAX_BYTES:,} that are read; put data into an input file"
-            raise Unusable(Problem(Where(shown), f"{info.st_size:,} bytes {remedy}"))
-        raw = path.read_bytes()
-    except OSError as error:
-        raise Unusable(Problem(Where(shown), f"cannot be read: {error.strerror or error}")) from None
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise Unusable(Problem(Where(shown, 1, 1), "this is UTF-16; save the file as UTF-8"))
-    body = raw.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return _line_ends(body.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        *above, last = _line_ends(body[: error.start].decode("utf-8", "replace")).split("\n")
-        message = f"byte 0x{body[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
-        raise Unusable(Problem(Where(shown, len(above) + 1, len(last) + 1), message)) from None
-
-
-def _line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
 # `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
 # named with its dot. `**` goes through no links; a link that leads out of the folder is refused, not followed. Memory
 # is that of the largest single folder.
@@ -403,20 +387,6 @@ def _fits(part: str, name: str) -> bool:
 @cache
 def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
     return re.compile(translate(part)).match
-
-
-def files_hash(home: Path, patterns: Sequence[str]) -> str:
-    """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
-    texts = dict[str, JSONValue]()
-    for name in matching(home, patterns):
-        try:
-            with (home / name).open("rb") as file:
-                texts[name] = bytes_digest(iter(partial(file.read, _PIECE), b"")).hex()
-        except OSError as error:
-            raise Refused(f"{name} cannot be read: {error.strerror or error}; name files that can be") from None
-    if not texts:
-        raise Refused("matches no file of the project")
-    return digest(canonical(texts)).hex()
 
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:

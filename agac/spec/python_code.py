@@ -21,22 +21,10 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
 from agac.core.keys import canonical, digest
-from agac.spec.paths import MAX_BYTES, OutsideProject, Refused, Unusable, inside, near_files
+from agac.spec.paths import OutsideProject, Refused, Unusable, inside, near_files
+from agac.spec.project_files import files_in, read_bytes
 
 # Python files of a project, read to check them; nothing of them is imported.
-
-
-def python_source(path: Path, shown: str) -> bytes:
-    """The bytes of a Python file. Raises Unusable."""
-    message = f"more than the {MAX_BYTES:,} bytes that are read of a Python file"
-    try:
-        if not path.is_file():
-            message = "not a regular file"
-        elif path.stat().st_size <= MAX_BYTES:
-            return path.read_bytes()
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-    raise Unusable(Problem(Where(shown), message))
 
 
 def python_tree(source: bytes, shown: str) -> ast.Module:
@@ -104,7 +92,7 @@ def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]
             continue
         texts[shown] = ""
         try:
-            source = python_source(path, shown)
+            source = read_bytes(path, shown, root)
             texts[shown] = digest(source.decode("latin-1")).hex()  # a letter a byte, whatever the file's encoding is
             imports = _imports(source, shown)
         except Unusable as error:
@@ -140,7 +128,7 @@ def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
         if name != "*":
             yield (*base, name)
         elif (folder := root.joinpath(*base)).is_dir():  # its __all__ may name any of them
-            yield from ((*base, file.stem) for file in sorted(folder.glob("*.py")))
+            yield from ((*base, file.stem) for file in files_in(folder, root, "*.py"))
 
 
 def _files(target: Parts, root: Path, problems: list[Problem], where: Where) -> Iterator[Path]:
@@ -209,7 +197,7 @@ def parse_reference(
             reason = "no dots in the names of its folders, nor the project's own __init__.py"
             raise Refused(f"{named!r} cannot be imported: {reason}")
         shown = file.relative_to(root.resolve()).as_posix()
-        functions, unfit = _outline(python_source(file, shown), shown, tool)
+        functions, unfit = _outline(read_bytes(file, shown, root), shown, tool)
         if name in unfit:
             raise Refused(f"{shown} cannot be used as {name!r}: {unfit[name]}")
         if name not in functions:
@@ -347,7 +335,13 @@ class _Package:
 
     def is_outdated(self) -> bool:
         """Whether a file is another than the one that was imported."""
-        return any(not path.is_file() or path.read_bytes() != source for path, source in self.read.items())
+        return any(self._now(path) != source for path, source in self.read.items())
+
+    def _now(self, path: Path) -> bytes | None:
+        try:
+            return read_bytes(path, path.name, self.root)
+        except Unusable:  # said when it is imported again
+            return None
 
     def import_(
         self,
@@ -392,7 +386,10 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> Any:
         """The file's code; remembers its text."""
         path = self.get_filename(fullname)
-        source = self.get_data(path)
+        try:
+            source = read_bytes(Path(path), as_written(path), self._package.root)
+        except Unusable as error:
+            raise ImportError(str(error.problem)) from None
         self._package.read[Path(path)] = source
         return self.source_to_code(source, path)
 

@@ -15,7 +15,8 @@ from agac.spec.agent_cards import Card, Skill
 from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedKeys
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
 from agac.spec.models import RuntimeFile, StageFile
-from agac.spec.paths import Refused, files_hash, home_of, inside
+from agac.spec.paths import Refused, home_of, inside
+from agac.spec.project_files import files_hash
 from agac.spec.python_code import FORM, parse_reference
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
 from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, Runtime, ToolSettings, ToolsMode, function_name
@@ -168,7 +169,7 @@ class ToolReader:
         name = self.card.file if self.card and self.card.remote and self.card.path == card else card.stem
         shown, command = self.project.shown(lock_file(card)), f"agac card lock {name}"
         try:
-            locks = read_lock(lock_file(card), shown, command)
+            locks = read_lock(lock_file(card), shown, command, home_of(self.project.root))
             specs, held = locked_tools(servers, locks, shown, command, allow)
         except UsageError as error:
             self._note(where, f"{error.message}. {error.remedy or ''}".strip())
@@ -223,7 +224,7 @@ class ToolReader:
             elif file := stub_file(stub):
                 found[name] = stub | {"hash": self._hash([file], where, kept=kept)}
                 try:
-                    recorded_calls(home / file, found[name]["hash"])
+                    recorded_calls(home / file, found[name]["hash"], home)
                 except (OSError, ValueError) as error:
                     self._note(where, str(error))
         return found

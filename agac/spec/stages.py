@@ -428,7 +428,7 @@ class StageBuilder:
         try:
             if is_reference(value):
                 found = self._fetched(value, at, "prompt" if at[-1] == "template" else str(at[-1]), stage)
-                return templates.placed_file(found.path, value, self.document.where(at)) if found else None
+                return templates.placed_file(found.path, value, self.document.where(at), None) if found else None
             return read(value, self.project.root, self.document.where(at))
         except Unusable as error:
             self.problems.append(error.problem)

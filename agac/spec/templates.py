@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple, cast
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.types import JSONValue, Visible, json_encoder
-from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside, read_text
+from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside
+from agac.spec.project_files import read_text
 
 # A template is compiled once, whatever its syntax, and rendered in one pass for each row: what a value contains is
 # never expanded again. dollar: `$5` and `"$ref"` stay as they are, `$${` gives `${`. mustache: `{{` counts only before
@@ -366,12 +367,13 @@ def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
 def template_file(value: str, root: Path, where: Where) -> PlacedText:
     """The text of a file that must exist. Raises Unusable."""
     path = existing_file(value, root, where)
-    return placed_file(path, path.relative_to(root.resolve()).as_posix(), where)
+    return placed_file(path, path.relative_to(root.resolve()).as_posix(), where, root)
 
 
-def placed_file(path: Path, shown: str, where: Where) -> PlacedText:
-    """The text of a file that is `shown` in messages; `where` it is named. Raises Unusable."""
-    text = read_text(path, shown)
+def placed_file(path: Path, shown: str, where: Where, root: Path | None) -> PlacedText:
+    """The text of a file that is `shown` in messages; `where` it is named; `root` is that of its project, None
+    for a file that a user typed or that was fetched. Raises Unusable."""
+    text = read_text(path, shown, root)
     if not text.strip():
         raise Unusable(Problem(where, f"{shown} is empty"))
     return text.rstrip("\n"), Where(shown, 1, 1)

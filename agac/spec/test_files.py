@@ -10,16 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from agac.core.errors import Problem, UsageError, any_error, listed
+from agac.core.errors import Problem, UsageError, Where, any_error, listed
 from agac.core.types import AssistantMessage, JSONValue, Request, RowId, Schema, ToolMessage
 from agac.spec import validation as check
 from agac.spec.file_model import FileModel, NonEmpty, key
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.loader import checked_file, find_workflow
 from agac.spec.output_schema import load_schema
-from agac.spec.paths import YAML_SUFFIXES, Refused, inside
+from agac.spec.paths import YAML_SUFFIXES, Refused, Unusable, existing_file, inside, is_there
+from agac.spec.project_files import files_in, real_path
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
-from agac.spec.yaml import read_yaml
+from agac.spec.yaml import Document, read_yaml
 
 FOLDER = "tests/workflows"
 """Of the project: files of tests; below it `recorded` and `snapshots` hold what agac writes."""
@@ -104,9 +105,12 @@ def find_cases(
 ) -> tuple[list[WorkflowCase], list[Problem]]:
     """The tests of these workflows, or of all, whose file has the `word` in its name, and the problems of their files.
     Raises UsageError where there is none."""
-    folder, found, problems = project.root / FOLDER, list[WorkflowCase](), list[Problem]()
+    found, problems = list[WorkflowCase](), list[Problem]()
     wanted = {find_workflow(project, one).stem for one in workflows}
-    files = sorted(one for one in folder.iterdir() if one.suffix in YAML_SUFFIXES) if folder.is_dir() else []
+    try:
+        files = case_files(project)
+    except Unusable as error:
+        return [], [error.problem]
     for path in (one for one in files if word is None or word in one.stem):
         case, wrong = _read(project, path)
         if case is None or not wanted or case.workflow in wanted:
@@ -118,8 +122,29 @@ def find_cases(
     return found, problems
 
 
+def case_files(project: ProjectSpec) -> list[Path]:
+    """The files of tests, sorted. Raises Unusable where their folder is a link that leads out of the project."""
+    try:
+        real_path(project.root / FOLDER, project.root)
+    except Refused as error:
+        raise Unusable(Problem(Where(FOLDER), str(error))) from None
+    found = files_in(project.root / FOLDER, project.root)
+    return [one for one in found if one.suffix in YAML_SUFFIXES and is_there(one)]
+
+
+def _stubs_of(file: WorkflowTestFile, project: ProjectSpec, document: Document) -> Iterator[Problem]:
+    """What is wrong with the file of stubs that a test names."""
+    if isinstance(file.tool_stubs, str):
+        try:
+            existing_file(file.tool_stubs, project.root, document.where(("tool_stubs",)))
+        except Unusable as error:
+            yield error.problem
+
+
 def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[Problem]]:
-    file, document, problems = checked_file(WorkflowTestFile, read_yaml(path, project.shown(path)), "the workflow")
+    file, document, problems = checked_file(
+        WorkflowTestFile, read_yaml(path, project.shown(path), project.root), "the workflow"
+    )
     if file is None or problems:
         return None, problems
     expect, schema, workflow = file.expect, None, file.workflow or path.name.partition(".")[0]
@@ -127,12 +152,15 @@ def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[P
     try:
         workflow = find_workflow(project, workflow).stem
         given = inside(project.root, file.rows) if isinstance(file.rows, str) else file.rows
-        if isinstance(given, Path) and not given.is_file():
+        if isinstance(given, Path) and given.exists() and not given.is_file():
+            raise Refused(f"{file.rows!r} is not a file; name a file with rows, or write the rows here")
+        if isinstance(given, Path) and not given.exists():
             raise Refused(f"no such file: {file.rows!r}; name one of the project, or write the rows here")
     except UsageError as error:
         problems.append(document.problem(("workflow",), f"{error.message}. {error.remedy}"))
     except Refused as error:
         problems.append(document.problem(("rows",), str(error)))
+    problems += _stubs_of(file, project, document)
     at = ("expect", "each")
     guards = [compile_guard(text, document.where((*at, index))) for index, text in enumerate(expect.each)]
     if expect.output_schema is not None:

@@ -15,6 +15,8 @@ from agac.spec.cel import CelNode, Unparsed, cel_library, parse, spot
 from agac.spec.guard_checks import MAX_LENGTH, refusals
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps
 from agac.spec.guards import FAILURES
+from agac.spec.paths import Unusable
+from agac.spec.project_files import MAX_RECORDED, read_text
 from agac.spec.yaml import read_yaml
 
 WAYS = ("value", "file", "cel", "echo", "error")
@@ -80,7 +82,7 @@ def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue
         return StubAnswer(parts["error"], True, delay)
     if "file" in parts:
         key = name, canonical(dict(arguments))
-        found = recorded_calls(root / parts["file"], parts.get("hash")).get(key)
+        found = recorded_calls(root / parts["file"], parts.get("hash"), root).get(key)
         missing = f"no result is recorded in {parts['file']} for {name} with {key[1]}; record it, or add a line"
         return (found or StubAnswer(missing, True))._replace(delay=delay)
     value: Any = dict(arguments) if "echo" in parts else parts.get("value")
@@ -103,15 +105,20 @@ def _compiled(text: str) -> tuple[Any, CelNode]:
 
 
 @lru_cache(maxsize=16)
-def recorded_calls(file: Path, version: str | None) -> dict[tuple[str, str], StubAnswer]:
-    """The results in a file of recorded calls, by tool and arguments; of several the last. `version` stands for what
-    it holds; a line is `{"tool": …, "arguments": {…}, "result": …}`, with `"error": true` if so. Raises ValueError."""
+def recorded_calls(file: Path, version: str | None, root: Path) -> dict[tuple[str, str], StubAnswer]:
+    """The results in a file of recorded calls of the project at `root`, by tool and arguments; of several the last.
+    `version` stands for what it holds; a line is `{"tool": …, "arguments": {…}, "result": …}`, with `"error": true` if
+    so. Raises ValueError."""
     found: dict[tuple[str, str], StubAnswer] = {}
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+    try:
+        text = read_text(file, file.name, root, most=MAX_RECORDED)
+    except Unusable as error:
+        raise ValueError(f"{file.name} {error.problem.message}") from None
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             one = json.loads(line or "null")
-            text = one["result"] if isinstance(one["result"], str) else canonical(one["result"])
-            found[one["tool"], canonical(one["arguments"])] = StubAnswer(text, one.get("error") is True)
+            result = one["result"] if isinstance(one["result"], str) else canonical(one["result"])
+            found[one["tool"], canonical(one["arguments"])] = StubAnswer(result, one.get("error") is True)
         except (ValueError, TypeError, LookupError):
             if line.strip():
                 form = '{"tool": …, "arguments": {…}, "result": …}'
@@ -124,8 +131,9 @@ def read_stubs(file: Path, root: Path) -> dict[str, Any]:
     try:
         if file.suffix == ".jsonl":
             shown = Path(relpath(file.resolve(), root.resolve())).as_posix()  # one outside is refused where it is read
-            return {name: {"file": shown} for name, _ in recorded_calls(file.resolve(), str(file.stat().st_mtime_ns))}
-        document = read_yaml(file, file.name)
+            version = str(file.stat().st_mtime_ns)
+            return {name: {"file": shown} for name, _ in recorded_calls(file.resolve(), version, root)}
+        document = read_yaml(file, file.name, None)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}; name a file of stubs") from None
     for problem in document.problems:

@@ -15,7 +15,8 @@ from yaml import MarkedYAMLError
 
 from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.types import JSONValue
-from agac.spec.paths import Refused, Unusable, read_text
+from agac.spec.paths import Refused, Unusable
+from agac.spec.project_files import read_text
 
 _WORDS: Mapping[str, JSONValue] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -166,10 +167,11 @@ class Document:
         return Problem(self.where(path, key=key), message)
 
 
-def read_yaml(path: Path, shown: str) -> Document:
-    """Reads a file; everything wrong with it stands in the document's `problems`."""
+def read_yaml(path: Path, shown: str, root: Path | None) -> Document:
+    """Reads a file of the project at `root`, or one that a user typed (None); everything wrong with it stands in the
+    document's `problems`."""
     try:
-        return parse_yaml(read_text(path, shown), shown)
+        return parse_yaml(read_text(path, shown, root), shown)
     except Unusable as error:
         return Document(shown, None, [error.problem])
 

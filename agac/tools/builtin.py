@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from agac.core.keys import canonical, digest
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue
 from agac.spec.paths import Refused, home_of, inside, refuse_secret
+from agac.spec.project_files import descriptor_of
 from agac.spec.tools import ToolKind, ToolSpec
 from agac.spec.yaml import expand
 from agac.store.query import answered
@@ -106,10 +108,10 @@ class Builtins:
         try:
             if file.is_dir():
                 return "\n".join(one.name + "/" * one.is_dir() for one in sorted(file.iterdir()) if one.name[0] != ".")
-            if file.exists() and not file.is_file():  # a pipe would be waited for
-                raise ToolFailed(f"{path!r} is no file")
-            with file.open("rb") as opened:
+            with os.fdopen(descriptor_of(file, self.home), "rb") as opened:
                 data = opened.read(MOST_BYTES + 1)
+        except Refused:  # a pipe, which would be waited for
+            raise ToolFailed(f"{path!r} is no file") from None
         except OSError as error:
             raise ToolFailed(f"{path!r} cannot be read: {error.strerror or error}") from None
         if b"\0" in data[:1024]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agac.core.errors import UsageError, lack_of
 from agac.core.keys import canonical, digest
 from agac.spec.mcp_lock import SUFFIX, ServerLock, connection, difference, read_lock
+from agac.spec.paths import home_of
 from agac.spec.tools import McpServer, ToolRules
 from agac.tools.tool_functions import NO_INTENT, Intent, SessionGone, ToolFailed, ToolLost, ToolTimeout
 
@@ -221,7 +222,7 @@ class McpServers:
             return
         session.changed = True
         command = f"agac card lock {Path(spec.lock).name.removesuffix(SUFFIX)}"
-        lock = read_lock(self._root / spec.lock, spec.lock, command).get(spec.name)
+        lock = read_lock(self._root / spec.lock, spec.lock, command, home_of(self._root)).get(spec.name)
         if lock is None or lock.hash != spec.locked:
             message = f"{spec.lock} was changed after this run was planned"
             raise UsageError(message, remedy="Run the same command again: the plan is made anew.")

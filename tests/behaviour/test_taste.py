@@ -140,3 +140,51 @@ def test_a_protocol_says_what_its_members_promise() -> None:
 def test_modules_stay_readable() -> None:
     assert [name for name, (text, tree) in modules().items() if text.strip() and not ast.get_docstring(tree)] == []
     assert [name for name, (text, _) in modules().items() if len(text.split("\n")) > 700] == []
+
+
+OPENERS = {"read_text", "read_bytes", "write_text", "write_bytes", "open", "iterdir", "glob", "rglob", "scandir",
+           "copytree"}  # fmt: skip
+OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
+    "api/__init__.py": ({"Path(__file__).read_text"}, "its own source"),
+    "api/bugs.py": ({"report.write_text"}, "a new folder for temporary files"),
+    "api/ci.py": ({"path.read_bytes"}, "a user types it"),
+    "api/extras.py": ({"(root / f'agentcards/{name}.md').read_text", "(root / f'workflows/{example}.yml').read_text",
+                       "_shipped().glob", "path.read_text", "places[path].write_bytes", "root.glob",
+                       "source.read_bytes", "target.read_bytes", "template.rglob"},
+                      "the examples of the package; where they are written was looked at with `real_path`"),
+    "api/forge.py": ({"file.read_bytes"}, "the forge names it in a variable of the environment"),
+    "api/inspect.py": ({"folder.iterdir"}, "a user types it"),
+    "api/job.py": ({"path.open"}, "OUTPUT, which a user types"),
+    "api/process.py": ({"(job.root / job.output).open"}, "OUTPUT, which a user types"),
+    "api/project.py": ({"folder.iterdir"}, "inputs that agac kept"),
+    "api/run.py": ({"(opened.root / STORE.parent / 'shards').glob"}, "the state folder"),
+    "data/files.py": ({"file.open", "os.open", "os.scandir"}, "outputs, and temporary files beside them"),
+    "data/object_store.py": ({"open", "os.open", "os.scandir"}, "a remote, which a user names"),
+    "data/own_files.py": ({"os.open", "table.read_text"}, "files of this machine, with their owners"),
+    "data/remote.py": ({"(root / FOLDER).glob", "kept.temporary.open", "path.open", "self._index(reference).read_text"},
+                       "what agac fetched and keeps"),
+    "data/sources.py": ({"folder.glob", "path.open"}, "inputs that agac kept, or that were looked at"),
+    "data/sql.py": ({"folder.glob"}, "what agac spilled"),
+    "data/sqlite.py": ({"path.open"}, "an output's database, which was looked at"),
+    "spec/agent_cards.py": ({"place.iterdir"}, "a user types it"),
+    "spec/git.py": ({"git.open", "target.open"}, "git's own files, and files of a commit in a new folder"),
+    "spec/inputs.py": ({"path.glob"}, "the suffix of a file in a folder that was looked at"),
+    "spec/paths.py": ({"folder.iterdir", "link.read_text", "open", "os.scandir"},
+                      "the state folder, and names in folders whose links were followed"),
+    "tools/builtin.py": ({"file.iterdir"}, "names in a folder whose links were followed"),
+    "tools/mcp.py": ({"session.open"}, "no file"),
+    "tools/pool.py": ({"file.open"}, "results of tools, in the state folder"),
+    "tools/processes.py": ({"file.open", "file.read_text", "os.open"}, "what a process prints, in the state folder"),
+}  # fmt: skip
+"""What else opens files, by module, and why that is none of what a project's files name or its folders hold."""
+
+
+def test_files_of_a_project_are_opened_by_one_module_alone() -> None:
+    found: dict[str, set[str]] = {}
+    for name, node in nodes():
+        if name.startswith(("spec/", "api/", "tools/", "data/")) and name != "spec/project_files.py":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+                found.setdefault(name, set()).add("open")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OPENERS:
+                found.setdefault(name, set()).add(ast.unparse(node.func))
+    assert found == {name: calls for name, (calls, _) in OPENED_OTHERWISE.items()}

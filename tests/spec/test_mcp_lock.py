@@ -30,7 +30,7 @@ def test_a_lock_is_read_back_as_it_was_written(tmp_path):
     path = lock_file(tmp_path / "a.md")
     path.write_text(lock_text(servers), encoding="utf-8")
     assert path.name == "a.lock.json"
-    assert read_lock(path, path.name, "agac card lock a") == servers
+    assert read_lock(path, path.name, "agac card lock a", tmp_path) == servers
     assert lock_text(dict(reversed(servers.items()))) == lock_text(servers)
     assert "\u202e" not in lock_text(servers)
     assert "zwei ≤ Wörter" in lock_text(servers)
@@ -46,7 +46,7 @@ def test_a_lock_that_is_none_says_what_writes_one(tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=r"^agentcards/a\.lock\.json is (not there|no lock file)") as raised:
-        read_lock(path, "agentcards/a.lock.json", "agac card lock a")
+        read_lock(path, "agentcards/a.lock.json", "agac card lock a", tmp_path)
     assert "`agac card lock a`" in str(raised.value.remedy)
 
 

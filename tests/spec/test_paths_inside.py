@@ -12,7 +12,7 @@ from agac.spec.paths import OutsideProject, inside
 def test_paths_within_the_project_are_resolved_and_all_others_refused(tmp_path: Path) -> None:
     for text in ("a.md", "a/b.md", "./a.md", "a/../b.md", "a b/ü.md", "not/there", "."):
         assert inside(tmp_path, text) == (tmp_path / text).resolve()
-    for text in ("..", "../x", "a/../../x", "/etc/passwd", "~", "~/x", "~root/x", "a\0b", "x" * 2000):
+    for text in ("..", "../x", "a/../../x", "/etc/passwd", "~", "~/x", "~root/x", "a\0b", "x" * 2000, "x" * 500):
         with pytest.raises(OutsideProject):
             inside(tmp_path, text)
     with pytest.raises(OutsideProject, match="is not relative"):

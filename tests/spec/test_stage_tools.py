@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
 from agac.plan.stage import PlannedStage
 from agac.providers.table import SHIPPED
-from agac.spec import paths
+from agac.spec import paths, project_files
 from agac.spec.loader import load_workflow
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import RemoteContent
@@ -219,16 +218,16 @@ def test_files_that_tools_read_are_hashed_in_pieces_and_one_that_cannot_be_read_
     tree.write("docs/a.md", "é one\n" * 9)
     text = HEAD + "stages: [{name: a, tools: ['tools/web.py:fetch'], reads: ['docs/*']}]\n"
     whole = {"docs/a.md": digest((tree.root / "docs/a.md").read_bytes().decode("latin-1")).hex()}
-    monkeypatch.setattr(paths, "_PIECE", 4)
-    assert paths.files_hash(tree.root, ["docs/*"]) == digest(canonical(whole)).hex()
+    monkeypatch.setattr(project_files, "_PIECE", 4)
+    assert project_files.files_hash(tree.root, ["docs/*"]) == digest(canonical(whole)).hex()
 
     def broken(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", broken)
+        patched.setattr(project_files, "descriptor_of", broken)
         with pytest.raises(paths.Refused, match=r"docs/a.md cannot be read: Permission denied; name files that can be"):
-            paths.files_hash(tree.root, ["docs/*"])
+            project_files.files_hash(tree.root, ["docs/*"])
     assert not tree.problems(text)
     (tree.root / "docs/a.md").chmod(0)
     if not os.access(tree.root / "docs/a.md", os.R_OK):  # which it is for root

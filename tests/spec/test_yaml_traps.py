@@ -81,7 +81,7 @@ def test_deep_nesting_and_aliases_of_aliases_are_refused_before_they_expand() ->
 def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) -> None:
     file = tmp_path / "f.yml"
     file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: |\r\n  x\r\n  y\r\nb2: 3\r\n")
-    document = read_yaml(file, "f.yml")
+    document = read_yaml(file, "f.yml", tmp_path)
     assert words(document) == []
     assert document.data == {"a": 1, "b": "x\ny\n", "b2": 3}
     assert str(document.where(("b2",), key=True)) == "f.yml:5:1"
@@ -95,13 +95,13 @@ def test_a_byte_order_mark_and_windows_lines_read_like_any_file(tmp_path: Path) 
         (lambda file: file.write_text("a: 1\n", "utf-16"), "f.yml:1:1: this is UTF-16; save the file as UTF-8"),
         (lambda file: (file.touch(), os.truncate(file, 100_000_000)),
          "f.yml: 100,000,000 bytes are more than the 5,000,000 that are read; put data into an input file"),
-        (os.mkfifo, "f.yml: not a regular file"),  # and nobody waits for it
+        (os.mkfifo, "f.yml: is a named pipe, not a file; put a regular file in its place"),  # and nobody waits for it
         (lambda file: None, "f.yml: cannot be read: No such file or directory"),
     ],
 )  # fmt: skip
 def test_what_is_no_yaml_file_is_refused(prepare: Callable[[Path], object], said: str, tmp_path: Path) -> None:
     prepare(tmp_path / "f.yml")
-    assert words(read_yaml(tmp_path / "f.yml", "f.yml")) == [said]
+    assert words(read_yaml(tmp_path / "f.yml", "f.yml", tmp_path)) == [said]
 
 
 def test_places_of_keys_values_and_missing_things() -> None:
