@@ -214,6 +214,10 @@ class Project:
         """The database: of another version of a project the one that there is."""
         return database_path(self.state)
 
+    def reading_once(self) -> Project:
+        """The same for a command that looks at many workflows, of which each would read the same files."""
+        return replace(self, spec=self.spec.reading_once())
+
     def redactor(self) -> Redactor:
         """Knows every secret of the providers."""
         rows = self.providers.values()
@@ -413,7 +417,7 @@ def validate(
     see nothing of the environment."""
     wanted = [workflow] if isinstance(workflow, loader.WorkflowSource) else list[loader.WorkflowSource](workflow or ())
     try:
-        opened = project_of(wanted[0] if wanted else "", project, untrusted=untrusted)
+        opened = project_of(wanted[0] if wanted else "", project, untrusted=untrusted).reading_once()
     except SpecError as error:
         return CheckReport([], loader.in_order([*error.problems, *loader.workflow_keys(project_root(project))]))
     names = list(dict.fromkeys(wanted)) or loader.workflow_names(opened.spec)
@@ -556,7 +560,7 @@ def check_all(workflows: Sequence[str], options: RunOptions, project: Path | str
         raise UsageError(f"-a {sorted(repeated)[0]} is given twice", remedy="Name each workflow once.")
     if options.output is not None:
         raise UsageError("--output is one folder, and there are several workflows", remedy="Run them one by one.")
-    opened = open_project(project)
+    opened = open_project(project).reading_once()
     problems = list(opened.problems)
     for workflow in workflows:
         checked, found = check_workflow(opened, workflow, options.overrides(), partial=options.selection().partial)

@@ -17,11 +17,12 @@ from agac.spec.agent_cards import card_names, find_card
 from agac.spec.format import formatted
 from agac.spec.lint import (
     LintFinding,
+    Readers,
+    Texts,
     card_files,
     file_findings,
     invisible,
     secrets,
-    stage_texts,
     texts_read,
     without_ignored,
 )  # fmt: skip
@@ -81,7 +82,7 @@ def _replace(path: Path, text: str, shown: str, root: Path | None) -> None:
 
 def _files(project: Path | str | None) -> tuple[Path, dict[Path, str]]:
     """The folder of a project's files, and those that are YAML or begin with it, as messages name them."""
-    spec = open_project(project, untrusted=True).spec  # what its variables hold does not matter
+    spec = open_project(project, untrusted=True).spec.reading_once()  # what its variables hold does not matter
     home = home_of(spec.root)
     found = {path: spec.shown(path) for path in [*loader.workflow_files(spec), *_tests_and_cards(spec)]}
     return home, {home / PROJECT_FILE: PROJECT_FILE} | found
@@ -112,6 +113,7 @@ def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = N
 
 def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
     """The same in a project that is open already."""
+    opened = opened.reading_once()
     spec, home = opened.spec, home_of(opened.root)
     files, findings, problems = {home / PROJECT_FILE}, list[LintFinding](), list(opened.problems)
     for name in names:
@@ -123,9 +125,10 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
         files |= {file for _, file in card_files(workflow)}
         if not any_error([*opened.problems, *found]):
             document = read_yaml(path, spec.shown(path), home)
-            texts = stage_texts(workflow, document, home)
-            findings += file_findings(workflow, document, texts)
-            findings += lint_models(workflow, models, texts, document.where(("stages",), key=True))
+            texts = Texts(workflow, document, home)
+            readers = Readers(workflow, texts)
+            findings += file_findings(workflow, document, texts, readers)
+            findings += lint_models(workflow, models, readers, document.where(("stages",), key=True))
     read = dict[str, str]()
     for file in sorted(files):
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
+from functools import lru_cache
+from itertools import islice
 from typing import ClassVar, Literal, NamedTuple
 
 # AgacError                    exit 1   something failed; says where, what, remedy
@@ -211,12 +213,93 @@ def storable(text: str) -> str:
 
 MAX_LISTED = 60
 
+MAX_COMPARED = 100
+"""With as many known names a name is compared, which takes a millisecond. Of more, it is compared with those that
+differ by one typing error; if there are none, with the first ones that begin alike and are about as long. A file may
+have thousands of names, and thousands of typing errors."""
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that `name` was probably meant to be, in any case. `cutoff`: how alike at least, up to 1."""
-    folded = {candidate.casefold(): candidate for candidate in reversed(list(known))}
-    found = get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
-    return folded[found[0]] if found else None
+MAX_NAME = 200  # characters of a name for which a like one is looked for: to compare texts takes their lengths squared
+_LENGTHS_APART = 3
+_MAX_LETTERS = 64
+_MAX_MISSPELT = 60  # characters of a name of which each is tried as another one
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, among: Collection[str] | None = None) -> str | None:
+    """The known name that `name` was probably meant to be, in any case. `cutoff`: how alike at least, up to 1. `among`
+    are those of the known names that count; None: all. For many names it is fast if `known` is always the same."""
+    if len(name) > MAX_NAME:
+        return None
+    every = tuple(known)
+    if len(every) <= MAX_COMPARED:
+        compared = [one for one in every if among is None or one in among]
+    else:
+        compared = _likely(name.casefold(), every, among)
+    candidates: dict[str, str] = {}
+    for one in compared:
+        candidates.setdefault(one.casefold(), one)
+    found = get_close_matches(name.casefold(), candidates, n=1, cutoff=cutoff)
+    return candidates[found[0]] if found else None
+
+
+def _likely(name: str, known: tuple[str, ...], among: Collection[str] | None) -> list[str]:
+    """Those of many known names with which a folded name is compared."""
+    for search in (_one_error_apart, _begin_alike):
+        counting = (one for one in search(name, known) if among is None or one in among)
+        if likely := list(islice(counting, MAX_COMPARED)):
+            return likely
+    return []
+
+
+@lru_cache(maxsize=256)
+def _one_error_apart(name: str, known: tuple[str, ...]) -> list[str]:
+    """The known names that differ from a folded name by one typing error."""
+    folded = _by_folded(known)
+    return [one for text in _misspelt(name, known) for one in folded.get(text, ())]
+
+
+def _begin_alike(name: str, known: tuple[str, ...]) -> Iterator[str]:
+    """The known names that begin as a folded name does and are about as long, those of its length first."""
+    alike = _by_beginning(known)
+    for apart in range(_LENGTHS_APART + 1):
+        for length in {len(name) - apart, len(name) + apart}:
+            yield from alike.get((name[:1], length), ())
+
+
+@lru_cache(maxsize=16)
+def _by_beginning(known: tuple[str, ...]) -> dict[tuple[str, int], list[str]]:
+    """The names by their first letter, without capitals, and their length."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for text, names in _by_folded(known).items():
+        found.setdefault((text[:1], len(text)), []).extend(names)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _by_folded(known: tuple[str, ...]) -> dict[str, list[str]]:
+    """The names by what they are without capitals."""
+    found: dict[str, list[str]] = {}
+    for one in known:
+        found.setdefault(one.casefold(), []).append(one)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _letters(known: tuple[str, ...]) -> str:
+    """The characters of which the names are made, without capitals."""
+    return "".join(sorted({letter for text in _by_folded(known) for letter in text})[:_MAX_LETTERS])
+
+
+def _misspelt(name: str, known: tuple[str, ...]) -> Iterator[str]:
+    """What `name` was meant to be if one letter of it is wrong, missing or too many, or if two are exchanged."""
+    letters = _letters(known) if len(name) <= _MAX_MISSPELT else ""
+    yield name
+    for at in range(len(name)):
+        before, after = name[:at], name[at + 1 :]
+        yield before + after
+        yield before + after[:1] + name[at] + after[1:]
+        yield from (before + letter + after for letter in letters)
+        yield from (before + letter + name[at:] for letter in letters)
+    yield from (name + letter for letter in letters)
 
 
 def listed(known: Iterable[str], nothing: str = "none") -> str:
@@ -231,11 +314,12 @@ def sentence(hint: str) -> str:
     return f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('?', '.')) else '.'}"
 
 
-def did_you_mean(name: str, known: Iterable[str], kind: str = "known") -> str:
-    """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near."""
-    names = list(known)
-    match = nearest(name, names)
-    return f"did you mean {match!r}?" if match else f"{kind}: {listed(names)}"
+def did_you_mean(name: str, known: Iterable[str], kind: str = "known", among: Collection[str] | None = None) -> str:
+    """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near; of `known` names those `among` these."""
+    names = tuple(known)
+    if match := nearest(name, names, among=among):
+        return f"did you mean {match!r}?"
+    return f"{kind}: {listed(names if among is None else among)}"
 
 
 class Requirement(NamedTuple):

@@ -381,6 +381,16 @@ def counted(count: int, what: str, plural: str = "") -> str:
     return f"{count:,} {what if count == 1 else plural or what + 's'}"
 
 
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first of these names that stands there a second time."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 Moment = Annotated[float, iso]  # seconds since 1970, printed as text
 Usd = Annotated[float, usd]  # an amount of money, rounded where it is printed
 

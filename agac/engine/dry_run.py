@@ -32,7 +32,7 @@ from agac.engine.prefix import planned_primer
 from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
-from agac.spec.graph import levels_of
+from agac.spec.graph import NameSets, joined, levels_of
 from agac.spec.workflow import InputSpec
 from agac.store.batches import lane_times, open_batches
 from agac.store.records import NewRow
@@ -64,19 +64,30 @@ async def dry_run(baseline: Baseline, rows: Rows | None, *, show: int = 0) -> Pl
             async for chunk in chunks:
                 await walk.through(chunk)
         await walk.through_groups()
-    line = dict[str, set[str]]()  # a stage and all that it follows
-    for one in found.stages:
-        line[one.name] = {one.name}.union(*(line[need] for need in one.stage.needs))
-    beside = {
-        one.name: [x for x in found.stages if x.run and one.name not in line[x.name] and x.name not in line[one.name]]
-        for one in found.stages
-    }
-    for one in found.stages:
-        if any(beside[x.name] for x in found.stages if x.stage.makes is not None and x.name in line[one.name]):
-            one.sure, one.again = 0, one.reuse
-        one.sure *= not any(x.stage.may_drop for x in beside[one.name])
+    _note_what_is_beside(found.stages)
     await _estimate(baseline, found)
     return found
+
+
+def _note_what_is_beside(stages: Sequence[StageForecast]) -> None:
+    """Notes at which stages it is not sure what is asked: another stage that is run, and neither before nor after one,
+    may make or drop rows of it."""
+    sets, before, after = NameSets(), dict[str, int](), dict[str, int]()
+    for one in stages:
+        before[one.name] = sets.add(one.name) | joined(before[need] for need in one.stage.needs)
+        after[one.name] = 0
+    for one in reversed(stages):
+        for need in one.stage.needs:
+            after[need] |= after[one.name] | sets.only(one.name)
+    run = joined(sets.only(one.name) for one in stages if one.run)
+    dropping = joined(sets.only(one.name) for one in stages if one.stage.may_drop)
+    beside = {one.name: run & ~before[one.name] & ~after[one.name] for one in stages}
+    makers = joined(sets.only(one.name) for one in stages if one.stage.makes is not None and beside[one.name])
+    for one in stages:
+        if before[one.name] & makers:
+            one.sure, one.again = 0, one.reuse
+        if beside[one.name] & dropping:
+            one.sure = 0
 
 
 async def _estimate(baseline: Baseline, found: PlanReport) -> None:
@@ -122,7 +133,7 @@ def _part_asked(found: StageForecast, staying: dict[str, float], past: PastUsage
     """Which part of a stage's tasks is expected to be asked: guards that nobody can decide yet pass over so many as in
     earlier runs, and so many rows leave or fail upstream. `staying`: the part that goes on after each stage."""
     stage, run = found.stage, found.run or 1
-    came = math.prod(staying[name] for name in stage.ancestors)
+    came = math.prod(map(staying.__getitem__, stage.ancestors))
     asked, left = past.part(stage.name, *_ASKED), past.part(stage.name, Outcome.DROPPED, Outcome.FAILED)
     passes = 1.0 if not found.undecided else GUESSED_PART if asked is None else asked
     part = 1 - (1 - passes) * found.undecided / run

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,13 @@ _OF_ESCALATION = ("model", "parameters", "when", "short name of the model")
 
 _TEMPLATES, _CODE = ("prompt", "messages"), ("when", "explode", "group_by", "operation")
 """Parts that may name results of other stages: as `${stage.field}`, and without signs around it."""
+
+_MOST_WORDS = 20
+"""Of names of stages, joined by `-` and `/`, so many words are looked at."""
+
+_MOST_COMPARED = 50_000_000
+"""Characters of stages among which those that only have another name are looked for, which takes a second or two. Where
+more have been renamed at once, they are told as gone and new."""
 
 _MOST_FIELDS = 200
 """Of two forms of answers so many fields are compared, those on top first: a schema may hold itself."""
@@ -106,10 +113,39 @@ def _tool_changes(name: str, old: Body, new: Body) -> Iterator[Change]:
 # Stages with another name, and who reads what of which stage.
 
 
+_SIGNS_BEFORE, _SIGNS_AFTER = ".\"'$/:", "\"'(/:"
+"""Signs next to which a word in an expression names no stage; nor does it within a longer word."""
+
+_WORD, _JOINED, _WAY = re.compile(r"\w+"), re.compile("[-/]+"), re.compile(r"((?:\.[\w-]+)*)")
+_PLACEHOLDER = re.compile(r"(?<=\$\{)([^.{}]+)((?:\.[\w-]+)*)(?=\})")
+
+
 def _pattern(key: str, name: str) -> str:
     """What names the stage's result, or a field of it, in such a part of a stage."""
-    word, way = re.escape(name), r"((?:\.[\w-]+)*)"
-    return rf"(?<=\$\{{){word}{way}(?=\}})" if key in _TEMPLATES else rf"(?<![\w.\"'$/:]){word}(?![\w\"'(/:]){way}"
+    word, way = re.escape(name), _WAY.pattern
+    if key in _TEMPLATES:
+        return rf"(?<=\$\{{){word}{way}(?=\}})"
+    return rf"(?<![\w{re.escape(_SIGNS_BEFORE)}]){word}(?![\w{re.escape(_SIGNS_AFTER)}]){way}"
+
+
+def _named_in(key: str, text: str, names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What `_pattern` finds of all these names in one pass: each name, and the way behind it."""
+    if key in _TEMPLATES:
+        yield from ((match[1], match[2]) for match in _PLACEHOLDER.finditer(text) if match[1] in names)
+        return
+    words = [*_WORD.finditer(text)]
+    for place, first in enumerate(words):
+        if text[first.start() - 1 : first.start()] in _SIGNS_BEFORE and first.start():
+            continue
+        end = first.start()
+        for word in words[place : place + _MOST_WORDS]:
+            if end > first.start() and not _JOINED.fullmatch(text, end, word.start()):
+                break
+            end = word.end()
+            after = text[end : end + 1]
+            if text[first.start() : end] in names and (not after or after not in _SIGNS_AFTER):
+                way = _WAY.match(text, end)
+                yield text[first.start() : end], way[1] if way else ""
 
 
 def _mapped(stage: Body, change: Callable[[str, str], str]) -> dict[str, Any]:
@@ -128,13 +164,20 @@ def _mapped(stage: Body, change: Callable[[str, str], str]) -> dict[str, Any]:
 def _renamed(before: Sequence[Body], after: Sequence[Body]) -> tuple[Sequence[Body], dict[str, str]]:
     """The stages before by the names that they have now, and those that only have another name."""
     new, found = {stage["name"]: stage for stage in after}, dict[str, str]()
-    for was in [stage["name"] for stage in before if stage["name"] not in new]:
-        for name in [name for name in new if all(stage["name"] != name for stage in before)]:
-            stages = [_called(stage, was, name) for stage in before]
-            if new[name] in stages:
-                before, found[was] = stages, name
+    old = {stage["name"]: stage for stage in before}
+    gone, added = [name for name in old if name not in new], [name for name in new if name not in old]
+    size_of_gone = sum(len(json.dumps(old[name])) for name in gone)
+    if gone and len(gone) * len(json.dumps(before)) + len(added) * size_of_gone > _MOST_COMPARED:
+        return before, found
+    for was in gone:
+        for name in added:
+            if _called(old[was], was, name) == new[name]:
+                renamed = (_called(stage, was, name) for stage in old.values())
+                old = {stage["name"]: stage for stage in renamed}
+                found[was] = name
+                added.remove(name)
                 break
-    return before, found
+    return [*old.values()], found
 
 
 def _called(stage: Body, was: str, name: str) -> dict[str, Any]:
@@ -153,31 +196,33 @@ def _called(stage: Body, was: str, name: str) -> dict[str, Any]:
 def _with_readers(parts: Sequence[Change], before: Body, after: Body) -> list[Change]:
     """The changes of stages, with those of the form of their answers told by their fields, and by who reads them."""
     old, new = ({one.name: one.shape for one in recorded_stages(body)} for body in (before, after))
-    ends, found = after.get("results", [after["stages"][-1]["name"]]), list(parts)
-    for name in (name for name in new if name in old and old[name] != new[name] and not name.endswith(ESCALATED)):
+    ends, found = frozenset(after.get("results", [after["stages"][-1]["name"]])), list(parts)
+    changed = [name for name in new if name in old and old[name] != new[name] and not name.endswith(ESCALATED)]
+    readers_of = _readers(after, frozenset(changed))
+    schemas = {one.stage: place for place, one in enumerate(parts) if one.what == "schema"}
+    for name in changed:
         was, now = (TEXT if shape is None else FieldShape(shape) for shape in (old[name], new[name]))
         if not (fields := list(_field_changes(was, now))):
             continue
         gone = [way for way, _, breaks in fields if breaks]
-        readers = [part for part, way in _readers(after, name) if any(way[: len(one)] == one for one in gone)]
+        readers = [part for part, way in readers_of[name] if any(way[: len(one)] == one for one in gone)]
         breaks = tuple(dict.fromkeys([*readers, *(["output"] if name in ends and gone else [])]))
         said = tuple(f"{'.'.join(way) or 'the answer'} {text}" for way, text, _ in fields)
-        of_schema = (i for i, one in enumerate(found) if (one.stage, one.what) == (name, "schema"))
-        if (place := next(of_schema, None)) is None:
+        if (place := schemas.get(name)) is None:
             place = len(found)
             found.append(Change(f"answers of {name}", "answers", name))
         found[place] = replace(found[place], fields=said, breaks=breaks)
     return found
 
 
-def _readers(after: Body, name: str) -> list[tuple[str, Way]]:
-    """Who reads what of a stage's answers: a part of a stage, and the way into them."""
-    found: list[tuple[str, Way]] = []
+def _readers(after: Body, names: Collection[str]) -> dict[str, list[tuple[str, Way]]]:
+    """Who reads what of these stages' answers, by their names: a part of a stage, and the way into them."""
+    found: dict[str, list[tuple[str, Way]]] = {name: [] for name in names}
     for stage in after["stages"]:
 
         def note(key: str, text: str, reader: str = stage["name"]) -> str:
-            ways = (tuple(match[1].split(".")[1:]) for match in re.finditer(_pattern(key, name), text))
-            found.extend((f"{reader}.{key}", way) for way in ways)
+            for name, way in _named_in(key, text, names):
+                found[name].append((f"{reader}.{key}", tuple(way.split(".")[1:])))
             return text
 
         _mapped(stage, note)

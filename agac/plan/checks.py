@@ -20,7 +20,7 @@ from agac.providers.prices import dated_versions, lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
 from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
-from agac.spec.lint import LintFinding, Texts, readers
+from agac.spec.lint import LintFinding, Readers
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused
 from agac.spec.stages import said
@@ -379,7 +379,7 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
 _DEAR = 5.0  # dollars per million output tokens: small models cost less
 
 
-def lint_models(workflow: Workflow, models: Models, texts: Texts, stages: Where) -> Iterator[LintFinding]:
+def lint_models(workflow: Workflow, models: Models, readers: Readers, stages: Where) -> Iterator[LintFinding]:
     """What is found of a workflow's models; `stages` is where its stages begin. Prices are looked up of paid ones
     alone: to import them takes a third of a second."""
     rules = workflow.rules
@@ -391,7 +391,7 @@ def lint_models(workflow: Workflow, models: Models, texts: Texts, stages: Where)
         yield LintFinding(stages, message, rule="missing-budget")
     for stage, number, one in paid:
         named, price = f"{one.provider.name}/{one.model}", price_of(one.provider, one.model)
-        users = readers(stage.name, workflow, texts)
+        users = readers.of(stage.name)
         if price is not None and price.output > _DEAR and users and users <= {"when", "filter"}:
             message = f"only guards use {stage.name!r}, and {named} costs ${price.output:g} per million output tokens; "
             yield LintFinding(stage.at("model"), message + "compare a smaller model", rule="expensive-model-on-filter")

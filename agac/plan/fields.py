@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import repeat
+from operator import contains
+from typing import Any
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec import templates
@@ -19,7 +23,7 @@ TEXT_FORMATS = ("csv", "tsv", "txt", "files")  # formats of inputs in which ever
 _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fields:
     """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made` by agac, of items."""
 
@@ -27,24 +31,83 @@ class Fields:
     open: bool = False
     made: frozenset[str] = frozenset()
 
-    def with_item(self, item: FieldShape, own: str | None) -> Fields:
-        """The fields of a row that is made of an item of a list, which stood in `own` if that is one of the row's."""
-        kept = {name: shape for name, shape in self.shapes.items() if name != own}
-        return Fields({**kept, ITEM: item, INDEX: WHOLE_NUMBER}, self.open, self.made | {ITEM, INDEX})
+    @cached_property
+    def typed(self) -> Mapping[str, FieldShape]:
+        """The shapes by which more is known of a value than that it is a single one."""
+        return {name: shape for name, shape in self.shapes.items() if shape != SINGLE}
+
+    def with_items(self, made: Sequence[tuple[FieldShape, str | None]]) -> Fields:
+        """The fields of a row that is made of an item of a list, perhaps of rows made so; `made` has each item, and the
+        field of the row in which the list stood, if it is one of that."""
+        if not made:
+            return self
+        lists = {own for _, own in made}
+        kept = {name: shape for name, shape in self.shapes.items() if name not in lists}
+        return Fields({**kept, ITEM: made[-1][0], INDEX: WHOLE_NUMBER}, self.open, self.made | {ITEM, INDEX})
 
 
 OPEN = Fields({}, open=True)  # rows of which nothing is known
 
 
+class Earlier(Mapping[str, WrittenStage]):
+    """The stages whose results a stage may name, by name. Thousands of stages each see thousands of others, so that no
+    dict is made of them; `stages` may become more meanwhile."""
+
+    def __init__(self, names: Sequence[str], stages: Mapping[str, WrittenStage], viewer: str) -> None:
+        self.upstream = frozenset(names)
+        self._names, self._stages, self._viewer = names, stages, viewer
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.upstream and not is_hidden(str(name), self._viewer)
+
+    def __getitem__(self, name: str) -> WrittenStage:
+        if name not in self:
+            raise KeyError(name)
+        return self._stages[name]
+
+    def __iter__(self) -> Iterator[str]:
+        if not any(map(contains, self._names, repeat("/"))):  # none is hidden
+            return iter(self._names)
+        return (name for name in self._names if not is_hidden(name, self._viewer))
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
+class _Shapes(Mapping[str, Mapping[str, Any] | None]):
+    """What is known of the results of stages, by their names: of `own`, too, where a check looks at its own result."""
+
+    def __init__(self, earlier: Mapping[str, WrittenStage], own: WrittenStage | None) -> None:
+        self._earlier, self._own = earlier, own
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._earlier or (self._own is not None and name == self._own.name)
+
+    def __getitem__(self, name: str) -> Mapping[str, Any] | None:
+        if self._own is not None and name == self._own.name:
+            return self._own.answer_shape
+        return self._earlier[name].shape
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._earlier
+        if self._own is not None and self._own.name not in self._earlier:
+            yield self._own.name
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
 @dataclass(frozen=True, slots=True)
 class StageScope:
-    """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields. `incoming` is the
-    same of the rows that come to a stage that makes others of them; None: they are those that it works on."""
+    """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields. `every_stage` has
+    those of the whole workflow by name. `incoming` is the same of the rows that come to a stage that makes others of
+    them; None: they are those that it works on."""
 
     workflow: Workflow
     stage: WrittenStage
     earlier: Mapping[str, WrittenStage]
     fields: Fields
+    every_stage: Mapping[str, WrittenStage]
     incoming: StageScope | None = None
 
     @property
@@ -61,10 +124,16 @@ class StageScope:
         """Whether rows have a field or a result of this name."""
         return name in self.earlier or name in self.fields.shapes
 
+    def names(self, *more: str) -> tuple[str, ...]:
+        """The names of fields and of all stages, and these: the same at each stage, so that `nearest` is fast, which is
+        told by `Named` which of them count."""
+        return tuple(dict.fromkeys((*self.fields.shapes, *self.every_stage, *more)))
+
     def label(self, name: str) -> str | None:
         """What is said of a name that is a column of labels, which no stage sees; None: it is none."""
-        made = any(isinstance(one.operation, Python) for one in self.rows.earlier.values())  # fields of any name
-        if name not in self.workflow.labels or made or self.rows.has(name) or self.has(name):
+        if name not in self.workflow.labels or self.rows.has(name) or self.has(name):
+            return None
+        if any(isinstance(one.operation, Python) for one in self.rows.earlier.values()):  # fields of any name
             return None
         return f"{name!r} holds labels (`expect`), which no stage sees; compare answers with them by `agac eval`"
 
@@ -76,23 +145,39 @@ class StageScope:
         return self.fields.shapes.get(path[0], UNKNOWN).inside(path[1:])
 
 
+@dataclass(frozen=True, slots=True)
+class Named(Collection[str]):
+    """The names that a stage, or a group of a member, may use: fields, results, and `more`."""
+
+    scope: StageScope
+    more: Collection[str] = ()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.scope.fields.shapes or name in self.scope.earlier or name in self.more
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.scope.fields.shapes, *self.scope.earlier, *self.more)))
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
 def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
     """What each stage sees, in the order in which a row meets them; `rows` are the fields of the input's rows."""
+    every_stage = {stage.name: stage for stage in workflow.stages}
     stages: dict[str, WrittenStage] = {}
     forms: dict[str, Fields] = {}
     items: dict[str, tuple[FieldShape, str | None]] = {}
     groups: dict[str, Fields] = {}
 
-    def seen(stage: WrittenStage, ancestors: tuple[str, ...], rows_of: str | None) -> StageScope:
-        begun: frozenset[str] = frozenset()
-        fields = next((groups[name] for name in groups if name in ancestors), rows)
+    def seen(stage: WrittenStage, ancestors: Sequence[str], rows_of: str | None) -> StageScope:
+        earlier = Earlier(ancestors, every_stage, stage.name)
+        fields = next((groups[name] for name in groups if name in earlier.upstream), rows)
+        begun: Container[str] = ()
         if rows_of is not None:
-            fields, begun = forms[rows_of], frozenset((*stages[rows_of].ancestors, rows_of))
-        for name, (item, own) in items.items():
-            if name in ancestors and name not in begun:
-                fields = fields.with_item(item, own)
-        earlier = {name: stages[name] for name in ancestors if not is_hidden(name, stage.name)}
-        return StageScope(workflow, stage, earlier, fields)
+            fields, begun = forms[rows_of], {rows_of, *(stages[rows_of].ancestors if items else ())}
+        made = [one for name, one in items.items() if name in earlier.upstream and name not in begun]
+        return StageScope(workflow, stage, earlier, fields.with_items(made), every_stage)
 
     for stage in workflow.stages:
         if stage.group is not None:
@@ -101,13 +186,13 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
             for name in dict.fromkeys(way[0] for way in stage.group.fields):
                 shapes[name] = members.shape((name,)).limited([w[1:] for w in stage.group.fields if w[0] == name])
             groups[stage.name] = Fields(shapes)
-            scope = StageScope(workflow, stage, {}, groups[stage.name], members)
+            scope = StageScope(workflow, stage, {}, groups[stage.name], every_stage, members)
         else:
             scope = seen(stage, stage.ancestors, stage.rows_of)
         if stage.explode is not None and stage.group is None:
             items[stage.name] = _item(stage.explode, scope)
-            fields = scope.fields.with_item(*items[stage.name])
-            scope = StageScope(workflow, stage, scope.earlier, fields, scope)
+            fields = scope.fields.with_items([items[stage.name]])
+            scope = StageScope(workflow, stage, scope.earlier, fields, every_stage, scope)
         yield scope
         stages[stage.name], fields = stage, scope.fields
         if (changed := _changed(stage, fields)) is not None:
@@ -148,7 +233,7 @@ def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> l
     for scope in stage_scopes(workflow, OPEN if columns is None else Fields(dict.fromkeys(columns, shape))):
         stage, does = scope.stage, scope.stage.operation
         problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
-        known = {*scope.fields.shapes, *scope.earlier, *scope.own}
+        known = Named(scope, scope.own)
         seen: set[str] = set()
         own = stage.at("prompt").path
         own = f"{stage.path}.prompt" if own.startswith(stage.path) else own  # else it was typed
@@ -268,14 +353,14 @@ def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
         return hidden
     if rest and written in fields:
         return f"the field {written!r} cannot be named here, for its dot; rename it first"
-    if any(stage.name == head for stage in rows.workflow.stages):
+    if head in rows.every_stage:
         return f"names the stage {head!r}, which is not upstream of this one; add it to needs"
     if head in rows.workflow.disabled:
         return f"names the stage {head!r}, which is not enabled"
-    known = [*fields, *rows.earlier]
+    known, counting = rows.names(), Named(rows)
     if not rows.fields.open:
-        return f"names the field {head!r}, which rows do not have; {did_you_mean(head, known)}"
-    near = nearest(head, known)
+        return f"names the field {head!r}, which rows do not have; {did_you_mean(head, known, among=counting)}"
+    near = nearest(head, known, among=counting)
     return _Doubt(f"{head!r} is no known name, unless rows have such a field; did you mean {near!r}?") if near else None
 
 
@@ -311,24 +396,37 @@ def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Pr
         names = ", ".join([*fields.shapes, ROWS_COUNT])
         message = f"`{of_members[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
         return [Problem(guard.where, message)]
-    shapes = {name: other.shape for name, other in scope.earlier.items()}
-    stages = [other.name for other in workflow.stages if other.name not in fields.shapes]
     return GuardScope(
         text=guard.text,
         where=guard.where,
-        columns=tuple(fields.shapes),
+        columns=fields.shapes.keys(),
         closed=not fields.open,
-        stages=shapes | ({stage.name: stage.answer_shape} if own else {}),
-        variables=list(workflow.vars),
-        others=[*(name for name in stages if name not in scope.earlier), *workflow.disabled],
-        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(stage, workflow)),
-        fields={name: shape for name, shape in fields.shapes.items() if shape != SINGLE},
+        stages=_Shapes(scope.earlier, stage if own else None),
+        variables=workflow.vars.keys(),
+        others=_Others(scope),
+        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(scope)),
+        fields=fields.typed,
+        every_stage=scope.every_stage,
     ).problems()
 
 
-def _voted(stage: WrittenStage, workflow: Workflow) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class _Others(Container[str]):
+    """The stages that are not upstream of a stage, and those that are not enabled."""
+
+    scope: StageScope
+
+    def __contains__(self, name: object) -> bool:
+        scope = self.scope
+        if name in scope.workflow.disabled:
+            return True
+        return name in scope.every_stage and name not in scope.fields.shapes and name not in scope.earlier
+
+
+def _voted(scope: StageScope) -> tuple[str, ...]:
     """The name of the agreement, where the stage amends a result that replicas voted for."""
-    return (AGREEMENT,) if any(one.name == stage.amends and one.vote for one in workflow.stages) else ()
+    first = scope.every_stage.get(scope.stage.amends or "")
+    return (AGREEMENT,) if first is not None and first.vote else ()
 
 
 def _hidden_names(scope: StageScope) -> list[Problem]:
@@ -336,12 +434,13 @@ def _hidden_names(scope: StageScope) -> list[Problem]:
     limits, stage, rows = scope.stage.visibility, scope.stage, scope.rows
     if limits is None or rows.fields.open:
         return []
-    fields = list(dict.fromkeys((*rows.fields.shapes, *scope.fields.shapes)))
-    known = {"only": fields, "never": list(dict.fromkeys((*fields, *rows.earlier)))}
+    fields = dict.fromkeys((*rows.fields.shapes, *scope.fields.shapes))
+    known: dict[str, Collection[str]] = {"only": fields, "never": Named(rows, fields)}
+    every = tuple(dict.fromkeys((*fields, *scope.every_stage)))
     return [
         Problem(
             replace(stage.at("visible"), path=f"{stage.path}.visible.{key}"),
-            f"names {name!r}, which does not exist; {did_you_mean(name, known[key])}",
+            f"names {name!r}, which does not exist; {did_you_mean(name, every, among=known[key])}",
         )
         for key, names in (("only", limits.only or ()), ("never", limits.never))
         for name in sorted(names)
@@ -357,7 +456,7 @@ def _placeholder(name: str, scope: StageScope) -> str | None:
     if hidden and name not in scope.own and head != VARS:
         return f"{written} is hidden from this stage by `visible`; leave it out of the prompt, or make it visible"
     if name in columns:
-        if name not in (*scope.earlier, VARS, ROW_JSON):
+        if name not in scope.earlier and name not in (VARS, ROW_JSON):
             return None
         other = f"the result of stage {name!r}" if name in scope.earlier else f"agac's own {name!r}"
         return f"{written} could be the input's column or {other}; rename the one or the other"
@@ -396,31 +495,42 @@ def _placeholder_inside(name: str, shape: FieldShape) -> str | None:
 def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:
     """A name that nothing is known by; a row may still have it."""
     workflow, written = scope.workflow, f"${{{name}}}"
-    variables = [f"{VARS}.{variable}" for variable in workflow.vars]
+    variables = _dotted_variables(tuple(workflow.vars))
     if scope.stage.group is not None:
         if head == ROW_JSON or scope.rows.has(head):
             what = "what they have is" if head == ROW_JSON else f"{head!r} is"
             return f"{written}: a group has many rows; {what} in ${{{ROWS_JSON}}}, for each of them"
-        return _no_such("field of a group", name, name, [*scope.fields.shapes, *_OF_GROUPS, *variables])
-    if any(stage.name == head for stage in workflow.stages):
+        return _no_such("field of a group", name, name, (*scope.fields.shapes, *_OF_GROUPS, *variables))
+    if head in scope.every_stage:
         return (
             f"{written} names a stage that is not upstream of {scope.stage.name!r}; "
             "stages see only those that they need, and what those need"
         )
     if head in workflow.disabled:
         return f"{written} names the stage {head!r}, which is not enabled"
-    names = [*scope.fields.shapes, *scope.earlier]
     if not scope.fields.open:
-        return _no_such("field", name, name, [*names, ROW_JSON, *variables])
+        more = (ROW_JSON, *variables)
+        return _no_such("field", name, name, scope.names(*more), among=Named(scope, dict.fromkeys(more)))
     # rows may have any field: only a near miss of a name that surely exists is worth a word
-    near = nearest(name, [*names, *variables], cutoff=0.8)
+    among = Named(scope, dict.fromkeys(variables))
+    near = nearest(name, scope.names(*variables), cutoff=0.8, among=among)
     message = f"{written} is no known name, unless rows have such a field; did you mean '{near}'?"
     return _Doubt(message) if near else None
 
 
-def _no_such(what: str, written: str, name: str, known: list[str], prefix: str = "") -> str | None:
-    if name in known:
+@lru_cache(maxsize=4)
+def _dotted_variables(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The workflow's variables as placeholders name them."""
+    return tuple(f"{VARS}.{name}" for name in names)
+
+
+def _no_such(
+    what: str, written: str, name: str, known: Sequence[str], prefix: str = "", among: Collection[str] | None = None
+) -> str | None:
+    if name in (known if among is None else among):
         return None
-    near = nearest(name, known)
-    hint = f"did you mean '{prefix}{near}'?" if near else f"known are: {listed(known)}"
+    if near := nearest(name, known, among=among):
+        hint = f"did you mean '{prefix}{near}'?"
+    else:
+        hint = f"known are: {listed(known if among is None else among)}"
     return f"${{{written}}}: no such {what}; {hint}"

@@ -158,7 +158,7 @@ def _node_obstacle(node: Any) -> str | None:
         return None
     if node.get("additionalProperties") is not False:
         return "an object lacks `additionalProperties: false`"
-    required = node.get("required") or ()
+    required = frozenset(node.get("required") or ())
     optional = [name for name in mapping(node.get("properties")) if name not in required]
     return f"{optional[0]!r} is not in `required`" if optional else None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -79,6 +79,10 @@ def card_names(project: ProjectSpec) -> list[str]:
 
 def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card called `name` (or at that path), or None and a sentence why there is none."""
+    return project.once((find_card, name), lambda: _found_card(name, project))
+
+
+def _found_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     if paths.is_reference(name):
         return None, f"{name} is elsewhere; {_KEEP_A_COPY}, and name that"
     try:
@@ -87,7 +91,8 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
         return None, str(error)
     if not found:
         folder = project.shown(project.paths.agentcards)
-        return None, f"no agent {name!r}; {did_you_mean(name, card_names(project), f'agents in {folder}/')}"
+        names = project.once(card_names, lambda: card_names(project))
+        return None, f"no agent {name!r}; {did_you_mean(name, names, f'agents in {folder}/')}"
     if found[0].name == "SKILL.md":
         return None, "SKILL.md describes a skill, not an agent"
     return found[0], ""
@@ -95,12 +100,26 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 def member_file(name: str, card: Path, project: ProjectSpec) -> tuple[Path | None, str]:
     """The file of the card that `card` calls `name`: beside it, by its file's name or its own, or as `find_card`."""
-    found = files_in(card.parent, home_of(project.root))
-    beside = [path for path in found if path.suffix in SUFFIXES and path.name != "SKILL.md"]
-    for path in sorted([path for path in beside if path.stem == name] or beside):
-        if path.stem == name or read_card(path, project, None, trusted=False)[0].name == name:
-            return path, ""
-    return find_card(name, project)
+    folder = card.parent
+    by_file, by_own_name = project.once((member_file, folder), lambda: _members_in(folder, project))
+    if name in by_file:
+        return by_file[name], ""
+    found = by_own_name().get(name)
+    return (found, "") if found is not None else find_card(name, project)
+
+
+def _members_in(folder: Path, project: ProjectSpec) -> tuple[dict[str, Path], Callable[[], dict[str, Path]]]:
+    """The cards of a folder by the names of their files, and by the names that stand in them, for which all are read;
+    of several with one name the first."""
+    files = files_in(folder, home_of(project.root))
+    cards = [path for path in files if path.suffix in SUFFIXES and path.name != "SKILL.md"]
+
+    @cache
+    def by_own_name() -> dict[str, Path]:
+        named = ((str(read_card(path, project, None, trusted=False)[0].name), path) for path in reversed(cards))
+        return dict(named)
+
+    return {path.stem: path for path in reversed(cards)}, by_own_name
 
 
 def missing_members(document: Document, card: Path, project: ProjectSpec) -> Iterator[Problem]:
@@ -146,6 +165,15 @@ def read_card(
     path: Path, project: ProjectSpec, remote: RemoteContent | None, *, trusted: bool
 ) -> tuple[CardKeys, Document, PlacedText, list[Problem]]:
     """The keys of a card of any type as far as they are good, with its name, the text below them, and what is wrong."""
+    if remote is not None:
+        return _read_card(path, project, remote, trusted=trusted)
+    keys, document, below, problems = project.once((read_card, path), lambda: _read_card(path, project))
+    return keys, document, below, [*problems]
+
+
+def _read_card(
+    path: Path, project: ProjectSpec, remote: RemoteContent | None = None, *, trusted: bool = False
+) -> tuple[CardKeys, Document, PlacedText, list[Problem]]:
     shown, below = remote.reference if remote else project.shown(path), ("", Where(""))
     keys: CardKeys | None = None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -286,7 +287,11 @@ def model_of(written: object) -> tuple[type[CardKeys], dict[str, dict[str, str]]
     """The model of the front matter with this `type`, or the nearest one, else of agents'; and sentences for unknown
     keys, by the path of their mapping: for those that cards of other types have."""
     near = get_close_matches(written.lower(), CARD_MODELS, 1, 0.75) if isinstance(written, str) else []
-    kind = near[0] if near else "agent"
+    return _model_of(near[0] if near else "agent")
+
+
+@cache
+def _model_of(kind: str) -> tuple[type[CardKeys], dict[str, dict[str, str]]]:
     model, found = CARD_MODELS[kind], dict(CARD_HINTS[""])
     for other, keys in CARD_MODELS.items():
         for name in keys.model_fields:

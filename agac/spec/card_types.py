@@ -26,6 +26,7 @@ from agac.spec.yaml import Document
 ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
 REQUEST = "\0"  # stands for the message of the stage in the prompts of its parts
 MOST_PARTS = 500  # of a stage; what each part needs is looked at for every other one
+MOST_LEVELS = 50  # of cards of which each names the next; real ones have two or three
 RATINGS = get_args(cards.EvaluatorOptimizerFile.model_fields["min_rating"].annotation)
 
 _VERDICT = {"rating": "|".join(RATINGS), "needs_improvement": "boolean", "feedback": "string"}
@@ -173,6 +174,8 @@ class _Expander:
         if card in self.open:
             way = [one.stem for one in (*self.open[self.open.index(card) :], card)]
             reason = f"these cards name each other in a circle: {' → '.join(way)}"
+        elif len(self.open) >= MOST_LEVELS:
+            reason = f"more than {MOST_LEVELS} cards name each other in a row; let one of them name fewer"
         elif len(self.names) > MOST_PARTS:
             if self.is_large:
                 return [slot]

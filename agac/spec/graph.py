@@ -5,15 +5,18 @@ that it keeps. A row of any level walks through the stages of its level."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
+from itertools import chain, compress, islice, repeat
+from operator import contains, or_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from agac.core.errors import Problem, did_you_mean
+from agac.core.types import first_repeated
 
 if TYPE_CHECKING:
     from agac.spec.models import StageFile
@@ -26,6 +29,12 @@ groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 ESCALATED = "/escalate"
 """What follows a stage's name in that of the stage which asks a stronger model about some of its rows."""
+
+MAX_STAGES = 10_000
+"""The most stages that a workflow may have, with those that cards and `escalate` make of one stage. What each of so
+many sees takes some 500 MB."""
+
+MOST_REVIEWS = 10  # of which each works on the result of the one before it: there is one name more for each of them
 
 PARTS = "parts"  # the name under which the guard of a part sees the results of the others
 
@@ -98,10 +107,13 @@ def seen_after(
 ) -> tuple[tuple[str, ...], str | None]:
     """What `viewer` sees after the stages `needs` of one level, by a group of its members too: the stages upstream, in
     the order of `stages` (those that a row meets before, by name), and the one that changed the row's fields last."""
-    upstream = {name for need in needs for name in (*need.ancestors, need.name)}
+    upstream = {need.name for need in needs}.union(*(need.ancestors for need in needs))
     forms = {need.rows_after for need in needs}
     last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
-    return tuple(n for n in stages if n in upstream and (stages[n].amends or not is_hidden(n, viewer))), last
+    seen = tuple(filter(upstream.__contains__, stages))
+    if any(map(contains, seen, repeat("/"))):  # only these may be hidden, and most workflows have none
+        seen = tuple(name for name in seen if stages[name].amends or not is_hidden(name, viewer))
+    return seen, last
 
 
 def amended_name(name: str, stages: Mapping[str, StageNode]) -> str:
@@ -167,11 +179,13 @@ def levels_of(stages: Sequence[S]) -> Levels[S]:
     """The levels of stages in the order in which rows meet them; of a workflow without problems."""
     places = _Places(stages)
     made = [stage for stage in stages if stage.makes is not None]
-    found = []
-    for maker in (None, *made):
-        walked = tuple(stage for stage in stages if places.on(places.home, stage, maker))
-        makers = tuple(stage for stage in made if stage.makes != "rows" and places.on(places.base, stage, maker))
-        found.append(Level(maker, walked, makers))
+    walking, making = dict[str | None, list[S]](), dict[str | None, list[S]]()  # by what made the rows that they are on
+    for stage in stages:
+        walking.setdefault(places.home[stage.name], []).append(stage)
+    for stage in made:
+        if stage.makes != "rows":
+            making.setdefault(places.base[stage.name], []).append(stage)
+    found = [Level(maker, tuple(places.on(walking, maker)), tuple(places.on(making, maker))) for maker in (None, *made)]
     return Levels(tuple(stages), tuple(found))
 
 
@@ -191,7 +205,8 @@ class _Places:
     """On which rows each stage works, as far as it is known before a function is called. `home` is what made the rows
     that a stage gives results to, `_after` what made those that stages after it see, `base` what made those that the
     stage begins with. `lines` is the descent of the rows that something made, the nearest last; `_functions` are those
-    upstream of a stage. `apart` are stages that cannot meet their needs in one row, each with two such needs."""
+    upstream of a stage, and in `_functions_until` the stage is one of them. `apart` are stages that cannot meet their
+    needs in one row, each with two such needs."""
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
         self.home: dict[str, str | None] = {}
@@ -199,7 +214,9 @@ class _Places:
         self.lines: dict[str | None, tuple[str | None, ...]] = {None: (None,)}
         self.apart: list[tuple[str, str, str]] = []
         self._after: dict[str, str | None] = {}
-        self._functions: dict[str, frozenset[str]] = {}
+        self._sets = NameSets()
+        self._functions: dict[str, int] = {}
+        self._functions_until: dict[str, int] = {}
         self._makes = {stage.name: stage.makes for stage in stages}
         for stage in stages:
             name, makes = stage.name, stage.makes
@@ -208,34 +225,45 @@ class _Places:
             self._after[name] = name if makes in ("items", "groups", "kept") else base
             if self._after[name] == name:
                 self.lines[name] = (name,) if makes == "groups" else (*self.lines[base], name)
-            called = {need for need in stage.needs if self._makes[need] == "rows"}
-            self._functions[name] = frozenset(called).union(*(self._functions[need] for need in stage.needs))
+            own = self._sets.add(name)
+            self._functions[name] = joined(self._functions_until[need] for need in stage.needs)
+            self._functions_until[name] = self._functions[name] | (own if makes == "rows" else 0)
 
     def _deepest(self, stage: StageNode) -> str | None:
         """What made the rows on which all that the stage needs is known."""
         if not stage.needs:
             return None
         deepest = max(stage.needs, key=lambda need: len(self.lines[self._after[need]]))
-        line = self.lines[self._after[deepest]]
+        line = frozenset(self.lines[self._after[deepest]])
         outside = next((need for need in stage.needs if self._after[need] not in line), None)
         if outside is not None:
             self.apart.append((stage.name, outside, deepest))
         return self._after[deepest]
 
-    def on(self, rows: Mapping[str, str | None], stage: StageNode, maker: StageNode | None) -> bool:
-        """Whether the stage is on rows of this maker, where `rows` says what made those of each stage."""
-        if maker is not None and maker.makes == "rows":
-            return rows[stage.name] == self.home[maker.name] and maker.name in self._functions[stage.name]
-        return rows[stage.name] == (maker.name if maker else None)
+    def on(self, by_maker: Mapping[str | None, Sequence[S]], maker: StageNode | None) -> Iterator[S]:
+        """The stages on rows of this maker; `by_maker` has them by what made their rows before any function did."""
+        if maker is None or maker.makes != "rows":
+            yield from by_maker.get(maker.name if maker else None, ())
+            return
+        for stage in by_maker.get(self.home[maker.name], ()):
+            if self._follows(stage.name, maker.name):
+                yield stage
 
-    def beside_dedupe(self) -> list[tuple[str, str]]:
+    def _follows(self, name: str, function: str) -> bool:
+        """Whether the function is upstream of the stage `name`."""
+        return bool(self._functions[name] >> self._sets.positions[function] & 1)
+
+    def beside_dedupe(self) -> Iterator[tuple[str, str]]:
         """The makers that begin with the rows of which a stage keeps some, not upstream of it; each with that stage."""
-        kept = [one for one, makes in self._makes.items() if makes == "kept"]
-        makers = [maker for maker, makes in self._makes.items() if makes is not None]
-        apart = [(maker, one) for one in kept for maker in makers if maker not in (one, *self._functions[one])]
-        # of two that keep rows, one pair says it
-        apart = [(maker, one) for maker, one in apart if maker not in kept or maker > one]
-        return [(maker, one) for maker, one in apart if self.base[maker] == self.base[one]]
+        makers: dict[str | None, list[str]] = {}  # by what made the rows that they begin with
+        for maker in (name for name, makes in self._makes.items() if makes is not None):
+            makers.setdefault(self.base[maker], []).append(maker)
+        for kept in (name for name, makes in self._makes.items() if makes == "kept"):
+            for maker in makers[self.base[kept]]:
+                # of two that keep rows, one pair says it
+                said = self._makes[maker] == "kept" and maker <= kept
+                if not said and not self._follows(kept, maker):
+                    yield maker, kept
 
 
 def graph(
@@ -257,14 +285,14 @@ def graph(
     problems += [
         document.problem(("stages", index, "needs"), f"stage {stage.name!r} needs {message}")
         for index, stage in enumerate(stages)
-        for message in _wrong_needs(stage, names)
+        for message in _wrong_needs(stage, names, place)
     ]
     _follow_what_they_explode(stages, needs, place)
     found = [] if problems else _circles(dict(zip(names, needs, strict=True)), place)
     nodes: list[StageNode] = []
     if not (problems or found):
         nodes = _in_order(stages, needs, place)
-        found = _apart(nodes)
+        found = _too_many(nodes, stages, parts) or _apart(nodes)
         if not found:
             nodes, found = _with_rows(_expanded(nodes, stages, parts))
             found += _not_to_amend(nodes)
@@ -274,13 +302,14 @@ def graph(
     return nodes, problems
 
 
-def _wrong_needs(stage: StageFile, names: Sequence[str]) -> list[str]:
+def _wrong_needs(stage: StageFile, names: Sequence[str], known: Container[str]) -> list[str]:
+    """What is wrong with the needs of a stage; `known` has the `names` of all stages."""
     needs = stage.needs or []
-    unknown = [need for need in needs if need not in names]
+    unknown = [need for need in needs if need not in known]
     found = [f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown]
     if stage.name in needs:
         found.append("itself; name the stage before it")
-    twice = next((need for place, need in enumerate(needs) if need in needs[:place]), None)
+    twice = first_repeated(needs)
     return [*found, f"{twice!r} twice; name it once"] if twice is not None else found
 
 
@@ -303,24 +332,27 @@ def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]
 
 
 _Finding = tuple[str, str]  # a stage, and what is wrong with what it needs
+MAX_PAIRS = 1_000  # of stages beside each other that are reported at once: there are as many as squares of stages
+MAX_CIRCLES = 50  # that are reported at once: for each of them all stages are gone through
 
 
 def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_Finding]:
-    """One problem for each circle of stages that need each other, with the way around it."""
+    """One problem for each circle of stages that need each other, with the way around it; at most MAX_CIRCLES."""
     found: list[_Finding] = []
-    while True:
+    while len(found) < MAX_CIRCLES:
         try:
             TopologicalSorter(follows).prepare()
         except CycleError as error:
             circle: list[str] = error.args[1][:-1]
         else:
-            return sorted(found, key=lambda one: place[one[0]])
+            break
         first = min(circle, key=place.__getitem__)
         at = circle.index(first)
         shown = " → ".join([*circle[at:], *circle[:at], first])
         found.append((first, f"these stages need each other in a circle: {shown}; let one of them start"))
         for name in circle:
             del follows[name]
+    return sorted(found, key=lambda one: place[one[0]])
 
 
 def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mapping[str, int]) -> list[StageNode]:
@@ -335,22 +367,48 @@ def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mappin
     sorter.prepare()
     ready: list[int] = []
     found: dict[str, StageNode] = {}
-    upstream: dict[str, frozenset[int]] = {}  # the positions in `found` of the stages upstream of each, and its own
+    sets, seen = NameSets(), dict[str, int]()  # what sees each stage sees: the stage, and all upstream of it
     while sorter.is_active():
         for index in sorter.get_ready():
             heappush(ready, index)
         index = heappop(ready)
-        stage, names = stages[index], list(found)
-        above = frozenset[int]().union(*(upstream[need] for need in real[index] if stage.group_by is None))
-        upstream[stage.name] = above | {len(found)}
-        ancestors = tuple(names[position] for position in sorted(above))
+        stage = stages[index]
+        above = joined(seen[need] for need in real[index]) if stage.group_by is None else 0
+        ancestors = sets.names(above)
+        seen[stage.name] = above | sets.add(stage.name)
         found[stage.name] = StageNode(
-            name=stage.name, index=index, needs=tuple(sorted(real[index], key=names.index)),
+            name=stage.name, index=index, needs=tuple(sorted(real[index], key=sets.positions.__getitem__)),
             ancestors=ancestors, makes=stage.makes, changes_rows=stage.changes_rows,
             amends=_judged(stage, ancestors, real[index], found),
         )  # fmt: skip
         sorter.done(index)
     return list(found.values())
+
+
+class NameSets:
+    """Sets of names of stages, each as a number that has one bit for each name, in the order in which a row meets them.
+    What is upstream of each of thousands of stages takes hundreds of megabytes as sets of names."""
+
+    def __init__(self) -> None:
+        self.positions: dict[str, int] = {}
+
+    def add(self, name: str) -> int:
+        """Adds the next name. Returns the set of it alone."""
+        self.positions[name] = len(self.positions)
+        return self.only(name)
+
+    def only(self, name: str) -> int:
+        """The set of one name."""
+        return 1 << self.positions[name]
+
+    def names(self, members: int) -> tuple[str, ...]:
+        """The names in a set, in order."""
+        return tuple(compress(self.positions, map(int, f"{members:b}"[::-1]))) if members else ()
+
+
+def joined(sets: Iterable[int]) -> int:
+    """All that is in one of these sets."""
+    return reduce(or_, sets, 0)
 
 
 def _judged(
@@ -365,6 +423,24 @@ def _judged(
     return amended_name(only[0], found) if len(only) == 1 else None
 
 
+def _too_many(
+    nodes: Sequence[StageNode], stages: Sequence[StageFile], parts: Mapping[str, Sequence[StagePart]]
+) -> list[_Finding]:
+    """The stage with which a workflow has too many, and reviews in too long a row."""
+    count, depths = 0, dict[str, int]()
+    for node in nodes:
+        count += len(parts.get(node.name, ())) or 1
+        count += stages[node.index].escalate is not None
+        if count > MAX_STAGES:
+            message = f"with stage {node.name!r} this has more than {MAX_STAGES:,} stages, with those of cards"
+            return [(node.name, f"{message} and of `escalate`; split it into several workflows")]
+        depths[node.name] = depths[node.amends] + 1 if node.amends in depths else 0
+        if depths[node.name] > MOST_REVIEWS:
+            message = f"stage {node.name!r} is the last of more than {MOST_REVIEWS} that review one another in a row"
+            return [(node.name, f"{message}; name the stage that gave it as `edit`")]
+    return []
+
+
 def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:
     """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
     places, makes = _Places(nodes), {node.name: node.makes for node in nodes}
@@ -373,7 +449,8 @@ def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:
         apart = "stage {!r} follows {!r}, on {}, and {!r}, on {}; no row has both: let it follow one of them"
         return [(name, apart.format(name, one, rows[one], other, rows[other])) for name, one, other in places.apart]
     beside = "stage {!r} makes rows of those that {!r} may drop beside it; let one of them follow the other"
-    return [(maker, beside.format(maker, kept)) for maker, kept in places.beside_dedupe()]
+    pairs = islice(places.beside_dedupe(), MAX_PAIRS)
+    return [(maker, beside.format(maker, kept)) for maker, kept in pairs]
 
 
 def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
@@ -388,15 +465,20 @@ def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Findi
     """The nodes with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
     found: dict[str, StageNode] = {}
     wrong: list[_Finding] = []
+    stand_ins: dict[str, tuple[tuple[str, str], ...]] = {}  # those that amend others, with all that each stands for
     for node in nodes:
         forms = dict.fromkeys(found[need].rows_after for need in node.needs)
         last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
-        other = next((name for name in others if name and last and name not in found[last].ancestors), None)
+        before = frozenset(found[last].ancestors if last and others else ())
+        other = next((name for name in others if name and name not in before), None)
         if other is not None:
             message = f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row"
             wrong.append((node.name, f"{message}, each in its own way; let one of them follow the other"))
-        amended = amended_by(node.ancestors, found)
+        upstream = filter(stand_ins.__contains__, node.ancestors if stand_ins else ())
+        amended = tuple(chain.from_iterable(map(stand_ins.__getitem__, upstream)))
         found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last, amended=amended)
+        if node.amends is not None:
+            stand_ins[node.name] = amended_by([node.name], found)
     return list(found.values()), wrong
 
 
@@ -405,22 +487,30 @@ def _expanded(
 ) -> list[StageNode]:
     """The nodes, those that become several in the place of theirs: all that needed one needs the last of them. What
     asks once more (`escalate`) is one of them, too."""
-    found, last, seen = list[StageNode](), dict[str, str](), dict[str, list[str]]()
+    if not any(parts.values()) and all(stages[node.index].escalate is None for node in nodes):
+        return [*nodes]
+    found, last, sets = list[StageNode](), dict[str, str](), NameSets()
+    seen: dict[str, int] = {}  # what sees each node sees: those of its parts that can be seen, and all upstream of it
     for node in nodes:
         own = [*(parts.get(node.name) or [StagePart(name=node.name)])]
         if stages[node.index].escalate is not None:
             own.append(StagePart(name=node.name + ESCALATED, needs=(own[-1].name,), amends=node.name))
-        needs, above = tuple(last[name] for name in node.needs), [one for name in node.ancestors for one in seen[name]]
-        upstream: dict[str, set[str]] = {}  # of these, by their names, each with its own
+        needs = tuple(last[name] for name in node.needs)
+        # a group sees nothing that is upstream of its members
+        above = joined(seen[name] for name in node.needs) if node.ancestors else 0
+        bits = {part.name: sets.add(part.name) for part in own}
+        inner: dict[str, int] = {}  # the parts upstream of each, and itself
         for part in own:
-            inner = upstream[part.name] = {part.name}.union(*(upstream[need] for need in part.needs))
+            before = joined(inner[need] for need in part.needs)
+            inner[part.name] = before | bits[part.name]
             # the index is that of the stage in whose keys it stands
             one = node if part.name == node.name else StageNode(name=part.name, index=node.index, needs=())
-            before = tuple(other.name for other in own if other.name in inner - {part.name})
             amends = node.amends if one is node else part.amends
-            found.append(replace(one, needs=part.needs or needs, ancestors=(*above, *before), amends=amends))
+            ancestors = sets.names(above | before)
+            found.append(replace(one, needs=part.needs or needs, ancestors=ancestors, amends=amends))
         last[node.name] = own[-1].name
-        seen[node.name] = [part.name for part in own if part.name == node.name or part.amends is not None]
+        shown = (bits[part.name] for part in own if part.name == node.name or part.amends is not None)
+        seen[node.name] = above | joined(shown)
     return found
 
 
@@ -428,12 +518,16 @@ def _not_to_amend(nodes: Sequence[StageNode]) -> list[_Finding]:
     """Stages that amend what does not come to them, or what another stage amends beside them."""
     found, home, by_name = list[_Finding](), homes(nodes), {node.name: node for node in nodes}
     functions = {node.name for node in nodes if node.makes == "rows"}
+
+    def makes_rows_between(first: str, last: StageNode) -> bool:
+        after = last.ancestors[last.ancestors.index(first) + 1 :]  # all that follow it are among these
+        return any(first in by_name[name].ancestors for name in filter(functions.__contains__, after))
+
     earlier: dict[str, StageNode] = {}  # the last stage that amends each
     for node in nodes:
         if (name := node.amends) is None:
             continue
-        between = {other for other in node.ancestors if name in by_name[other].ancestors}
-        if name not in node.ancestors or home[name] != home[node.name] or between & functions:
+        if name not in node.ancestors or home[name] != home[node.name] or makes_rows_between(name, node):
             message = f"stage {node.name!r} works on the result of {name!r}, and other rows may come to it"
             found.append((node.name, f"{message}; let it follow {name!r}, with no stage between them that makes rows"))
             continue

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
@@ -245,16 +247,18 @@ class GuardScope:
     """The names and fields that a stage's guard, the `text` that stands at `where`, can read. `columns`: the input's
     declared ones; `closed`: rows have no others, else an unknown name is only a warning. `fields`: what is known of
     columns. `stages`: those upstream, each with the schema of its result: None for plain text, `{}` when nothing is
-    known of it. `others`: stages of the workflow that are not upstream. `extra`: as `rows_count`."""
+    known of it. `others`: stages of the workflow that are not upstream. `extra`: as `rows_count`. `every_stage` has the
+    names of both: among the same names at each stage a like one is found fast."""
 
     text: str
     where: Where
-    columns: tuple[str, ...]
+    columns: Collection[str]
     closed: bool
     stages: Mapping[str, Mapping[str, Any] | None]
     variables: Collection[str]
-    others: Collection[str] = ()
+    others: Container[str] = ()
     extra: Collection[str] = ()
+    every_stage: Iterable[str] | None = None
     fields: Mapping[str, FieldShape]
 
     def problems(self) -> list[Problem]:
@@ -304,20 +308,26 @@ class GuardScope:
             elif name in self.fields:
                 yield from _inside(self.fields[name], (ROW, name) if prefix else (name,), rest)
             return
-        own = (*self.columns, *self.stages, *self.extra, ROW, *([VARS] if self.variables else []))
-        known = self.columns if prefix else own
+        stages = tuple(self.stages if self.every_stage is None else self.every_stage)
         # CEL reads `name` of a name with a blank or a `-`
-        words = ((one, one.replace("-", " ").split()) for one in (*self.columns, *self.stages))
-        odd = next((one for one, parts in words if len(parts) > 1 and name in parts), None)
+        odd = next(filter(self._is_known, _named_by_part((*self.columns, *stages)).get(name, ())), None)
+        known, among = tuple(self.columns), None
+        if not prefix:
+            own = (*self.extra, ROW, *([VARS] if self.variables else []))
+            known = tuple(dict.fromkeys((*self.columns, *stages, *own)))
+            among = _AnyOf(self.columns, self.stages, own)
         written = f"`{shown((ROW, name)) if prefix else name}`"
         if odd in self.stages and not prefix:
             yield f"{written}: a guard reads the `-` of stage {odd!r} as minus; rename the stage", False
         elif odd and not prefix:
             yield f"{written}: no such field; write `{shown((ROW, odd))}` for the column {odd!r}", not self.closed
         elif self.closed:
-            yield f"{written}: no such field; {did_you_mean(name, known)}", False
-        elif near := nearest(name, known, cutoff=0.8):
+            yield f"{written}: no such field; {did_you_mean(name, known, among=among)}", False
+        elif near := nearest(name, known, cutoff=0.8, among=among):
             yield f"{written} is no known name, unless rows have such a field; did you mean '{near}'?", True
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.columns or name in self.stages
 
     def _result(self, stage: str, rest: Chain) -> Iterator[_Finding]:
         body = self.stages[stage]
@@ -371,6 +381,33 @@ class GuardScope:
             head, *rest = rest or [""]
         shape = self.fields.get(head) if head in self.columns else None
         return shape.values(rest) if shape else None
+
+
+class _AnyOf(Collection[str]):
+    """What is in one of these, in their order."""
+
+    def __init__(self, *parts: Collection[str]) -> None:
+        self._parts = parts
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(chain.from_iterable(self._parts)))
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
+@lru_cache(maxsize=4)
+def _named_by_part(names: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """The names that consist of several words, by each word of theirs."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        words = name.replace("-", " ").split()
+        for word in dict.fromkeys(words if len(words) > 1 else ()):
+            found.setdefault(word, []).append(name)
+    return found
 
 
 def _inside(shape: FieldShape, start: Chain, rest: Chain) -> Iterator[_Finding]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
-from agac.core.errors import Path_, did_you_mean, nearest
+from agac.core.errors import Path_, did_you_mean, listed, nearest
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
@@ -52,6 +52,7 @@ FORMATS = frozenset({
 """Those that are checked."""
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MOST_ALTERNATIVES = 1_000  # of one place in a value; of more no place is known
 LOCAL_HOPS = 20  # more references in a row than this only go round in a circle
 
 
@@ -81,8 +82,7 @@ def target(root: Mapping[str, Any], ref: str) -> Any:
     anchor, *parts = unquote(ref.removeprefix("#")).split("/")
     found: Any = root
     if anchor:
-        named = (sub for _, sub in subschemas(root) if anchor in (sub.get("$anchor"), sub.get("$dynamicAnchor")))
-        found = next(named, None)
+        found = _goals.of(root).by_anchor.get(anchor)
     for part in parts:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
@@ -92,6 +92,41 @@ def target(root: Mapping[str, Any], ref: str) -> Any:
         else:
             return None
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Goals:
+    """Where references of a schema can lead."""
+
+    by_anchor: Mapping[str, Any]
+    """The schemas that have an anchor."""
+
+    pointers: tuple[str, ...]
+    """The references to its definitions."""
+
+
+class _LastGoals:
+    """The goals of the schema that was asked for last: thousands of references of one schema are followed in a row."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, Any], _Goals] | None = None
+
+    def of(self, root: Mapping[str, Any]) -> _Goals:
+        """The goals of a schema, which nobody changes."""
+        if self._last is not None and self._last[0] is root:
+            return self._last[1]
+        by_anchor: dict[str, Any] = {}
+        for _, sub in subschemas(root):
+            for anchor in (sub.get("$anchor"), sub.get("$dynamicAnchor")):
+                if isinstance(anchor, str):
+                    by_anchor.setdefault(anchor, sub)
+        homes = ("$defs", "definitions")
+        pointers = tuple(_pointer(home, name) for home in homes for name in _mapping(root.get(home)))
+        self._last = (root, _Goals(by_anchor, pointers))
+        return self._last[1]
+
+
+_goals = _LastGoals()
 
 
 class _Open(Exception):
@@ -117,7 +152,12 @@ def _alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[
     choices = found.get("anyOf") or found.get("oneOf")
     if not isinstance(choices, list) or "properties" in found:
         return [found]
-    return [branch for choice in choices for branch in _alternatives(root, choice, depth + 1)]
+    branches: list[dict[str, Any]] = []
+    for choice in choices:
+        branches += _alternatives(root, choice, depth + 1)
+        if len(branches) > MOST_ALTERNATIVES:  # definitions of which each names another one twice double them
+            raise _Open
+    return branches
 
 
 def _own_names(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
@@ -379,9 +419,9 @@ def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) ->
         if not ref.startswith("#"):
             yield (*path, key), f"{ref!r} points outside this schema; only #/… is followed, nothing is ever fetched"
         elif target(root, ref) is None:
-            known = [_pointer(home, name) for home in ("$defs", "definitions") for name in _mapping(root.get(home))]
+            known = _goals.of(root).pointers
             match = nearest(ref, known)
-            remedy = f"did you mean {match!r}?" if match else f"there is: {', '.join(known) or 'no $defs'}"
+            remedy = f"did you mean {match!r}?" if match else f"there is: {listed(known, 'no $defs')}"
             yield (*path, key), f"{ref!r} does not exist; {remedy}"
         elif not _REFERENCE.fullmatch(ref):
             right = "#" + quote(unquote(ref[1:]), safe=_UNQUOTED)

@@ -8,9 +8,10 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -32,8 +33,6 @@ from agac.spec.yaml import Document, parse_yaml
 RULES: tuple[RuleName, ...] = get_args(RuleName)  # docs/reference/lint.md explains them
 _IGNORE = re.compile(r"#\s*agac:\s*ignore\[([^\]\n]*)\]")
 _WORD = re.compile(r"[A-Za-z0-9_+/=.-]{20,}")
-Texts = Mapping[str, Mapping[str, str]]
-"""The texts of each stage by key, those of files that a key names included; its cards stand under `agent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +54,64 @@ def card_files(workflow: Workflow) -> Iterator[tuple[str, Path]]:
     yield from ((name, card.path) for name, card in agents if card is not None and not card.remote)
 
 
-def stage_texts(workflow: Workflow, document: Document, home: Path) -> Texts:
-    """Of a sound workflow. Paths are relative to `home`."""
-    given: Any = document.data
-    texts = {one["name"]: {key: _text(value, home) for key, value in one.items()} for one in given["stages"]}
-    for name, card in card_files(workflow):
-        with suppress(Unusable):  # said where the card is read
-            texts[name]["agent"] += read_text(card, card.name, home)
-    return texts
+class Texts:
+    """The texts of the stages of a workflow, and which of them name a stage. A text that several stages share is held
+    and searched once: looking for each stage in all texts of all others took minutes for thousands of them."""
+
+    by_stage: dict[str, dict[str, tuple[str, ...]]]
+    """The texts of each stage by key, with that of a file that a key names; its cards stand under `agent`."""
+
+    def __init__(self, workflow: Workflow, document: Document, home: Path) -> None:
+        """Reads the files that a sound workflow names, relative to `home`."""
+        given: Any = document.data
+        named_text = cache(partial(_named_text, home=home))
+        card_text = cache(partial(_card_text, home=home))
+        self.by_stage = {
+            one["name"]: {key: _with_file(value, named_text) for key, value in one.items()} for one in given["stages"]
+        }
+        for name, card in card_files(workflow):
+            self.by_stage[name]["agent"] += (card_text(card),)
+        self._places: dict[str, list[tuple[str, str]]] = {}
+        for name, keys in self.by_stage.items():
+            for key, texts in keys.items():
+                for text in texts:
+                    self._places.setdefault(text, []).append((name, key))
+        words = {word for name in self.by_stage for word in _NAME_PART.findall(name)}
+        self._texts_with: dict[str, list[str]] = {}
+        for text in self._places:
+            for word in words.intersection(_NAME_PART.findall(text)):
+                self._texts_with.setdefault(word, []).append(text)
+
+    def each(self) -> Iterable[str]:
+        """Each text once."""
+        return self._places
+
+    def naming(self, name: str) -> Iterator[tuple[str, str]]:
+        """The stages and keys in whose texts `name` stands as a word, or as words that `-` joins."""
+        words = _NAME_PART.findall(name)
+        for text in min((self._texts_with.get(word, []) for word in words), key=len):
+            # a name without `-` is one word, and the text has that
+            if words == [name] or re.search(rf"\b{name}\b", text):
+                yield from self._places[text]
 
 
-def _text(value: Any, home: Path | None = None) -> str:
-    """All texts of a value, keys included, and what is in the file that it names."""
+_NAME_PART = re.compile(r"\w+")
+
+
+def _with_file(value: Any, named_text: Callable[[str], str]) -> tuple[str, ...]:
+    """The text of a key's value, and that of the file which it names."""
+    text = _text(value)
+    if isinstance(value, str) and "\n" not in value and (inner := named_text(value)):
+        return text, inner
+    return (text,)
+
+
+def _text(value: Any) -> str:
+    """All texts of a value, keys included."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return "".join(f"{key}\n{_text(one)}" for key, one in pairs)
-    return f"{value}\n{_named_text(value, home) if home and isinstance(value, str) else ''}"
+    return f"{value}\n"
 
 
 def _named_text(value: str, home: Path) -> str:
@@ -84,35 +125,83 @@ def _named_text(value: str, home: Path) -> str:
         return ""
 
 
-def readers(name: str, workflow: Workflow, texts: Texts) -> set[str]:
-    """Who uses the results of the stage `name`: the keys of other stages in which its name stands, `*` for a stage that
-    gets them without naming it, and `output`."""
-    name = stage_of(name)
-    found = {"output"} if name in workflow.output.stages else set()
-    others = (pair for other, keys in texts.items() if other != name for pair in keys.items())
-    found |= {key for key, text in others if key not in ("name", "needs") and re.search(rf"\b{name}\b", text)}
-    after = {name}
-    for stage in workflow.stages:  # in the order in which a row meets them
-        if not after.isdisjoint(stage.needs):
-            after.add(stage.name)
-            if stage.name not in texts:  # it became of another
-                continue
-            by_default = stage.asks and not {"prompt", "template"} & texts[stage.name].keys()
-            found |= {"*"} if stage.group or isinstance(stage.operation, Python) or by_default else set()
+def _card_text(card: Path, home: Path) -> str:
+    try:
+        return read_text(card, card.name, home)
+    except Unusable:  # said where the card is read
+        return ""
+
+
+class Readers:
+    """Who uses the results of the stages of a workflow."""
+
+    def __init__(self, workflow: Workflow, texts: Texts) -> None:
+        self._texts = texts
+        self._written = frozenset(workflow.output.stages)
+        self._before_all_takers = _before_all_takers(workflow, texts)
+
+    def of(self, name: str) -> set[str]:
+        """Who uses the results of the stage `name`: the keys of other stages in which its name stands, `*` for a stage
+        that gets them without naming it, and `output`."""
+        name = stage_of(name)
+        found = {key for other, key in self._texts.naming(name) if other != name} - {"name", "needs"}
+        if name in self._written:
+            found.add("output")
+        if name in self._before_all_takers:
+            found.add("*")
+        return found
+
+
+def _before_all_takers(workflow: Workflow, texts: Texts) -> set[str]:
+    """The stages upstream of one that takes all results upstream of it, without naming them."""
+    found = set[str]()
+    for stage in reversed(workflow.stages):  # a row meets them in the other order
+        if stage.name in found or _takes_all(stage, texts):
+            found.update(stage.needs)
     return found
 
 
-def file_findings(workflow: Workflow, document: Document, texts: Texts) -> Iterator[LintFinding]:
+def _takes_all(stage: WrittenStage, texts: Texts) -> bool:
+    if (keys := texts.by_stage.get(stage.name)) is None:  # it became of another
+        return False
+    if stage.group or isinstance(stage.operation, Python):
+        return True
+    return stage.asks and not {"prompt", "template"} & keys.keys()
+
+
+_AFTER_A_DOT = re.compile(r"\bvars\.([\w-]+)")
+_IN_BRACKETS = re.compile(r"\bvars\[.([\w-]+).\]|\{\{\s*([\w-]+)\s*\}\}")
+
+
+def _used_variables(names: Collection[str], texts: Iterable[str]) -> set[str]:
+    """Those of the workflow's variables `names` that a text names."""
+    found, lengths = set[str](), {len(name) for name in names}
+    for text in texts:
+        found.update(match[1] or match[2] for match in _IN_BRACKETS.finditer(text))
+        for match in _AFTER_A_DOT.finditer(text):
+            # in `vars.a-b` it may be `a-b`, or `a` before a minus sign
+            found.update(match[1][:end] for end in lengths if _ends_a_name(match[1], end))
+    return found.intersection(names)
+
+
+def _ends_a_name(run: str, end: int) -> bool:
+    """Whether a name may end before the position `end` of a run of letters, digits, `_` and `-`."""
+    if end >= len(run):
+        return end == len(run)
+    return (run[end] == "-") != (run[end - 1] == "-")
+
+
+def file_findings(workflow: Workflow, document: Document, texts: Texts, readers: Readers) -> Iterator[LintFinding]:
     """What the rules find that need the files of a sound workflow alone."""
     given: Any = document.data
-    everywhere = _text(given | {"vars": None}) + _text([dict(keys) for keys in texts.values()])
+    used = _used_variables(workflow.vars, (_text(given | {"vars": None}), *texts.each()))
     for name in workflow.vars:
-        if not re.search(rf"\bvars\.{name}\b|\bvars\[.{name}.\]|\{{\{{\s*{name}\s*\}}\}}", everywhere):
+        if name not in used:
             message = f"is used nowhere; remove it, or write ${{vars.{name}}}"
             yield LintFinding(document.where(("vars", name), key=True), message, rule="unused-var")
     written = {one["name"]: one.get("output_schema") for one in given["stages"]}
     for stage in (one for one in workflow.asking if one.name in written):
-        if stage.makes is None and not stage.may_drop and not readers(stage.name, workflow, texts):
+        if stage.makes is None and not stage.may_drop and not readers.of(stage.name):
             message = "its results are not written, and no later stage uses them; remove it, or use them"
             yield LintFinding(stage.at(""), message, rule="unused-stage")
         if _lacks_descriptions(stage, written[stage.name]):
@@ -291,7 +380,12 @@ def without_ignored(
             comment = _IGNORE.search(line)
             names = [name.strip() for name in comment[1].split(",")] if comment else []
             ignored |= {(file, number, name) for name in [*own, *names]}
-            own = [*own, *names] if line.lstrip().startswith("#") else []
+            # what is no rule ignores nothing
+            own = (
+                [*dict.fromkeys([*own, *(name for name in names if name in RULES)])]
+                if line.lstrip().startswith("#")
+                else []
+            )
             for name in set(names).difference(RULES):
                 message = f"there is no rule {name!r}; {did_you_mean(name, RULES, 'rules')}"
                 kept.append(LintFinding(Where(file, number, line.index("#") + 1), message))

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from agac.spec import paths
 from agac.spec.card_types import card_parts
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools
-from agac.spec.graph import StageNode, amended_name, graph, homes, rows_in_words
+from agac.spec.graph import MAX_STAGES, StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
 from agac.spec.paths import Refused, Unusable, home_of
@@ -78,6 +79,11 @@ def checked_file(kind: type[File], document: Document, place: str) -> tuple[File
     elif not (document.empty or problems or isinstance(data, dict)):
         problems.append(document.problem((), f"expected a mapping of keys at the top, got {described(data)}"))
     if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
+        return None, document, problems
+    stages = data.get("stages") if isinstance(data, dict) and kind is WorkflowFile else None
+    if isinstance(stages, list) and len(stages) > MAX_STAGES:
+        message = f"has {len(stages):,} stages, and {MAX_STAGES:,} are read; split it into several workflows"
+        problems.append(document.problem(("stages",), message, key=True))
         return None, document, problems
     own, said = kind.model_fields.keys(), "unknown key here; {} belongs {}"
     inner = {"stages[]": StageFile.model_fields, "defaults": DefaultsFile.model_fields}
@@ -155,9 +161,18 @@ def workflow_names(project: ProjectSpec) -> list[str]:
 
 def workflow_files(project: ProjectSpec, name: str = "*") -> list[Path]:
     """The files of all workflows, or of those called `name`, in their folder and below it."""
+    by_name = project.once(workflow_files, lambda: _workflow_files(project))
+    return sorted(chain.from_iterable(by_name.values())) if name == "*" else by_name.get(name, [])
+
+
+def _workflow_files(project: ProjectSpec) -> dict[str, list[Path]]:
+    """The files of all workflows by their names, sorted."""
     home, folder = home_of(project.root), project.paths.workflows
-    found = (file for suffix in paths.YAML_SUFFIXES for file in files_in(folder, home, f"**/*{suffix}"))
-    return sorted(file for file in found if name in ("*", file.stem) and paths.is_there(file))
+    found: dict[str, list[Path]] = {}
+    for file in sorted(file for suffix in paths.YAML_SUFFIXES for file in files_in(folder, home, f"**/*{suffix}")):
+        if paths.is_there(file):
+            found.setdefault(file.stem, []).append(file)
+    return found
 
 
 def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
@@ -231,6 +246,7 @@ def _resolved(
             message = f"--var {key}: {document.shown} declares no such variable; {remedy}"
             raise UsageError(message, remedy="Add it to vars.")
     variables = {**file.vars, **overrides.vars}
+    project, fetched = project.noting()
     parts, wrong_cards = card_parts(file.stages, document, project)
     nodes, problems = graph(file.stages, document, parts)
     sound = not problems
@@ -241,7 +257,6 @@ def _resolved(
     if file.run_mode is not None and "run_mode" in file.defaults.model_fields_set:
         message = "run_mode stands here and in `defaults`; keep one of them"
         problems.append(document.problem(("run_mode",), message, key=True))
-    project, fetched = project.noting()
     builder = StageBuilder(project, document, file, variables, overrides, problems, parts)
     stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
     source, found = input_spec(file, document, project, name, overrides)

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -61,8 +62,8 @@ def load_schema(
         if is_reference(value):
             (found,) = project.fetch(value, f"schema of {name}")
             return _from_file(found.path, value, None)
-        path_of_file = _find(value, project)
-        return _from_file(path_of_file, project.shown(path_of_file), project.root)
+        file = project.once((_find, value), lambda: _find(value, project))
+        return project.once((_from_file, file), lambda: _from_file(file, project.shown(file), project.root))
     except Refused as error:
         return None, [document.problem(path, str(error))]
     except Unusable as error:
@@ -89,9 +90,8 @@ def _find(text: str, project: ProjectSpec) -> Path:
                 return path
     hint = f'a result has named fields: write {{answer: "{text}"}}'
     if "|" not in text:
-        known = [
-            project.shown(one) for one in files_in(folder, home_of(project.root), "**/*") if one.suffix in _SUFFIXES
-        ]
+        files = project.once((_find,), lambda: files_in(folder, home_of(project.root), "**/*"))
+        known = [project.shown(one) for one in files if one.suffix in _SUFFIXES]
         hint = did_you_mean(text, known, f"in {project.shown(folder)}/")
     raise Refused(f"no such file: {text!r}; {hint}")
 
@@ -149,8 +149,8 @@ def _depth(value: JSONValue) -> int:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        times = Counter(name for name, _ in pairs)
+        twice = next(name for name, number in times.items() if number > 1)
         raise Refused(f"duplicate key {twice!r}; keep one of them")
     return values
 

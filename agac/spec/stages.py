@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,7 @@ Keys = TypeVar("Keys", bound=FileModel)
 LevelKeys = tuple[FileModel, Mapping[str, Where]]  # what one level says of a stage, and where each of its keys stands
 _DAY = 86_400.0
 DEEPEST = 5  # agents of which each calls the next: each multiplies what a row may cost
+MOST_AGENTS = 500  # that a stage may call, those that its agents may call included: each multiplies their number
 _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
@@ -80,7 +82,18 @@ def merged(kind: type[Keys], *levels: FileModel) -> Keys:
             if isinstance(value, FileModel) and value.merges and isinstance(weaker, FileModel):
                 value = merged(type(value), weaker, value)
             found[name] = value
-    return kind.model_construct(**found)
+    return _with_defaults(kind, found)
+
+
+def _with_defaults(kind: type[Keys], found: Mapping[str, Any]) -> Keys:
+    """The mapping `kind` with these keys set, all others at their defaults."""
+    return kind.model_construct(set(found), **{**_defaults(kind), **found})
+
+
+@cache
+def _defaults(kind: type[FileModel]) -> dict[str, Any]:
+    """The keys of `kind` at their defaults. Pydantic copies each default for each value: a third of a stage's time."""
+    return dict(kind.model_construct())
 
 
 def set_keys(level: FileModel) -> Iterator[str]:
@@ -144,6 +157,10 @@ class StageBuilder:
     _outer: dict[str, tuple[str, ...]] = field(default_factory=dict)  # answers that come to a stage with parts
     _built: dict[str, WrittenStage] = field(default_factory=dict)
     _callers: tuple[str, ...] = ()
+    _agents: int = 0  # that the stage may call which is being built, as far as they are known
+    _files: dict[str, PlacedText] = field(default_factory=dict)  # texts of files by what names them
+    _cards: dict[tuple[Path, tuple[str, ...]], tuple[Card | None, list[Problem]]] = field(default_factory=dict)
+    _templates: dict[tuple[PlacedText, Syntax], tuple[Template | None, list[Problem]]] = field(default_factory=dict)
 
     def stage(self, node: StageNode, order: int) -> WrittenStage | None:
         """The stage of `node`, the `order`-th (from 0) that a row meets; None when something is wrong with it."""
@@ -201,7 +218,7 @@ class StageBuilder:
         before, written, path = len(self.problems), self.file.stages[node.index], ("stages", node.index)
         answers = self._outer.setdefault(written.name, tuple(answers))
         self._answers[part.name] = (written.name,)
-        card = self._noted(load_card(part.card, self.project, self.variables)) if part.card is not None else None
+        card = self._loaded(part.card) if part.card is not None else None
         if card is None and not part.joined:
             return None
         of_card = {*card.params, *({"model", "fallback"} if card.keys.model else ())} if card else set[str]()
@@ -319,6 +336,8 @@ class StageBuilder:
     def _agent(self, written: StageFile, path: Path_, card: Card | None, skills: tuple[Skill, ...]) -> dict[str, Any]:
         """The fields of a stage that say which tools its model may call, and the agents among them."""
         children, agents = list[WrittenStage](), list[NamedTool]()
+        if not self._callers:
+            self._agents = 0
         for index, name in enumerate(card.keys.agents if card else ()):
             assert card is not None
             where = card.document.where(("agents", index))
@@ -327,7 +346,7 @@ class StageBuilder:
             if file is not None and (kind := becomes_stages(file, self.project)):
                 file, reason = None, f"{name} is of type {kind} and becomes stages, so that no agent can call it; "
                 reason += "ask it in a stage before this one, or name its cards here"
-            child = self._noted(load_card(file, self.project, self.variables)) if file is not None else None
+            child = self._loaded(file) if file is not None else None
             if child is not None and child.name in (*self._callers, card.name):
                 reason = f"agents call each other in a circle: {' → '.join((*self._callers, card.name, child.name))}"
             elif child is not None and len(self._callers) + 2 > DEEPEST:
@@ -335,7 +354,10 @@ class StageBuilder:
                 reason = f"more than {DEEPEST} agents call each other in a row: {way}; do the work of two in one"
             elif child is not None and child.name in (one.source for one in agents):
                 reason = f"names the agent {child.name!r} twice; name it once"
+            elif child is not None and self._agents >= MOST_AGENTS:
+                reason = f"a stage may call more than {MOST_AGENTS} agents, with those that they call; name fewer"
             elif child is not None:
+                self._agents += 1
                 self._callers += (card.name,)
                 children.append(self.of_card(child, f"{written.name}/{child.name}", path, written))
                 self._callers = self._callers[:-1]
@@ -392,7 +414,7 @@ class StageBuilder:
         if file is None:
             self.problems.append(self.document.problem((*path, "agent"), reason))
             return None
-        card = self._noted(load_card(file, self.project, self.variables, tools=written.tools or ()))
+        card = self._loaded(file, tuple(written.tools or ()))
         if card is not None and card.keys.tool_only:
             self.problems.append(card.document.problem(("tool_only",), ONLY_A_TOOL))
         return card
@@ -412,7 +434,17 @@ class StageBuilder:
         read = templates.template_file if written.template else templates.text_or_file
         if (source := self._text(read, value, at, written.name)) is None:
             return None
-        return self._noted(templates.compile_template(*source, syntax))
+        if source[1].path:  # it is a text of this stage alone
+            return self._noted(templates.compile_template(*source, syntax))
+        if (source, syntax) not in self._templates:
+            self._templates[source, syntax] = templates.compile_template(*source, syntax)
+        return self._noted(self._templates[source, syntax])
+
+    def _loaded(self, file: Path, tools: tuple[str, ...] = ()) -> Card | None:
+        """The card in a file of the project; `tools` are its stage's."""
+        if (file, tools) not in self._cards:
+            self._cards[file, tools] = load_card(file, self.project, self.variables, tools=tools)
+        return self._noted(self._cards[file, tools])
 
     def _fetched(self, reference: str, at: Path_, what: str, stage: str) -> RemoteContent | None:
         """What a reference of the stage named `stage` names."""
@@ -427,9 +459,15 @@ class StageBuilder:
     ) -> PlacedText | None:
         try:
             if is_reference(value):
-                found = self._fetched(value, at, "prompt" if at[-1] == "template" else str(at[-1]), stage)
-                return templates.placed_file(found.path, value, self.document.where(at), None) if found else None
-            return read(value, self.project.root, self.document.where(at))
+                remote = self._fetched(value, at, "prompt" if at[-1] == "template" else str(at[-1]), stage)
+                return templates.placed_file(remote.path, value, self.document.where(at), None) if remote else None
+            if value in self._files:
+                return self._files[value]
+            where = self.document.where(at)
+            found = read(value, self.project.root, where)
+            if found[1] != where:  # it is the text of a file, which other stages may name, too
+                self._files[value] = found
+            return found
         except Unusable as error:
             self.problems.append(error.problem)
             return None
@@ -450,9 +488,9 @@ class StageBuilder:
         return {
             "project": (shared, places_of(shared, self.project.document, ("defaults",))),
             "defaults": (own, places_of(own, self.document, ("defaults",)) | short),
-            "card": (DefaultsFile.model_construct(**of_card), card.where if card else {}),
+            "card": (_with_defaults(DefaultsFile, of_card), card.where if card else {}),
             "stage": (written, places_of(written, self.document, path)),
-            "override": (DefaultsFile.model_construct(**typed), {key: Where(_TYPED[key]) for key in typed}),
+            "override": (_with_defaults(DefaultsFile, typed), {key: Where(_TYPED[key]) for key in typed}),
         }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -209,16 +210,17 @@ def _assembled(text: str, at: Where, syntax: Syntax, marks: Iterable[_Mark]) -> 
     slots: list[tuple[int, str, tuple[str, ...]]] = []
     placeholders: list[Placeholder] = []
     problems: list[Problem] = []
+    places = Places(text, at)
     end = 0
     for mark in marks:
         pieces.append(text[end : mark.start])
         end = mark.end
         if mark.fault:
-            problems.append(Problem(place_of(text, mark.start, at), mark.fault))
+            problems.append(Problem(places.at(mark.start), mark.fault))
             continue
         if mark.name is not None:
             slots.append((len(pieces), mark.name, tuple(mark.name.split("."))))
-            placeholders.append(Placeholder(mark.name, place_of(text, mark.start, at)))
+            placeholders.append(Placeholder(mark.name, places.at(mark.start)))
         pieces.append(mark.literal)
     pieces.append(text[end:])
     if problems:
@@ -239,12 +241,24 @@ def _with_dollars(pieces: Sequence[str], names: Mapping[int, str]) -> str:
     return written + literal_text(literal)
 
 
-def place_of(text: str, offset: int, start: Where) -> Where:
-    """The place of a character: its line and column in a text that is lines of a file, else that of the text's key."""
-    if start.path or start.line is None:
-        return start
-    line = text.count("\n", 0, offset)
-    return Where(start.file, start.line + line, offset - text.rfind("\n", 0, offset))
+class Places:
+    """The places of characters of a text that starts at `start`: their lines and columns in a text that is lines of a
+    file, else that of the text's key."""
+
+    def __init__(self, text: str, start: Where) -> None:
+        self._text, self._start = text, start
+        self._line_ends: list[int] | None = None
+
+    def at(self, offset: int) -> Where:
+        """The place of one character."""
+        start = self._start
+        if start.path or start.line is None:
+            return start
+        if self._line_ends is None:
+            self._line_ends = [match.start() for match in re.finditer("\n", self._text)]
+        above = bisect_left(self._line_ends, offset)
+        line_end = self._line_ends[above - 1] if above else -1
+        return Where(start.file, start.line + above, offset - line_end)
 
 
 def sound_template(text: str, where: Where) -> Template:
@@ -274,7 +288,7 @@ _FOREIGN = re.compile(
 _DOTTED = re.compile(r"[\w.]+")
 
 
-def foreign_placeholders(template: Template, where: Where, names: Collection[str]) -> list[Problem]:
+def foreign_placeholders(template: Template, where: Where, names: Container[str]) -> list[Problem]:
     """A warning for each that would name a field or a result if the template's syntax read it. Others may be meant."""
     found: dict[str, str] = {}
     for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
@@ -387,9 +401,10 @@ _BRACES = re.compile(r"(\\?)\{\{([^{}\n]*)\}\}")
 
 def braced(text: str, where: Where) -> Iterator[tuple[str, Where]]:
     """The names in double braces of a card's instruction, and where they stand."""
+    places = Places(text, where)
     for match in _BRACES.finditer(text):
         if not match[1]:
-            yield match[2].strip(), place_of(text, match.start(), where)
+            yield match[2].strip(), places.at(match.start())
 
 
 def fill(
@@ -407,11 +422,11 @@ def fill(
         if (message := _cannot_fill(placeholder.name, variables, in_card=facts is not None)) is not None:
             problems.append(Problem(placeholder.where, in_syntax(message, template.syntax)))
     if facts is not None:
-        known = {**variables, **facts}
+        known, places = {**variables, **facts}, Places(text, where)
         for match in _BRACES.finditer(text):  # `${…}` has no braces inside: none of them reaches over a piece's end
             if not match[1] and match[2].strip() not in known:
                 message = _unknown(match[0], match[2].strip(), known)
-                problems.append(Problem(place_of(text, match.start(), where), message))
+                problems.append(Problem(places.at(match.start()), message))
 
         def fact(match: re.Match[str]) -> str:
             return match[0][1:] if match[1] else as_text(known.get(match[2].strip()))

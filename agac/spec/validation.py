@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from agac.core.errors import Path_, Problem, did_you_mean, key_path, nearest
 from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHAPE
-from agac.core.types import DayTime, JSONValue
+from agac.core.types import DayTime, JSONValue, first_repeated
 from agac.spec.yaml import Document
 
 # What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
@@ -173,12 +173,15 @@ def stage_name(name: str) -> str:
 
 def no_repeats(names: list[str]) -> list[str]:
     """Each field once."""
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if twice is not None:
+    if (twice := first_repeated(names)) is not None:
         raise refused(f"names the field {twice!r} twice; name it once")
-    inner = next(((one, other) for one in names for other in names if other.startswith(f"{one}.")), None)
-    if inner is not None:
-        raise refused(f"{inner[1]!r} is a part of {inner[0]!r}; name one of them")
+    lengths, parts = {len(name) for name in names}, dict[str, str]()  # the first part of each field
+    for name in names:
+        for end in (at for at, sign in enumerate(name) if sign == "." and at in lengths):
+            parts.setdefault(name[:end], name)
+    whole = next((name for name in names if name in parts), None)
+    if whole is not None:
+        raise refused(f"{parts[whole]!r} is a part of {whole!r}; name one of them")
     return names
 
 
@@ -311,8 +314,8 @@ seconds_or_parts = _mapping_with("total", int | float, _TIMES)
 def named_tools(value: Any) -> Any:
     """A list of tools as a mapping in which none of them has keys."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        if twice := [name for place, name in enumerate(value) if name in value[:place]]:
-            raise refused(f"names {twice[0]!r} twice; name it once")
+        if (twice := first_repeated(value)) is not None:
+            raise refused(f"names {twice!r} twice; name it once")
         return {name: {} for name in value}
     if isinstance(value, dict) or value is None:
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -467,6 +467,7 @@ class WrittenStage(Stage):
         return self.where.get(key) or self.where[""]
 
 
+T = TypeVar("T")
 AnyAgent = TypeVar("AnyAgent", bound=Stage)
 
 
@@ -516,7 +517,8 @@ class Workflow:
 class ProjectSpec:
     """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
     what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere. `functions`
-    are tools that a program gave, by their source. `rows_root` has the inputs that another version's root lacks."""
+    are tools that a program gave, by their source. `rows_root` has the inputs that another version's root lacks.
+    `read` is what was read of files, by what was asked of them; None: nothing is kept."""
 
     root: Path
     file: ProjectFile
@@ -526,9 +528,22 @@ class ProjectSpec:
     fetch: Fetch = field(default=fetch_nothing, repr=False)
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     rows_root: Path | None = None
+    read: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives: it is called once for this key while a workflow is loaded, or several by one command."""
+        if self.read is None:
+            return make()
+        if key not in self.read:
+            self.read[key] = make()
+        return cast("T", self.read[key])
+
+    def reading_once(self) -> ProjectSpec:
+        """The same for what reads files while nobody is expected to change them: each is read once."""
+        return self if self.read is not None else replace(self, read={})
 
     def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
-        """The same, and where what it fetches from other machines is noted."""
+        """The same for one workflow to be loaded, and where what it fetches from other machines is noted."""
         noted: list[RemoteContent] = []
 
         def fetch(reference: str, what: str) -> tuple[RemoteContent, ...]:
@@ -536,7 +551,7 @@ class ProjectSpec:
             noted.extend(one for one in found if one.hash)
             return found
 
-        return replace(self, fetch=fetch), noted
+        return replace(self.reading_once(), fetch=fetch), noted
 
     def elsewhere(self) -> ProjectSpec | None:
         """The same where the inputs are that the root lacks."""
