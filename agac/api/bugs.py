@@ -33,5 +33,6 @@ def bug_report(error: Exception, command: str = "") -> BugWords:
 
 
 def bug_problem(error: Exception, where: str) -> Problem:
-    """The same as a problem of the file, workflow or project that was looked at."""
-    return Problem(Where(where), " ".join(bug_report(error)))
+    """The same as a problem of the file, workflow or project that was looked at, without the text of the error, which
+    may quote what it holds: a problem may be shown to everybody."""
+    return Problem(Where(where), f"this is a bug in agac: {type(error).__name__}. {bug_report(error).remedy}")

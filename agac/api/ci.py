@@ -260,6 +260,18 @@ async def check_change(
     return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
 
 
+def failed_findings(
+    event: Event, error: AgacError, *, untrusted: bool = False, project: Path | str | None = None
+) -> Findings:
+    """The findings of a change that could not be looked at, so that another job has something to say."""
+    try:
+        place = _place(project_root(project))
+    except UsageError:  # there is no project
+        place = "."
+    problem = _problem_of(error, "agac ci")
+    return Findings(project=place, head=event.head, untrusted=untrusted or event.foreign, problems=[problem])
+
+
 def _problem_of(error: Exception, where: str) -> Problem:
     return Problem(Where(where), _in_words(error)) if isinstance(error, AgacError) else bug_problem(error, where)
 

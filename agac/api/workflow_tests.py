@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from agac.api.bugs import bug_report
+from agac.api.bugs import bug_problem
 from agac.api.cassettes import Cassette, SimulatedAnswers
 from agac.api.inspect import row_report
 from agac.api.plan import Confirm
@@ -26,7 +26,7 @@ from agac.api.report import RunReport
 from agac.api.run import invoke
 from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
-from agac.core.errors import AgacError, SpecError, UsageError, any_error
+from agac.core.errors import AgacError, Problem, SpecError, UsageError, any_error
 from agac.core.state_files import make_folder
 from agac.core.text import plain
 from agac.core.types import Report, RowId, Usd
@@ -80,10 +80,11 @@ class CaseResult(Report):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTestReport(Report):
-    """The tests that ran; `ok`: all of them passed."""
+    """The tests that ran, and what is wrong with the files of others. `ok`: all passed, and no file has an error."""
 
     ok: bool
     tests: list[CaseResult]
+    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +120,16 @@ async def run_tests(
 ) -> WorkflowTestReport:  # fmt: skip
     """Runs the tests of these workflows, or of all, whose file has the `word` in its name: offline, unless they are to
     `record` what they lack, which `confirm` may be asked about. `update` writes snapshots, `junit` is a file for the
-    results. Raises UsageError where there is no test, SpecError with all problems of the files."""
+    results. Raises UsageError where there is no test, SpecError where no file of one can be used."""
     if junit is not None:
         refuse_target(Path(junit), {}, "tests.xml", force=True)
     opened = open_project(project)
     cases, problems = find_cases(opened.spec, workflows, word)
-    if any_error(problems := [*opened.problems, *problems]):
-        raise SpecError(problems)
+    if any_error(opened.problems) or (any_error(problems) and not cases):
+        raise SpecError([*opened.problems, *problems])
     found = await run_cases(opened, cases, confirm, record=record, update=update)
-    report = WorkflowTestReport(all(one.result == "passed" for one in found), found)
+    passed = all(one.result == "passed" for one in found)
+    report = WorkflowTestReport(passed and not any_error(problems), found, problems)
     if junit is not None:
         write_whole(Path(junit), junit_text(report))
     return report
@@ -150,7 +152,7 @@ async def run_cases(
                     problems = error.problems if isinstance(error, SpecError) else [f"{error.message}.", error.remedy]
                     text = " ".join(str(one) for one in problems if one)
                 except Exception as error:  # noqa: BLE001 - a bug that one test meets is its result
-                    text = " ".join(bug_report(error))
+                    text = bug_problem(error, "").message
                 return CaseResult("error", case.path.stem, case.workflow, time.monotonic() - begun, error=text)
 
     return await asyncio.gather(*map(judged, cases))
@@ -322,8 +324,13 @@ def _of_snapshot(ran: TriedRun, before: dict[str, Any] | None, now: dict[str, An
 def junit_text(report: WorkflowTestReport) -> str:
     """The results as JUnit's XML, as forges read it."""
     counts = Counter(one.result for one in report.tests)
-    failed, errors = str(counts["failed"]), str(counts["error"])
-    suite = ET.Element("testsuite", name="agac", tests=str(len(report.tests)), failures=failed, errors=errors)
+    wrong = [problem for problem in report.problems if problem.severity == "error"]
+    failed, errors = str(counts["failed"]), str(counts["error"] + len(wrong))
+    number = str(len(report.tests) + len(wrong))
+    suite = ET.Element("testsuite", name="agac", tests=number, failures=failed, errors=errors)
+    for problem in wrong:
+        case = ET.SubElement(suite, "testcase", classname="agac", name=plain(problem.where.file), time="0")
+        ET.SubElement(case, "error", message=plain(str(problem)))
     for one in report.tests:
         about = {"classname": plain(one.workflow), "name": plain(one.name)}
         case = ET.SubElement(suite, "testcase", about, time=f"{one.seconds:.3f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,13 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.errors import AgacError, ExitCode, UsageError, any_error
 from agac.core.text import plain
 from agac.core.types import counted
 from agac.data.files import write_whole
 
 if TYPE_CHECKING:
-    from agac.api.ci import Event, Kind
+    from agac.api.ci import Event, Findings, Kind
     from agac.api.forge import CommentReport, ForgeName
     from agac.api.workflow_tests import WorkflowTestReport
 
@@ -44,7 +45,7 @@ def ci(
     """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`; after a merge the worst of all runs."""
     if context.invoked_subcommand:
         return None
-    from agac.api.ci import check_change, event_of
+    from agac.api.ci import check_change, event_of, failed_findings
     from agac.api.diff import refuse_empty
     from agac.cli.markdown import comment_text
 
@@ -57,8 +58,12 @@ def ci(
                 "--untrusted: its workflows would be run", remedy="Look at the change: --event pull-request."
             )
         return _ran(context, event if against is None else event._replace(base=against), yes=yes, as_json=as_json)
-    found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
-    write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
+    try:
+        found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
+    except AgacError as error:
+        _write(failed_findings(event, error, untrusted=untrusted, project=root), out)  # for `agac ci comment`
+        raise
+    _write(found, out)
     text = comment_text(found)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
@@ -68,6 +73,12 @@ def ci(
     else:
         terminal.print_markdown(text)
     return found.exit_code
+
+
+def _write(found: Findings, out: Path) -> None:
+    if out.is_symlink():  # a change may bring one, and a job that keeps the file would keep what it leads to
+        out.unlink()
+    write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
 
 
 def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> int:
@@ -152,7 +163,10 @@ def test(
         workflows, word=word, record=record, update=update, junit=junit, project=settings.project_dir,
         confirm=terminal.confirmed,
     )  # fmt: skip
+    terminal.print_problems(report.problems, sys.stderr)
     terminal.print_report(report, test_lines, as_json=as_json)
+    if any_error(report.problems):
+        return ExitCode.USAGE
     return ExitCode.DONE if report.ok else ExitCode.ROWS_FAILED
 
 

@@ -19,6 +19,7 @@ from agac.core.errors import AgacError, RowError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
 from agac.core.redact import Redactor
 from agac.core.types import JSONValue, ToolCall
+from agac.data.files import writable_place
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import home_of
 from agac.spec.schema_errors import TOO_MANY, some_errors
@@ -361,20 +362,29 @@ class ToolPool:
         """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for this caller alone."""
         known = self._tools[scope.stage, tool.name]
         known.counts.requested += 1
+        record = self._record_of(known)
         shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"  # a row pays for it
         if shared:  # which has no side effects, and so no intent that is kept
             outcome = await self._shared(known, arguments, scope)
         else:
             outcome = await self._run(known, arguments, scope, intent)
         known.counts.errors += outcome.error
-        if (file := self._context.record) is not None and known.recorded:
+        if record is not None:
             line = recorded_line(tool.name, arguments, outcome.text, outcome.error)
             if (mark := digest(line)) not in self._recorded:
                 self._recorded.add(mark)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("a", encoding="utf-8") as opened:
+                record.parent.mkdir(parents=True, exist_ok=True)
+                with record.open("a", encoding="utf-8") as opened:
                     opened.write(line)
         return outcome
+
+    def _record_of(self, tool: _Tool) -> Path | None:
+        """The file to which the calls of a tool are added; None: they are not. Raises SpecError where a link in its
+        place leads out of the project."""
+        file, root = self._context.record, self._context.root
+        if file is None or not tool.recorded:
+            return None
+        return writable_place(file, file.relative_to(root).as_posix(), root) if file.is_relative_to(root) else file
 
     async def end(self, fingerprint: bytes) -> None:
         """A conversation ended: what was kept for it alone (a server's session) is closed."""

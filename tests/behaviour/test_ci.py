@@ -208,7 +208,19 @@ def test_findings_are_written_also_of_a_bug(ran: ProjectFolder, monkeypatch: pyt
     monkeypatch.setattr(import_module(f"agac.api.{module}"), name, fails)
     found = check_change(Event("pull-request"), project=ran.root)
     assert found.exit_code == 2
-    assert "this is a bug in agac: " in comment_text(found)
+    assert "this is a bug in agac: ZeroDivisionError. The details are in" in comment_text(found)
+    assert "of the test" not in found.model_dump_json()
+
+
+def test_findings_are_written_where_a_change_cannot_be_looked_at(ran: ProjectFolder, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("of somebody else")
+    (ran.root / "agac-pr.json").symlink_to(outside)
+    ended = ci(ran, 2, "--event", "pull-request", "--against", "nothing")
+    assert "'nothing' is no commit" in ended.err
+    assert "'nothing' is no commit" in comment_text(read_findings(ran.root / "agac-pr.json"))
+    assert not (ran.root / "agac-pr.json").is_symlink()
+    assert outside.read_text() == "of somebody else"
 
 
 def test_a_secret_in_a_file_is_not_in_the_findings(ran: ProjectFolder) -> None:

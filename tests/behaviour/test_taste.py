@@ -173,7 +173,7 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
                       "the state folder, and names in folders whose links were followed"),
     "tools/builtin.py": ({"file.iterdir"}, "names in a folder whose links were followed"),
     "tools/mcp.py": ({"session.open"}, "no file"),
-    "tools/pool.py": ({"file.open"}, "results of tools, in the state folder"),
+    "tools/pool.py": ({"record.open"}, "results of tools, in a place that was looked at"),
     "tools/processes.py": ({"file.open", "file.read_text", "os.open"}, "what a process prints, in the state folder"),
 }  # fmt: skip
 """What else opens files, by module, and why that is none of what a project's files name or its folders hold."""

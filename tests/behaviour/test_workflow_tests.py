@@ -353,7 +353,20 @@ def test_a_bug_that_one_test_meets_is_its_result(reviews: ProjectFolder, monkeyp
     monkeypatch.setattr(workflow_tests, "_of_snapshot", of_snapshot)
     bad, good = outcomes(reviews)
     assert (bad.result, good.result) == ("error", "passed")
-    assert "this is a bug in agac: ZeroDivisionError: of the test The details are in" in bad.error
+    assert "this is a bug in agac: ZeroDivisionError. The details are in" in bad.error
+    assert "of the test" not in bad.error, "what it holds may be anybody's"
+
+
+def test_good_tests_run_where_the_file_of_another_is_bad(reviews: ProjectFolder, tmp_path: Path) -> None:
+    written(reviews, "reviews")
+    written(reviews, "bad", workflow="nothing")
+    ran = reviews.agac("test", "--junit", str(tmp_path / "tests.xml"), code=2)
+    assert "1 of 1 test passed" in ran.out
+    assert "tests/workflows/bad.yml:6:11: workflow: no workflow 'nothing'" in ran.err
+    suite = ET.parse(tmp_path / "tests.xml").getroot()
+    assert (suite.get("tests"), suite.get("errors")) == ("2", "1")
+    report = agac.run_tests(project=reviews.root)
+    assert (report.ok, len(report.problems)) == (False, 1)
 
 
 def test_the_shipped_tests_pass(tmp_path: Path) -> None:
