@@ -53,7 +53,9 @@ def real_path(path: Path, root: Path) -> Path:
     except ValueError:
         raise Refused("is not a path") from None
     if not real.is_relative_to(real_root):
-        raise Refused("is a link, or lies behind one, that leads out of the project; put a copy in the link's place")
+        raise Refused(
+            "leads out of the project, by its path or by a link; name a file inside it, or put a copy in the link's place"
+        )
     return real
 
 

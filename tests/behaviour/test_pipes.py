@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,9 +44,9 @@ WORDS: dict[str, list[list[str]]] = {
     "validate": [[], ["-a", "reviews"]],
     "fmt": [[], ["--check"]],
     "lint": [["-a", "reviews"], ["-a", "reviews", "--format", "github"]],
-    "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "."]],
+    "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "../before"]],
     "compare": [["1", "2", "--key", "text"]],
-    "diff": [["."], [".", "-a", "reviews"]],
+    "diff": [["../before"], ["../before", "-a", "reviews"]],
     "test": [[], ["-k", "rev"]],
     "try": [["-a", "reviews", "--stage", LONG, "--model", "local/small", "--yes"]],
     "eval": [["-a", "labelled", "--model", "local/small", "--model", "local/large", "--yes"]],
@@ -115,6 +116,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, _shared_server: Any) -> P
     project.run(project.workflow("others", stages=[stage]), fresh=True, run_mode="batch")
     project.write("decided.csv", "review_id,seen,decision,value,comment,reviewer\n")
     project.write("tests/workflows/reviews.yml", "rows: data/rows.csv\n")
+    hidden = shutil.ignore_patterns(".agac", "output")
+    shutil.copytree(project.root, project.root.parent / "before", ignore=hidden)  # another version
     project.workflow("labelled", stages=[{"name": "short", "prompt": "${id}", "expect": {"label": "text"}}])
     return project
 

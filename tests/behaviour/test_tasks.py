@@ -345,7 +345,7 @@ def test_a_card_is_tried_with_a_message_or_a_row_live_or_with_stand_ins(project:
     helper = ["helper", "x", "--var", "who=Bo", "--tool-stubs"]
     for words, message in (
         ([*helper, "wrong.yml"], "wrong.yml: find_order: at column 6: `(` is never closed"),
-        ([*helper, "../calls.jsonl"], "../calls.jsonl: find_order: '../calls.jsonl' leads out of the project"),
+        ([*helper, "../calls.jsonl"], "../calls.jsonl: calls.jsonl leads out of the project, by its path or by a link"),
         (["helper", "x"], "unknown placeholder {{who}}"),
         (["helper"], "one message or one row is asked"),
         (["helper", "x", "--row", "data/rows.csv:1"], "one message or one row is asked"),

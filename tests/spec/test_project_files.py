@@ -40,7 +40,7 @@ def bound(path: Path) -> None:
     os.close(here)
 
 
-OUT = "is a link, or lies behind one, that leads out of the project; put a copy in the link's place"
+OUT = "leads out of the project, by its path or by a link; name a file inside it, or put a copy in the link's place"
 IN_PLACE = "not a file; put a regular file in its place"
 REFUSED = {
     "a link out": (linked("../outside/secret.txt"), OUT),
