@@ -54,7 +54,8 @@ def real_path(path: Path, root: Path) -> Path:
         raise Refused("is not a path") from None
     if not real.is_relative_to(real_root):
         raise Refused(
-            "leads out of the project, by its path or by a link; name a file inside it, or put a copy in the link's place"
+            "leads out of the project, by its path or by a link; name a file inside it, "
+            "or put a copy in the link's place"
         )
     return real
 

@@ -233,9 +233,9 @@ def test_the_timeout_of_a_tool_begins_when_a_worker_does(
     project.workflow(rows=3, stages=[{"name": "ask", "prompt": "${text}", "tools": ["tools/fields.py:area"]}])
     real = pool.WorkerPool.function
 
-    async def function(own: pool.WorkerPool, item: FunctionItem, *, again: bool = True) -> object:
+    async def function(own: pool.WorkerPool, item: FunctionItem, **how: Any) -> object:
         await asyncio.sleep(1.0)  # as where no worker is there
-        return await real(own, item, again=again)
+        return await real(own, item, **how)
 
     monkeypatch.setattr(pool.WorkerPool, "function", function)
     assert project.run(executor="ray").exit_code == 0
