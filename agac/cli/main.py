@@ -368,11 +368,12 @@ def _main() -> int:
     except AgacError as error:
         return say_known(error, context)
     except KeyboardInterrupt:
-        terminal.say("Interrupted; nothing is lost. Run the same command again to resume.")
-        return ExitCode.INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         raise
     except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
+        if is_interrupt(error):
+            return _interrupted()
         if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("agac."):
             lack = f"agac needs a package that is missing: {error.name} is not installed for {sys.executable}"
             return say_known(AgacError(lack, remedy="`agac doctor --install` says what installs it."), context)
@@ -389,6 +390,21 @@ def _main() -> int:
             return ExitCode.FAILED
         what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
         return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)
+
+
+def _interrupted() -> ExitCode:
+    terminal.say("Interrupted; nothing is lost. Run the same command again to resume.")
+    return ExitCode.INTERRUPTED
+
+
+INTERRUPTED_WORDS = ("KeyboardInterrupt", "Query interrupted")
+"""What is in the message where a library catches the KeyboardInterrupt of a Ctrl-C and raises an
+exception of its own: pydantic while it builds a model, duckdb while it runs a statement."""
+
+
+def is_interrupt(error: Exception) -> bool:
+    """Whether a library raised the error because of a Ctrl-C."""
+    return any(words in str(error) for words in INTERRUPTED_WORDS)
 
 
 def say_known(error: AgacError, context: click.Context | None) -> int:

@@ -16,7 +16,7 @@ from support.project import ProjectFolder, clean_environment
 from support.server import Server
 from support.terminals import on_pty
 
-from agac.cli.main import COMMANDS, cli
+from agac.cli.main import COMMANDS, cli, is_interrupt
 from agac.simulator.faults import FAULTS
 
 HEAVY = ("openai", "aiohttp", "duckdb", "pydantic", "jsonschema", "jsonschema_rs", "yaml")
@@ -278,6 +278,19 @@ def test_a_run_loads_nothing_of_shards_and_workers(finished: ProjectFolder) -> N
     done = [sys.executable, "-c", program]
     ran = subprocess.run(done, cwd=finished.root, env=clean_environment(None), stdout=subprocess.PIPE, check=True)
     assert ran.stdout == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "interrupted"),
+    [
+        (RuntimeError("Query interrupted"), True),  # duckdb
+        (ValueError('Error building "model" validator:\n  KeyboardInterrupt: '), True),  # pydantic
+        (RuntimeError("coroutine raised StopIteration"), False),
+        (KeyError("row"), False),
+    ],
+)
+def test_a_ctrl_c_that_a_library_reports_as_its_own_error_is_no_bug(error: Exception, interrupted: bool) -> None:
+    assert is_interrupt(error) is interrupted
 
 
 def test_problems_of_agac_yml_of_keys_and_of_placeholders_come_together(project: ProjectFolder) -> None:
