@@ -95,6 +95,7 @@ async def plainly(
     """Whole lines for files, pipes and logs of CI, until cancelled; now and then, or per `every` settled rows."""
     observed, style = ObservedRun(watched), LineStyle(None, sys.stderr.encoding, bars=False)
     printed_at, printed_share, printed_rows, waiting_at = clock(), 0.0, 0, -inf
+    was_stopping = False
     while True:
         await sleep(LOG_CHECK_SECONDS if every is None else TICK_SECONDS)
         now = clock()
@@ -109,7 +110,9 @@ async def plainly(
             printed_at, printed_share, printed_rows = now, share or 0.0, snapshot.settled
         if is_waiting:
             waiting_at = now
-        if is_due or is_waiting:
+        begins_to_stop = snapshot.stopping and not was_stopping
+        was_stopping = snapshot.stopping
+        if is_due or is_waiting or begins_to_stop:
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
@@ -163,7 +166,8 @@ RATE_SECONDS = 20.0
 PLAIN_SECONDS = 10.0
 PLAIN_SHARE = 0.1
 PLAIN_SILENCE = 60.0
-"""A log gets a line after ten seconds and a tenth more of the rows, or a minute; one about unanswered calls at once."""
+"""A log gets a line after ten seconds and a tenth more of the rows, or a minute; one about unanswered
+calls or a stop at once."""
 
 WAITING_SECONDS = 1.0  # retries are shown when no answer has come for this time: one among many calls does not matter
 

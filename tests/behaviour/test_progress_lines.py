@@ -276,6 +276,29 @@ def test_a_pipe_gets_plain_lines_now_and_then(
         assert told[2][1] == "classify 300/1,000 (30.0%) | 10/s | ETA 1m 10s | $0.84"
 
 
+def test_a_pipe_is_told_at_once_that_the_run_stops_and_what_a_second_signal_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = watched(1000, classify=classify(done=0, failed=0, last_error=None))
+    second, told = 0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal second
+        if said := capsys.readouterr().err:
+            told.append((second, said))
+        second += 1
+        if second == 5:
+            run.invocation.stop_signal.interrupt()
+        if second == 20:
+            raise Over
+
+    with pytest.raises(Over):
+        asyncio.run(progress.plainly(run, lambda: second, sleep))
+    assert [at for at, _ in told] == [5], "once"
+    assert "stopping: waiting for" in told[0][1]
+    assert "(Ctrl-C again cancels them)" in told[0][1]
+
+
 class Stream:
     def __init__(self, tty: bool) -> None:
         self.tty = tty

@@ -95,10 +95,11 @@ def test_ctrl_c_finishes_what_is_in_flight_and_comes_out_as_keyboard_interrupt(
             await asyncio.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    options = agac.RunOptions(concurrency=2)
+    options, switch_seconds = agac.RunOptions(concurrency=2), sys.getswitchinterval()
     with pytest.raises(KeyboardInterrupt):
         around(lambda: agac.run("reviews", options, project=project.root, progress=interrupt))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sys.getswitchinterval() == switch_seconds
     (run,) = agac.status(project=project.root).runs
     assert run["last_invocation"]["exit_code"] == ExitCode.INTERRUPTED
     account = server.account()

@@ -340,3 +340,30 @@ def _is_planning(process: Process) -> bool:
     """Whether the input's file is open, or was read: the walk has begun."""
     files = [link.resolve() for link in Path(f"/proc/{process.pid}/fd").iterdir()]
     return any(file.name == "rows.jsonl" for file in files)
+
+
+COMPUTES = """
+import pathlib, sys
+
+def computes(row):
+    pathlib.Path(__file__).with_name("begun").touch()
+    while sys.getswitchinterval() > 0.001:
+        pass
+    return {"made": row["id"]}
+"""
+"""A function that computes until threads take turns more often than Python's own 5 ms."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_event_loop_have_its_turn_among_functions_that_compute(
+    number: signal.Signals, project: ProjectFolder
+) -> None:
+    project.write("functions.py", COMPUTES)
+    project.workflow(stages=[{"name": "made", "python": "functions.py:computes"}], rows=WIDE)
+    process = runs(project)
+    wait_until((project.root / "begun").exists, "functions that compute", process)
+    interrupt(process, number)
+    ran = ended(process)
+    assert ran.code == 130, ran.err
+    assert row_count(project) == WIDE, "their calls have ended, which only a shorter turn can do"
+    project.assert_sound()
