@@ -26,6 +26,7 @@ _TEXT = 3
 _CHARACTERS_COPIED = 64  # by one step
 _READ_AS_COPIED = 4  # steps in which a text is read for `contains` or a comparison, for one in which it is copied
 _ENTRY = 6  # of an object, besides its key and value
+_PATTERN_CHARACTER_MEASURED = 16  # by `pattern_size`, for each character
 _PATTERN_PART_COMPILED = 40
 _PATTERN_PARTS_READ = 8  # parts of a pattern times characters of the text, by one step
 _UNKNOWN_PATTERN = 2_000_000  # a pattern that the text of the guard does not hold: the library refuses larger ones
@@ -290,8 +291,9 @@ class CostMeter:
         characters = self._total(node, text, loop) * _CHARACTERS_COPIED
         if not isinstance(pattern, _Known):
             return _UNKNOWN_PATTERN * loop.times + characters
-        self._charge(node, sum(len(one) for one in pattern.values.items if isinstance(one, str)))
-        sizes = [pattern_size(one) for one in pattern.values.items if isinstance(one, str)]
+        texts = [one for one in pattern.values.items if isinstance(one, str)]
+        self._charge(node, _PATTERN_CHARACTER_MEASURED * sum(map(len, texts)))
+        sizes = [pattern_size(one) for one in texts]
         compiled = max((size.compiled for size in sizes), default=0)
         read = max((size.parts for size in sizes), default=0)
         return compiled * _PATTERN_PART_COMPILED * loop.times + characters * read // _PATTERN_PARTS_READ

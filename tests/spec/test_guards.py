@@ -13,7 +13,7 @@ from support.soak import campaign
 from agac.core.errors import Where
 from agac.spec.cel import Chain, parse, shown
 from agac.spec.guard_checks import FUNCTIONS, MAX_LENGTH, GuardScope
-from agac.spec.guard_cost import MAX_STEPS, CostMeter, pattern_size, plain_room, weight_of
+from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, pattern_size, plain_room, weight_of
 from agac.spec.guards import STORED, Evaluator, Guard, GuardFailed, compile_guard
 from agac.spec.json_schema import TEXT
 
@@ -545,6 +545,16 @@ def test_a_row_for_which_a_guard_takes_too_long_fails_with_the_reason(text: str,
         Evaluator(guard_of(text)).test(row)
     assert f"{TOO_LONG}: {why}" in str(failed.value)
     assert str(failed.value).endswith("macros inside one another, or compute it in a python stage")
+
+
+def test_patterns_are_not_even_measured_where_that_alone_takes_too_many_steps() -> None:
+    """What refuses a guard may take no longer than what it allows."""
+    guard = guard_of("ps.exists(p, 'a'.matches(p))")
+    patterns = ["z" * 1_000] * 800  # each is refused only after it was measured: 0.4 s for all of them
+    meter = CostMeter({"ps": patterns})
+    with pytest.raises(TooManySteps):
+        meter.count(parse(guard.text))
+    assert meter.steps < MAX_STEPS + 16 * 800_000
 
 
 def test_ordinary_lists_are_no_matter() -> None:
