@@ -158,8 +158,10 @@ class McpServers:
                 session.retire()
 
     async def aclose(self) -> None:
-        """Every session ends, and every process."""
-        await asyncio.gather(*(session.close() for session in list(self._all)))
+        """Every session ends, and every process: soon, where a Ctrl-C has cancelled the task that waits."""
+        task = asyncio.current_task()
+        hurried = task is not None and task.cancelling() > 0
+        await asyncio.gather(*(session.close(hurried=hurried) for session in list(self._all)))
         if self._guard is not None:
             await asyncio.to_thread(self._guard.communicate)
 

@@ -32,6 +32,7 @@ from agac.tools.tool_functions import SessionGone, ToolFailed
 MAX_BYTES, MAX_TOOLS = 8_000_000, 1_000  # of a server's message, of which no more is held; and tools that it may list
 LOG_BYTES = 100_000  # of what a session writes besides messages; what follows is read and thrown away
 END_S, LISTEN_S = 2.0, 5.0  # for a process to end, after its input and SIGTERM each; to ask a server to tell of changes
+HURRIED_S = 0.2  # in place of END_S after a Ctrl-C
 _TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are read"
 _UNREACHED, _UNSENT = -32099, -32098  # codes of errors that HTTP gave, and not the server; the request was not sent
 _CHUNK = 1 << 16
@@ -57,6 +58,7 @@ class McpSession:
         self._name, self._reached, self._watch = name, reached, watch
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._client.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._patience = END_S
         self._end, self._clean = asyncio.Event(), Redactor(reached.secrets).clean
         self._said, self._logged = deque[str](maxlen=5), 0
         self.task = asyncio.get_running_loop().create_task(self._own())
@@ -68,14 +70,16 @@ class McpSession:
         except TimeoutError:
             raise SessionGone(f"it did not answer within {seconds:g} s", sent=False) from None
 
-    async def close(self) -> None:
-        """Ends the session, and its process."""
+    async def close(self, *, hurried: bool = False) -> None:
+        """Ends the session, and its process, which has less time to end by itself when `hurried`."""
+        if hurried:
+            self._patience = HURRIED_S
         self.gone = self.gone or "it was closed"
         self._end.set()
         if self._client.done():
-            await asyncio.wait([self.task], timeout=4 * END_S)
+            await asyncio.wait([self.task], timeout=4 * self._patience)
         self.task.cancel()
-        await asyncio.wait([self.task], timeout=4 * END_S)
+        await asyncio.wait([self.task], timeout=4 * self._patience)
 
     def retire(self) -> None:
         """No new calls; those that are under way go on."""
@@ -201,7 +205,7 @@ class McpSession:
                     yield received, sent
                 finally:
                     with anyio.CancelScope(shield=True):
-                        await _ended(process)
+                        await _ended(process, self._patience)
                     self._watch(-process.pid)
                     group.cancel_scope.cancel()
         finally:
@@ -264,8 +268,9 @@ class McpSession:
                 _log.warning("%s: it writes more than %s kB; the rest is not logged", self._name, LOG_BYTES // 1000)
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Closes its input, then ends it with all that it started. `wait` would wait for whoever has its pipes, too."""
+async def _ended(process: asyncio.subprocess.Process, patience: float) -> None:
+    """Closes its input, then ends it with all that it started, after so many seconds of `patience` each. `wait` would
+    wait for whoever has its pipes, too."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (0, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
@@ -274,7 +279,7 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number) if hasattr(os, "killpg") else process.kill()
         with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(patience):
                 while process.returncode is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
 
