@@ -227,7 +227,10 @@ def run_lines(snapshot: Snapshot, rates: dict[str, float], style: LineStyle, max
         notes.append(waits_text(snapshot.waits))
     if snapshot.stopping:
         calls = counted(snapshot.in_flight, "call")
-        notes.append(f"stopping: waiting for {calls} in flight (Ctrl-C again cancels them)")
+        waits = f"{calls} in flight (Ctrl-C again cancels them)"
+        if not snapshot.in_flight:  # a batch that is being submitted, a server of tools that is to end
+            waits = "what was begun (Ctrl-C again ends it)"
+        notes.append(f"stopping: waiting for {waits}")
     if snapshot.elapsed is not None and snapshot.elapsed >= SHOWN_ELAPSED:
         notes.append(f"elapsed {duration(snapshot.elapsed)}")
     room = None if max_lines is None else max(1, max_lines - len(notes))
