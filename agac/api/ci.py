@@ -255,25 +255,22 @@ async def check_change(
     try:
         found = await _found(opened, event, version)
     except Exception as error:  # noqa: BLE001 - findings are written whatever a file does
-        problem = _problem_of(error, version.ref)
-        found = Findings(project=_place(opened.state), head=event.head, untrusted=untrusted, problems=[problem])
+        found = failed_findings(event, error, untrusted=untrusted, project=opened.state, where=version.ref)
     return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
 
 
 def failed_findings(
-    event: Event, error: AgacError, *, untrusted: bool = False, project: Path | str | None = None
-) -> Findings:
-    """The findings of a change that could not be looked at, so that another job has something to say."""
+    event: Event, error: Exception, *, untrusted: bool = False, project: Path | str | None = None,
+    where: str = "agac ci",
+) -> Findings:  # fmt: skip
+    """The findings of a change that could not be looked at, so that another job has something to say. `where` stands
+    before what was wrong."""
     try:
         place = _place(project_root(project))
     except UsageError:  # there is no project
         place = "."
-    problem = _problem_of(error, "agac ci")
+    problem = Problem(Where(where), _in_words(error)) if isinstance(error, AgacError) else bug_problem(error, where)
     return Findings(project=place, head=event.head, untrusted=untrusted or event.foreign, problems=[problem])
-
-
-def _problem_of(error: Exception, where: str) -> Problem:
-    return Problem(Where(where), _in_words(error)) if isinstance(error, AgacError) else bug_problem(error, where)
 
 
 async def _found(opened: Project, event: Event, version: Version) -> Findings:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import zstandard
 from support.machines import Machine, edit
+from support.packs import answer
 from support.server import Server
 from support.shards import Sharded
 
@@ -289,14 +290,6 @@ async def test_small_entries_are_small(folder: ShardFolder) -> None:
 
 
 # Packs of answers.
-
-
-def answer(**keys: Any) -> PackedAnswer:
-    given = {
-        "fingerprint": b"f" * 16, "value": '"text"', "at": 1000.0, "how": "", "provider": "local", "base_url": "u",
-        "model": "m", "input_tokens": 1, "output_tokens": None, "cost": 0.5, "writer": "ci",
-    }  # fmt: skip
-    return PackedAnswer(**{**given, **keys})
 
 
 def read(content: bytes) -> list[PackedAnswer]:

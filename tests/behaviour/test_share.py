@@ -14,6 +14,7 @@ import pytest
 import yaml
 import zstandard
 from support.buckets import bucket
+from support.packs import answer
 from support.project import ProjectFolder, python
 from support.server import Server
 
@@ -244,14 +245,6 @@ def test_places_that_are_no_remote(team: Team) -> None:
 
 
 # Packs that were tampered with.
-
-
-def answer(**keys: Any) -> PackedAnswer:
-    given = {
-        "fingerprint": b"f" * 16, "value": '"text"', "at": 1000.0, "how": "", "provider": "local", "base_url": "u",
-        "model": "m", "input_tokens": 1, "output_tokens": None, "cost": 0.5, "writer": "ci",
-    }  # fmt: skip
-    return PackedAnswer(**{**given, **keys})
 
 
 def read(content: bytes, name: str | None = None) -> list[PackedAnswer]:
