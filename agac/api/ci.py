@@ -32,7 +32,7 @@ from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
-from agac.spec.paths import Unusable, project_root
+from agac.spec.paths import STORE, Unusable, project_root
 from agac.spec.project_files import MAX_RECORDED, files_in, read_bytes
 from agac.spec.python_code import FunctionRef
 from agac.spec.test_files import FOLDER, WorkflowCase, case_files, find_cases
@@ -167,7 +167,8 @@ def _bounded(version: Version | None) -> Version | None:
 
 class Findings(Figures):
     """What a change does to the workflows of a `project` (its folder in the repository), `against` a version before:
-    `agac-pr.json`. `notes` say what was left out and why; `max_usd` is the cap of the version before."""
+    `agac-pr.json`. `beside` is what it changes outside of workflows. `notes` say what was left out and why;
+    `max_usd` is the cap of the version before."""
 
     format: Literal[1] = 1
     agac: str = __version__
@@ -179,6 +180,7 @@ class Findings(Figures):
     problems: list[Problem] = []
     lint: list[LintFinding] = []
     tests: list[CaseResult] = []
+    beside: list[Change] = []
     notes: list[str] = []
     max_usd: float | None = None
 
@@ -205,7 +207,7 @@ class Findings(Figures):
     @property
     def quiet(self) -> bool:
         """Whether there is nothing that a reviewer has to know."""
-        return not (self.workflows or self.tests or self.told("error"))
+        return not (self.workflows or self.beside or self.tests or self.told("error"))
 
     @property
     def exit_code(self) -> ExitCode:
@@ -275,6 +277,11 @@ def failed_findings(
 
 async def _found(opened: Project, event: Event, version: Version) -> Findings:
     """What the change does, beside a version before."""
+    wrong, variables = _kept_in_git(opened, version)
+    if wrong:
+        return Findings(
+            project=_place(opened.state), head=event.head, against=version, untrusted=opened.untrusted, problems=wrong
+        )
     with ExitStack() as stack:
         notes, earlier = [_FOREIGN] if opened.untrusted else list[str](), None
         try:
@@ -282,7 +289,7 @@ async def _found(opened: Project, event: Event, version: Version) -> Findings:
         except UsageError as error:
             notes.append(f"There is no version to compare with, so that all is new: {_in_words(error)}")
         change = _Change(opened, earlier, notes)
-        report = await differences(opened, earlier, version, opened.spec.file.ci.workflows, plans=False)
+        report = await differences(opened, earlier, version, _looked_at(opened, earlier), plans=False)
         whole = not any_error(report.problems)
         sound = [one.workflow for one in report.workflows if one.sound] if whole else []
         await change.pull(sound)
@@ -293,8 +300,40 @@ async def _found(opened: Project, event: Event, version: Version) -> Findings:
         return Findings(
             project=_place(opened.state), head=event.head, against=version, untrusted=opened.untrusted,
             workflows=workflows, problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests,
-            notes=notes, max_usd=(earlier or opened).spec.file.ci.max_usd,
+            notes=notes, max_usd=(earlier or opened).spec.file.ci.max_usd, beside=[*report.beside, *variables],
         )  # fmt: skip
+
+
+def _looked_at(opened: Project, earlier: Project | None) -> list[str]:
+    """The workflows that either version says: a change takes none away from its own review. Empty: all."""
+    named = [one.spec.file.ci.workflows for one in (opened, earlier) if one is not None]
+    return list(dict.fromkeys(name for names in named for name in names)) if all(named) else []
+
+
+_STATE_IN_GIT = (
+    "the change brings files into the folder in which agac keeps its answers, and plans would count them; remove them "
+    "(`git rm -r --cached {0}`), and name the folder in .gitignore"
+)
+
+
+def _kept_in_git(opened: Project, version: Version) -> tuple[list[Problem], list[Change]]:
+    """What the change brings into agac's folder, and how its environment file differs, of which no value is told."""
+    try:
+        repository = Repository.of(opened.state, os.environ)
+    except UsageError:  # there is none: another folder is compared with
+        return [], []
+    before = repository.at_top(version.commit) if version.commit else {}
+    now = repository.at_top("HEAD")
+    problems, changes = list[Problem](), list[Change]()
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) == now.get(name):
+            continue
+        if name.casefold() == STORE.parts[0] and name in now:
+            problems.append(Problem(Where(name), _STATE_IN_GIT.format(name)))
+        if name.casefold() == ".env":
+            how = "gone" if name not in now else "changed" if name in before else "new"
+            changes.append(Change(f"{name}, with variables for all commands, is {how}", "gone"))
+    return problems, changes
 
 
 def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:

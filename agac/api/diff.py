@@ -23,17 +23,21 @@ from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, a
 from agac.core.types import Moment, Report
 from agac.engine.estimate import PlanReport
 from agac.engine.invocation import Scope
-from agac.plan.changes import Change, changes_of
+from agac.plan.changes import Change, changes_of, settings_changes
 from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.inputs import DATABASES, SUFFIXES, suffix_of
 from agac.spec.json_schema import compiled, schema_cost
-from agac.spec.paths import PROJECT_FILE, matches
+from agac.spec.paths import PROJECT_FILE, Unusable, matches
+from agac.spec.project_files import read_text
 from agac.spec.schema_errors import TOO_MANY, some_errors
-from agac.spec.test_files import FOLDER
+from agac.spec.test_files import FOLDER, case_files
 from agac.spec.workflow import Overrides, Workflow
 from agac.store.db import open_for_reading
+
+_SETTINGS = {"providers", "aliases", "paths", "tools", "mcp", "remote", "executor", "lint", "ci"}
+"""Keys of agac.yml that are no part of a workflow's definition: who is asked, what is started, where answers go."""
 
 _OF_ROWS = (SUFFIXES.keys() - {".json", ".txt"}) | DATABASES
 """Suffixes of files that hold rows, if anything: of another version those alone are read that a workflow names."""
@@ -188,15 +192,17 @@ class WorkflowDiff(Report):
 
 @dataclass(frozen=True, slots=True)
 class DiffReport(Report):
-    """The workflows that differ from those of the version `against`, and the names of those that do not."""
+    """The workflows that differ from those of the version `against`, and the names of those that do not; what differs
+    outside of workflows (`beside`): settings of agac.yml, and tests that changed or are gone."""
 
     JSON_KEYS = ("ok", "against", "valid=all.valid", "least=all.least", "most=all.most", "usd=all.usd", "workflows",
-                 "unchanged", "problems")  # fmt: skip
+                 "unchanged", "problems", "beside")  # fmt: skip
 
     against: Version
     workflows: list[WorkflowDiff]
     unchanged: list[str]
     problems: list[Problem]
+    beside: list[Change]
 
     @property
     def all(self) -> PlanReport:
@@ -240,7 +246,38 @@ async def differences(
         found += [one] if one else []
         unchanged += [] if one else [name]
     told = [one for one in (earlier.problems if earlier else []) if one.severity == "warning"]
-    return DiffReport(version, found, unchanged, [*opened.problems, *told])
+    beside = list(settings_changes(_settings(earlier), _settings(opened)))
+    beside += _test_changes(earlier, opened) if earlier else []
+    return DiffReport(version, found, unchanged, [*opened.problems, *told], beside)
+
+
+def _settings(project: Project | None) -> dict[str, Any]:
+    """What agac.yml says that no workflow shows."""
+    return project.spec.file.model_dump(mode="json", include=_SETTINGS, exclude_unset=True) if project else {}
+
+
+def _test_changes(earlier: Project, opened: Project) -> Iterator[Change]:
+    """Files of tests that the version before has, and that are other ones now, or gone."""
+    was, now = _test_files(earlier), _test_files(opened)
+    for path, content in was.items():
+        if path not in now:
+            yield Change(f"test {path} is gone", "gone")
+        elif now[path] != content:
+            yield Change(f"test {path}", "test", None, content, now[path])
+
+
+def _test_files(project: Project) -> dict[str, str]:
+    """What the files of tests hold, by their paths; of one that cannot be read why. Nothing where their folder
+    leads out of the project: that is said as a problem of the tests."""
+    found = dict[str, str]()
+    with suppress(Unusable):
+        for file in case_files(project.spec):
+            path = file.relative_to(project.root).as_posix()
+            try:
+                found[path] = read_text(file, path, project.root)
+            except Unusable as error:
+                found[path] = str(error.problem)
+    return found
 
 
 async def _workflow_diff(

@@ -19,8 +19,9 @@ from agac.engine.estimate import summed
 
 if TYPE_CHECKING:
     from agac.api.ci import Findings, WorkflowFindings
-    from agac.api.diff import DiffReport
+    from agac.api.diff import DiffReport, WorkflowDiff
     from agac.api.workflow_tests import CaseResult
+    from agac.plan.changes import Change
 
 
 def code(text: str) -> str:
@@ -86,8 +87,11 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     problems = [*report.problems, *(problem for one in report.workflows for problem in one.problems)]
     for lines in (_problems(problems), _cost_table(report.workflows)):
         yield from ("", *lines) if lines else ()
+    if report.beside:
+        yield from ("", "**Outside of workflows**", "", *_changes(report.beside))
     for one in report.workflows:
-        yield from ("", *fold(f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}", _changes(one)))
+        said = f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}"
+        yield from ("", *fold(said, _workflow_changes(one)))
     yield from ("", f"<sub>Compared with {escaped(figures.version_words(report.against))}.</sub>")
 
 
@@ -151,6 +155,7 @@ def comment_text(found: Findings) -> str:
     costs, failures = _cost_table(found.workflows), _failures(found.tests)
     sections = [
         _Section("error", _problems(found.told("error")), opened=100),
+        _Section("change outside of workflows", _changes(found.beside), ["**Outside of workflows**", ""], opened=50),
         _Section("stage", costs[2:], costs[:2]),
         _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
         _Section("failure", failures[2:], failures[:2]),
@@ -170,6 +175,7 @@ def comment_text(found: Findings) -> str:
 def _headline(found: Findings) -> str:
     parts = [f"**{counted(len(errors), 'error')}**"] if (errors := found.told("error")) else []
     parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
+    parts += [f"**{counted(len(found.beside), 'change')} outside of workflows**"] if found.beside else []
     if any(one.plan for one in found.workflows):
         more = summed(one.usd_more for one in found.workflows if one.plan)
         delta = f" ({'-' if more < 0 else '+'}{dollars(abs(more))})" if more and round(more, 4) else ""
@@ -191,25 +197,30 @@ def _workflow(found: WorkflowFindings) -> Iterator[str]:
     words += [figures.counts_words(found.plan)] if found.plan else []
     words += [f"breaking for {breaks}"] if (breaks := _breaks([found])) else []
     said = cropped("; ".join(words), 500)
-    yield from fold(said, _changes(found)) if changes else [escaped(said)]
+    yield from fold(said, _workflow_changes(found)) if changes else [escaped(said)]
 
 
 def _breaks(found: Iterable[WorkflowFindings]) -> str:
     return cropped(", ".join(dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)), 200)
 
 
-def _changes(found: Any) -> list[str]:
-    """A line for each change of a workflow, as far as there is room."""
+def _workflow_changes(found: WorkflowFindings | WorkflowDiff) -> list[str]:
+    """The changes of a workflow, and how well its plans came true."""
+    error = found.plan.past_error if found.plan else None
+    more = ["", terminal.sentence(figures.past_error_words(error))] if error else []
+    return [*_changes(found.changes), *more]
+
+
+def _changes(found: Sequence[Change]) -> list[str]:
+    """A line for each change, as far as there is room."""
     lines, room = list[str](), _MOST_FOLD
-    for one in found.changes:
+    for one in found:
         text = figures.change_words(one, as_markdown, escaped, _MOST_TEXT)
         text = text if len(text) < _MOST_CHANGE else f"{escaped(cropped(one.text, 200))} (too long to be shown)"
         lines.append("- " + text.rstrip().replace("\n", "<br>\n  "))
         room -= len(lines[-1])
         if room < 0:
-            return [*lines[:-1], "", f"*{counted(len(found.changes) - len(lines) + 1, 'more change')}: {_REST}.*"]
-    if found.plan and found.plan.past_error:
-        lines += ["", terminal.sentence(figures.past_error_words(found.plan.past_error))]
+            return [*lines[:-1], "", f"*{counted(len(found) - len(lines) + 1, 'more change')}: {_REST}.*"]
     return lines
 
 

@@ -286,6 +286,10 @@ def evaluation_lines(report: Evaluation) -> Iterator[str]:
 def diff_lines(report: DiffReport) -> Iterator[str]:
     yield f"Compared with {version_words(report.against)}"
     yield from map(str, report.problems)
+    if report.beside:
+        yield from ("", "Outside of workflows")
+        texts = [change_words(change, as_text, plain) for change in report.beside]
+        yield from (f"  {line}" for text in texts for line in plain(text).splitlines())
     for one in report.workflows:
         yield from ("", f"{one.workflow}: {one.how}")
         lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]

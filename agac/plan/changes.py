@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agac.core.errors import key_path
 from agac.core.types import JSONValue, Report
 from agac.plan.diff import differing
 from agac.plan.stage import recorded_stages
@@ -81,6 +82,15 @@ def changes_of(before: Body, after: Body) -> list[Change]:
 
 def _values(old: Body, new: Body) -> list[tuple[str, Any, Any]]:
     return [(key, old.get(key), new.get(key)) for key in differing(old, new)]
+
+
+def settings_changes(before: Body, after: Body, way: tuple[str, ...] = ()) -> Iterator[Change]:
+    """How settings of agac.yml differ, each told by its path: `providers.local.base_url: a → b`."""
+    for key, was, now in _values(before, after):
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            yield from settings_changes(was, now, (*way, key))
+        else:
+            yield Change(f"{key_path((*way, key))}: {_shown(was)} → {_shown(now)}", "settings", None, was, now)
 
 
 def _shown(value: Any) -> str:

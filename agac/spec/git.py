@@ -228,6 +228,13 @@ class Repository:
                 entries.append(entry)
         return entries
 
+    def at_top(self, commit: str) -> dict[str, str]:
+        """The names that a commit has in the project's folder, agac's state included, and what stands for the content
+        of each."""
+        text = self.git.ask("ls-tree", "-z", "--full-tree", f"{commit}:{self.prefix}") or ""
+        lines = (line.partition("\t") for line in text.split("\0")[:-1])
+        return {path: header for header, _, path in lines}
+
     def write(self, entries: Sequence[Entry], folder: Path) -> list[str]:
         """Writes files of a commit below a folder, as they are stored: links last. Gives those whose content is in git
         LFS, and elsewhere: they are not written. Raises UsageError for a clone that lacks one, and for a file that

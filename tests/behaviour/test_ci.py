@@ -15,7 +15,7 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.repository import Git, committed
 from support.server import Faulty, Server
 
-from agac.api.ci import Event, check_change, event_of, read_findings
+from agac.api.ci import Event, Findings, check_change, event_of, read_findings
 from agac.cli.markdown import MOST, comment_text
 from agac.core.errors import UsageError
 
@@ -172,6 +172,85 @@ def test_nothing_of_a_fork_is_believed(hostile: ProjectFolder) -> None:
     assert "ci.max_usd" not in ended.out, "a change does not set its own limit"
     assert not (hostile.root / "remote").exists()
     assert ci(hostile, 0, "--untrusted", "--event", "pull-request").out.count("were not run") == 1
+
+
+def of_change(project: ProjectFolder, **keys: Any) -> tuple[Findings, str]:
+    """What is found in the last commit, which another repository made, and its comment."""
+    Git(project.root).commit()
+    found = check_change(Event("pull-request"), untrusted=True, project=project.root, **keys)
+    return found, comment_text(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"providers": {"local": {"base_url": "http://127.0.0.1:9/v1"}}}, "providers.local.base_url: "),
+        ({"providers": {"local": {"prices": {"small": {"input": 0}}}}}, "prices.small.input: 1.0 → 0.0"),
+        ({"mcp": {"docs": {"target": "server --new"}}}, 'mcp: none → {"docs": {"target": "server --new"}}'),
+        ({"remote": {"url": "s3://another/place", "push": "auto"}}, "remote: none → "),
+        ({"executor": {"ray": "ray://cluster.example:1"}}, "executor: none → "),
+        ({"lint": {"ignore": ["invisible-character"]}}, "lint: none → "),
+        ({"ci": {"max_usd": 1000}}, 'ci: none → {"max_usd": 1000.0}'),
+    ],
+)
+def test_a_setting_that_no_workflow_shows_is_told(ran: ProjectFolder, settings: dict[str, Any], said: str) -> None:
+    ran.write("agac.yml", yaml.safe_dump(merged(yaml.safe_load((ran.root / "agac.yml").read_text()), settings)))
+    found, text = of_change(ran)
+    (change,) = found.beside
+    assert said in change.text
+    assert (found.workflows, found.quiet) == ([], False)
+    assert "**1 change outside of workflows**" in text.splitlines()[1]
+    assert "- " + change.text.split(".")[0].split(":")[0] in text.split("**Outside of workflows**")[1]
+    assert f"  {change.text}" in ran.agac("diff", code=0).out.splitlines()
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """A mapping with the keys of another one in it, at any depth."""
+    both = dict(one)
+    for key, value in other.items():
+        inner = both.get(key)
+        both[key] = merged(inner, value) if isinstance(value, dict) and isinstance(inner, dict) else value
+    return both
+
+
+def test_a_change_takes_no_workflow_out_of_its_own_review(ran: ProjectFolder) -> None:
+    ran.workflow("other", stages=STAGES[:1])
+    Git(ran.root).commit()
+    ran.workflow(stages=CHANGED)
+    ran.write("agac.yml", (ran.root / "agac.yml").read_text() + "ci: {workflows: [other]}\n")
+    assert {one.workflow for one in of_change(ran)[0].workflows} == {"other", "reviews"}
+    Git(ran.root)("branch", "-f", "main", "HEAD")
+    ran.workflow(stages=STAGES)
+    ran.workflow("other", stages=CHANGED)
+    assert [one.workflow for one in of_change(ran)[0].workflows] == ["other"], "main says that no other is looked at"
+
+
+def test_a_test_that_changed_or_is_gone_is_told(ran: ProjectFolder) -> None:
+    ran.write("tests/workflows/reviews.yml", TEST + "expect: {rows: {done: 1}}\n")
+    found, text = of_change(ran)
+    assert [one.text for one in found.beside] == ["test tests/workflows/reviews.yml"]
+    assert "expect: \\{rows" in text
+    (ran.root / "tests/workflows/reviews.yml").unlink()
+    found, text = of_change(ran)
+    assert ([one.text for one in found.beside], found.tests) == (["test tests/workflows/reviews.yml is gone"], [])
+    assert "reviews.yml is gone" in text
+
+
+def test_answers_that_a_change_brings_are_refused(ran: ProjectFolder) -> None:
+    ran.workflow(stages=CHANGED)
+    ran.run("reviews")
+    ran.write(".gitignore", "/output/\n")
+    found, text = of_change(ran)
+    assert (found.exit_code, found.workflows) == (2, [])
+    assert "the change brings files into the folder in which agac keeps its answers" in text
+    assert "git rm -r --cached .agac" in found.problems[0].message
+
+
+def test_an_environment_file_of_a_change_is_told_without_its_values(ran: ProjectFolder) -> None:
+    ran.write(".env", "SOME_NAME=the-value-of-it\n")
+    found, text = of_change(ran)
+    assert [one.text for one in found.beside] == [".env, with variables for all commands, is new"]
+    assert "the-value-of-it" not in text + found.model_dump_json()
 
 
 def test_one_file_that_cannot_be_used_never_ends_the_others(ran: ProjectFolder, tmp_path: Path) -> None:
