@@ -43,10 +43,20 @@ from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
 from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
-from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
+from agac.spec.inputs import (
+    DATABASES,
+    DELIMITED,
+    INPUTS,
+    SCHEME,
+    format_of,
+    free_input,
+    matching_files,
+    suffix_of,
+    unused_keys,
+)
 from agac.spec.loader import load_project
 from agac.spec.models import WorkflowFile
-from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, matching, project_root
+from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, project_root
 from agac.spec.project_files import real_path
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import FOLDER as TESTS
@@ -270,7 +280,7 @@ def show_data(
                 if len(first) < rows:
                     first.append(record.data)
         complete = looked_at < look_at or next(records, None) is None
-        found = matching(ready.path, ready.patterns, ready.skipped) if ready.patterns else [""]
+        found = matching_files(ready) if ready.patterns else [""]
         files = [ready.path / relative for relative in found]
         size = sum(path.stat().st_size for path in files if path.is_file())
     return DataReport(

@@ -17,7 +17,7 @@ from agac.spec.file_model import FileModel, NonEmpty, key
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.loader import checked_file, find_workflow
 from agac.spec.output_schema import load_schema
-from agac.spec.paths import YAML_SUFFIXES, Refused, Unusable, existing_file, inside, is_there
+from agac.spec.paths import YAML_SUFFIXES, Refused, Unusable, existing_file, inside, is_there, secret_kind
 from agac.spec.project_files import files_in, real_path
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
 from agac.spec.yaml import Document, read_yaml
@@ -152,6 +152,8 @@ def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[P
     try:
         workflow = find_workflow(project, workflow).stem
         given = inside(project.root, file.rows) if isinstance(file.rows, str) else file.rows
+        if isinstance(given, Path) and (why := secret_kind(given, project.root)) is not None:
+            raise Refused(f"{file.rows!r} {why}, and is not read as rows; name another file")
         if isinstance(given, Path) and given.exists() and not given.is_file():
             raise Refused(f"{file.rows!r} is not a file; name a file with rows, or write the rows here")
         if isinstance(given, Path) and not given.exists():

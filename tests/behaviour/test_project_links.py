@@ -14,6 +14,7 @@ from support.server import Server
 from test_completion import completed
 
 import agac
+from agac.api.ci import Event, check_change
 from agac.api.graph import workflow_view
 from agac.core.errors import UsageError
 from agac.spec.agent_cards import chosen_card
@@ -269,3 +270,29 @@ def test_a_folder_called_env_is_a_virtual_environment(project: ProjectFolder) ->
     project.workflow(rows=1)
     (project.root / ".env").mkdir()
     project.agac("validate", code=0)
+
+
+@pytest.mark.parametrize("secret", [".env", "team.env", ".git/notes.csv", ".agac/state.csv"])
+@pytest.mark.parametrize("named", ["itself", "a link", "a pattern", "a pattern of links", "rows of a test"])
+def test_no_rows_are_read_of_what_may_hold_secrets(project: ProjectFolder, secret: str, named: str) -> None:
+    committed(project)
+    project.write(secret, "id,text\n1,value-of-the-secret\n")
+    (project.root / "data").mkdir(exist_ok=True)
+    path = secret
+    if named in ("a link", "a pattern of links"):
+        path = "data/link.csv"
+        (project.root / path).symlink_to(f"../{secret}")
+    if named.startswith("a pattern"):
+        path = f"{path[:-1]}?"
+    project.numbered(1)
+    if named == "rows of a test":
+        project.workflow()
+        project.write("tests/workflows/reviews.yml", f"rows: {path}\nexpect: {{each: ['row.text == \"\"']}}\n")
+    else:
+        project.workflow(path=path, input={"format": "csv"})
+    Git(project.root).commit()
+    findings = check_change(Event("pull-request"), project=project.root, untrusted=True)
+    assert findings.exit_code == 2
+    assert "value-of-the-secret" not in findings.model_dump_json()
+    said = " ".join(one.message for one in findings.told("error"))
+    assert "is not read as rows" in said or "agac's own files" in said
