@@ -327,17 +327,26 @@ def alias_problem(name: str, providers: Mapping[str, Provider]) -> str | None:
     return None
 
 
-def _read(text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]) -> _Reading:
+_MOST_ALIASES = 20
+"""Short names that may lead to one another; more are a mistake, and each would be read again for each of the others."""
+
+
+def _read(
+    text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str], left: int = _MOST_ALIASES
+) -> _Reading:
+    """The string taken apart, with what `left` short names at most lead to."""
     address, question, query = text.partition("?")
     address = address.strip()
     read = _read_query(query) if question else _Reading()
     if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
+        if not left:
+            return _Reading(messages=[f"more than {_MOST_ALIASES} short names lead to one another; name the model"])
         name, colon, route = address.partition(":")
         own = aliases.get(name)
         target = ALIASES[name] if own is None else own
         # without itself, so that a project may give a known name to something else, and no circle is endless
         others = {} if own is None else {key: value for key, value in aliases.items() if key != name}
-        base = _read(target, providers, others)
+        base = _read(target, providers, others, left - 1)
         messages = [f"'{name}' means {target}: {message}" for message in base.messages] + read.messages
         if colon and not base.messages:
             if not route:

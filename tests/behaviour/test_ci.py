@@ -236,6 +236,15 @@ def test_a_test_that_changed_or_is_gone_is_told(ran: ProjectFolder) -> None:
     assert "reviews.yml is gone" in text
 
 
+def test_short_names_that_lead_to_one_another_are_bounded(ran: ProjectFolder) -> None:
+    names = {f"name{n}": f"name{n + 1}" for n in range(30)} | {"name30": "local/small", "short": "name12"}
+    ran.write("agac.yml", (ran.root / "agac.yml").read_text() + yaml.safe_dump({"aliases": names}))
+    found, _ = of_change(ran)
+    problems = {one.where.path: one.message for one in found.problems}
+    assert problems["aliases.name0"].endswith("more than 20 short names lead to one another; name the model")
+    assert "aliases.short" not in problems
+
+
 def test_answers_that_a_change_brings_are_refused(ran: ProjectFolder) -> None:
     ran.workflow(stages=CHANGED)
     ran.run("reviews")
