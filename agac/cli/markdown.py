@@ -6,7 +6,7 @@ import html
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -123,6 +123,7 @@ def plan_lines(report: Any) -> Iterator[str]:
 
 MOST = 60_000  # characters of a comment; forges take 65,536
 _MOST_TEXT, _MOST_CHANGE, _MOST_FOLD = 4_000, 10_000, 20_000  # of a text that changed, of a change, of a workflow
+_MOST_SETTING = 600  # cells
 _REST = "`agac-pr.json`, which the job keeps, has all"
 
 
@@ -215,6 +216,8 @@ def _changes(found: Sequence[Change]) -> list[str]:
     """A line for each change, as far as there is room."""
     lines, room = list[str](), _MOST_FOLD
     for one in found:
+        if one.what == "settings":  # a long one leaves room for the others
+            one = replace(one, text=cropped(one.text, _MOST_SETTING))
         text = figures.change_words(one, as_markdown, escaped, _MOST_TEXT)
         text = text if len(text) < _MOST_CHANGE else f"{escaped(cropped(one.text, 200))} (too long to be shown)"
         lines.append("- " + text.rstrip().replace("\n", "<br>\n  "))

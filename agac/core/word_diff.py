@@ -113,15 +113,19 @@ def value_diff(
     before: Any, now: Any, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
 ) -> str:
     """Two JSON values: of texts with several words, and of long lists and objects, the words that differ; others as
-    `before → now`. `most`: of each so many characters only, from shortly before the first that differs."""
+    `before → now`. `most`: of each so many characters only, from shortly before the first that differs; it is said how
+    many of `now`, or of `before` where that has more, come after them."""
     texts = [one if isinstance(one, str) else "none" if one is None else json.dumps(one) for one in (before, now)]
+    more = ""
     if most is not None and max(map(len, texts)) > most:
         start = max(0, sum(1 for _ in takewhile(bool, map(eq, *texts))) - _AROUND)
+        left = max(len(one) - start - most for one in texts)
+        more = f" ({left:,} more characters are not compared here)" if left > 0 else ""
         texts = [one[start : start + most] for one in texts]
     wordy = isinstance(before, str) and isinstance(now, str) and " " in before + now
     if wordy or (isinstance(now, list | dict) and before is not None and max(map(len, texts)) > 100):
-        return differing(word_diff(*texts))
-    return shown(" → ".join(cropped(exposed(one), _SHORT) for one in _from_difference(texts)))
+        return differing(word_diff(*texts)) + shown(more)
+    return shown(" → ".join(cropped(exposed(one), _SHORT) for one in _from_difference(texts)) + more)
 
 
 _SHORT = 100

@@ -213,6 +213,23 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+def test_a_long_setting_leaves_room_for_the_others(ran: ProjectFolder) -> None:
+    servers = {f"s{n}": {"target": f"server {'x' * 9_000}"} for n in range(10)}
+    added = {"mcp": servers, "providers": {"local": {"base_url": "http://127.0.0.1:9/v1"}}}
+    ran.write("agac.yml", yaml.safe_dump(merged(yaml.safe_load((ran.root / "agac.yml").read_text()), added)))
+    assert "127.0.0.1:9/v1" in of_change(ran)[1].replace("\u2060", "")
+
+
+def test_a_comparison_that_is_cut_says_how_much_is_left(ran: ProjectFolder) -> None:
+    for word in ("word", "term"):
+        Git(ran.root)("branch", "-f", "main", "HEAD")
+        ran.workflow(stages=[STAGES[0], {**STAGES[1], "prompt": f"{f'{word} ' * 3_000}${{text}} the end"}])
+        found, text = of_change(ran)
+    assert "the end" not in text
+    assert re.search(r"\(11,0\d\d more characters are not compared here\\?\)", text.replace("\\", ""))
+    assert found.workflows[0].changes[0].what == "prompt"
+
+
 def test_a_change_takes_no_workflow_out_of_its_own_review(ran: ProjectFolder) -> None:
     ran.workflow("other", stages=STAGES[:1])
     Git(ran.root).commit()
