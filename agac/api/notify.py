@@ -145,13 +145,22 @@ def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
 # that wait in the store, nor those of a run that was stored with it. Its command may be why it was removed.
 
 
-def _named_targets(root: Path, workflow: str) -> frozenset[str] | None:
+async def _named_now(database: Database, root: Path, workflow: str) -> frozenset[str] | None:
+    """The targets that the project names for a workflow now; None where that cannot be told."""
+    in_python = await made_in_python(database, workflow)
+    return await asyncio.to_thread(_named_targets, root, workflow, in_python=in_python)
+
+
+def _named_targets(root: Path, workflow: str, *, in_python: bool) -> frozenset[str] | None:
     """The targets that the files name for a workflow now, each as the store has it: those of its file, or without a
-    file those of agac.yml. None where the files cannot be read."""
+    file those of agac.yml. None where the files cannot be read, and where a program has the keys, so that no file
+    does: a file of the workflow counts, whatever is stored, as that may have come from a remote."""
     project, _ = load_project(root, {})
     if project is None:
         return None
     files = workflow_files(project, workflow)
+    if in_python and not files:
+        return None
     read = [read_workflow(path, project.shown(path), home_of(root)) for path in files]
     if not read:
         rules = [run_rules(RunRulesFile(), project.document, project, Overrides())]
@@ -168,9 +177,9 @@ _NOT_NAMED = "neither agac.yml nor the workflow {} names this target any more"
 async def with_named_targets(database: Database, work: Work) -> Work:
     """The work on a stored plan, without targets that the files of the project do not name any more. Says which."""
     plan = work.plan
-    if not plan.rules.notify or await made_in_python(database, plan.workflow):
+    if not plan.rules.notify:
         return work
-    named = await asyncio.to_thread(_named_targets, work.root, plan.workflow)
+    named = await _named_now(database, work.root, plan.workflow)
     if named is None:
         return work
     kept = tuple(one for one in plan.rules.notify if canonical(one.stored()) in named)
@@ -191,9 +200,7 @@ async def _drop_unnamed(database: Database, work: Work) -> list[str]:
         is_own = workflow == work.plan.workflow
         if is_own and target in map(canonical, (one.stored() for one in work.plan.rules.notify)):
             continue
-        if await made_in_python(database, workflow):
-            continue
-        named = await asyncio.to_thread(_named_targets, work.root, workflow)
+        named = await _named_now(database, work.root, workflow)
         if named is None or target in named:
             continue
         why = _NOT_NAMED.format(workflow)

@@ -50,7 +50,7 @@ from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.paths import Unusable, home_of, output_folder, project_root, refused_by_windows
+from agac.spec.paths import RemoteContent, Unusable, home_of, output_folder, project_root, refused_by_windows
 from agac.spec.project_files import read_bytes
 from agac.spec.project_models import McpServerFile
 from agac.spec.tools import ToolsMode
@@ -329,8 +329,16 @@ async def with_pins(
         if retried is None and (record.finished_at or Selection(**record.selection) != options.selection()):
             return project
         pinned = remote_of(await runs.run_settings_of(database, number), project.state)
+        if await runs.control_known(database, workflow_name(workflow)) is not None:
+            pinned = tuple(kept_here(one, project.state / FOLDER) for one in pinned)
     remote = replace(project.remote, pinned=pinned)
     return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
+
+
+def kept_here(pinned: RemoteContent, folder: Path) -> RemoteContent:
+    """Content as another machine's run names it, without a path that leads out of the folder for fetched content."""
+    is_inside = pinned.path.resolve().is_relative_to(folder.resolve())
+    return pinned if is_inside else replace(pinned, path=Path())
 
 
 def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
@@ -19,7 +19,16 @@ from agac.api.inspect import refuse_foreign, write_traces
 from agac.api.notify import notifying, reported
 from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
 from agac.api.progress import display, replies_only, show_reply
-from agac.api.project import CheckedWorkflow, Project, RunOptions, check_all, made_ready, open_project, project_of
+from agac.api.project import (
+    CheckedWorkflow,
+    Project,
+    RunOptions,
+    check_all,
+    defined,
+    made_ready,
+    open_project,
+    project_of,
+)
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.share import controlled, ended, pull_in, push_at_end
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
@@ -39,12 +48,13 @@ from agac.engine.invocation import Answers, Batching, Clocks, Retry, Scope, Show
 from agac.engine.run import Invocation, run_once
 from agac.engine.telemetry import otel_settings
 from agac.plan.checks import missing_variables
-from agac.plan.plan import Plan, make_plan, restored_plan
+from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
+from agac.plan.reach import reach
 from agac.plan.stage import LocalStage, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.inputs import INPUTS
 from agac.spec.json_schema import compiles
-from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow
+from agac.spec.loader import BuiltWorkflow, WorkflowSource, load_workflow, workflow_files
 from agac.spec.operations import Python
 from agac.spec.paths import STORE, project_root, work_dir
 from agac.spec.project_models import ExecutorFile
@@ -292,7 +302,13 @@ async def recorded_plan(
         problem = f"run {run} was made by an older agac, which did not store its settings"
         raise UsageError(problem, remedy=f"run it again: agac run -a {record.workflow}")
     definition = await runs.definition_of(database, run)
-    plan = restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
+    restored = partial(restored_plan, record.workflow, definition, settings, providers, opened.root)
+    if await runs.control_known(database, record.workflow) is not None:
+        with _explained_as_stored(run):
+            _refuse_unnamed(opened, record, definition, settings)
+            plan = restored(functions=functions)
+    else:
+        plan = restored(functions=functions)
     broken = {stage.name for stage in plan.asking if stage.schema is not None and not compiles(stage.schema.body)}
     if not broken:
         return plan
@@ -303,6 +319,39 @@ async def recorded_plan(
         replace(one, judge=mended.get(one.name)) if isinstance(one, PlannedStage) else one for one in plan.stages
     )  # fmt: skip
     return replace(plan, stages=tuple(stages))
+
+
+@contextmanager
+def _explained_as_stored(run: int) -> Iterator[None]:
+    """Raises AgacError for a run of the remote in which something has another form than agac gives it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, RecursionError) as error:
+        what = f"run {run}, which is in the remote, is not stored as agac stores runs: {str(error)[:100]}"
+        remedy = "find out who wrote it into the remote; `agac run` makes a new run"
+        raise AgacError(what, remedy=remedy) from error
+
+
+def _refuse_unnamed(
+    opened: Project, record: runs.RunRecord, definition: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raises UsageError where a run, which anyone who may write into the remote can have given, would start, import or
+    connect to something that the files of the project do not name for its workflow."""
+    wanted = reach(definition, settings)
+    if wanted and workflow_files(opened.spec, record.workflow):
+        workflow, models, _ = defined(opened, record.workflow, Overrides())
+        if workflow is not None and all(stage.name in models for stage in workflow.calling):
+            now = make_plan(workflow, models, opened.root, Selection(), None)
+            wanted = {
+                thing: words
+                for thing, words in wanted.items()
+                if thing not in reach(now.body, run_settings(now, opened.root))
+            }
+    if wanted:
+        first = min(wanted.values())
+        what = f"run {record.id} of the remote would use {first}, which the files of {record.workflow!r} do not name"
+        remedy = "put it back into them, if it was there; if not, find out who wrote the run into the remote"
+        raise UsageError(what, remedy=remedy)
 
 
 def work_of(

@@ -130,6 +130,8 @@ read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
 run_record: Reads[[int], RunRecord] = reads("run_read", RunRecord, itemgetter(0))  # of one that is there
 definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
 run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
+control_known: Reads[[str], int | None] = reads("control_read", int, first)
+"""How much of a workflow's control state is known here; None: all of its runs are of this store."""
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
 given_calls: Reads[[str], list[GivenCall]] = reads("chunk_calls", GivenCall)  # workflow
 counters: Reads[[int], list[Count]] = reads("counters", Count)

@@ -82,6 +82,10 @@ _REVIEW_OF_OTHERS = "SELECT 1 FROM main.review AS m JOIN f.review USING (key) WH
 _OWN_BATCH = "WHERE intent = ? AND run_id IN (SELECT id FROM main.run WHERE workflow = ?)"
 
 
+_WRONG = (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What is raised for a database in which something is not as agac stores it."""
+
+
 def _most_unpacked(packed: int) -> int:
     """Bytes of a database that was compressed to so many."""
     return min(16 * MAX_BYTES, (1 << 26) + 200 * packed)
@@ -141,7 +145,7 @@ def take_snapshot(
                     writer.execute(sql("control_keep"), (workflow, number))
             finally:
                 writer.execute("DETACH f")
-        except (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except _WRONG as error:
             raise Damaged(str(error)) from None
 
 

@@ -35,12 +35,20 @@ _PLAIN_TABLE = re.compile(r'CREATE TABLE "?\w+"?\(\s*"?\w+"?(?: \w+)?(?:\s*,\s*"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REMOTE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/=-]{0,499}")
 
-_NOTES = {
-    ("row", "data"), ("result", "value"), ("event", "body"), ("definition", "body"), ("run", "selection"),
-    ("run", "outputs"), ("run", "manner"), ("task", "note"), ("batch", "outputs"), ("batch", "counts"),
-    ("batch", "foreign_ids"), ("review", "seen"), ("review", "why"), ("decision", "value"),
+_OBJECTS = {
+    ("event", "body"), ("definition", "body"), ("run", "selection"), ("run", "outputs"), ("run", "manner"),
+    ("task", "note"),
 }  # fmt: skip
-"""Columns that hold JSON."""
+"""Columns that hold a JSON object."""
+
+_NOTES = {
+    ("row", "data"), ("result", "value"), ("batch", "outputs"), ("batch", "counts"), ("batch", "foreign_ids"),
+    ("review", "seen"), ("review", "why"), ("decision", "value"),
+}  # fmt: skip
+"""Columns that hold any JSON, or nothing: of members in other shards there may be no data."""
+
+_DEPTH_LEFT = 200
+"""Levels by which JSON could be deeper and still be read: who reads it later may stand deeper in calls."""
 
 _AMOUNTS = re.compile(
     r"(input|cached|output|reasoning|cache_write)_tokens|(held_)?(tokens|cost|usd)|low|high|tasks|bytes"
@@ -112,14 +120,19 @@ def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[st
         if {one for (one,) in connection.execute("SELECT workflow FROM run")} - {workflow}:
             raise Damaged("it is of another workflow")
         connection.create_function("is_text", -1, _is_text, deterministic=True)
+        connection.create_function("is_json", 1, _is_json, deterministic=True)
+        connection.create_function("is_object", 1, _is_object, deterministic=True)
         for table, columns in known.items():
             _refuse_lines(connection, table, [_wrong(table, one, known) for one in columns])
             if "workflow" in {one.name for one in columns}:
                 _refuse_lines(connection, table, [f"workflow <> {_quoted(workflow)}"])
         _check_results(connection, needed["result"])
         check_batches(connection, "SELECT * FROM batch")
-        for row in _rows(connection, "SELECT output_dir, outputs FROM run"):
+        for row in _rows(connection, "SELECT output_dir, outputs, manner FROM run"):
             _check_targets(row["output_dir"], json.loads(row["outputs"]))
+            if row["manner"] is not None:
+                written = json.loads(row["manner"])["output"]
+                _check_targets(written["dir"], written)
         for row in _rows(connection, "SELECT hash, body FROM definition"):
             if definition_hash(strict_json(row["body"], MAX_VALUES)) != row["hash"]:
                 raise Damaged("a definition is not what its hash stands for")
@@ -170,8 +183,12 @@ def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
         must += [f"{name} > 0"]
     if _AMOUNTS.fullmatch(column.name) and table != "minute":
         must += [f"{name} >= 0"]
+    if (table, column.name) in _OBJECTS:
+        must += [f"is_object({name})"]
     if (table, column.name) in _NOTES:
-        must += [f"(json_valid({name}) OR {name} = '')"]  # of members in other shards there may be no data
+        must += [f"({name} = '' OR is_json({name}))"]
+    if (table, column.name) == ("row", "data"):  # what a stage makes rows of may be any value
+        must += [f"({name} IN ('', 'null') OR \"origin\" IS NOT NULL OR is_object({name}))"]
     if (table, column.name) in _CLOSED:
         must += [f"{name} IN ({', '.join(map(_quoted, sorted(_CLOSED[table, column.name])))})"]
     if column.name in _REFERENCES:
@@ -192,6 +209,20 @@ def _is_text(*values: bytes | None) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_json(text: str, kind: type = object) -> bool:
+    """Whether a text is JSON that all of agac can read, of this kind."""
+    try:
+        if text.count("[") + text.count("{") > _DEPTH_LEFT:
+            strict_json("[" * _DEPTH_LEFT + text + "]" * _DEPTH_LEFT, MAX_VALUES)
+        return isinstance(strict_json(text, MAX_VALUES), kind)
+    except ValueError:
+        return False
+
+
+def _is_object(text: str) -> bool:
+    return _is_json(text, dict)
 
 
 def _check_results(connection: sqlite3.Connection, needed: str) -> None:

@@ -22,7 +22,9 @@ from support.packs import answer
 from support.server import Server
 from support.shards import Sharded
 
+from agac.api.project import kept_here
 from agac.core.errors import AgacError
+from agac.core.keys import definition_hash
 from agac.core.types import strict_json
 from agac.data import object_store
 from agac.data.object_store import ObjectStore
@@ -35,6 +37,7 @@ from agac.engine.sharding.leases import Grants
 from agac.engine.sharding.shard_run import added
 from agac.engine.workers import work
 from agac.providers.http import HttpReply
+from agac.spec.paths import RemoteContent
 from agac.store import packs, snapshot
 from agac.store.packs import Damaged, KnownAnswers, PackedAnswer
 from agac.store.writer import migrate
@@ -515,6 +518,23 @@ SNAPSHOTS: dict[str, tuple[str, str]] = {
     "an absolute output": ("UPDATE run SET output_dir = '/x'", "outside of the project"),
     "an output in the state": ("UPDATE run SET output_dir = '.agac'", "outside of the project"),
     "a table elsewhere": ('UPDATE run SET outputs = \'{"to": {"path": "../x.db"}}\'', "outside of the project"),
+    "data of a row that are a list": ("UPDATE row SET data = '[1]'", "table row has a data"),
+    "a number that is not finite": ("UPDATE row SET data = '{\"text\": 1e999}'", "table row has a data"),
+    "a number of many digits": (f"UPDATE row SET data = '{{\"text\": {'1' * 5000}}}'", "table row has a data"),
+    "data that are deep": (f"UPDATE row SET data = '{{\"text\": {'[' * 900}{']' * 900}}}'", "table row has a data"),
+    "a key twice": ('UPDATE result SET value = \'{"a": 1, "a": 2}\'', "table result has a value"),
+    "a selection that is a number": ("UPDATE run SET selection = '5'", "table run has a selection"),
+    "no selection": ("UPDATE run SET selection = ''", "table run has a selection"),
+    "an event that is a list": ("UPDATE event SET body = '[]'", "table event has a body"),
+    "a note that is a number": ("UPDATE task SET note = '7'", "table task has a note"),
+    "settings that write elsewhere": (
+        "UPDATE run SET manner = json_set(manner, '$.output.dir', '../x')",
+        "outside of the project",
+    ),
+    "settings with a table elsewhere": (
+        "UPDATE run SET manner = json_set(manner, '$.output.to', json('{\"path\": \"../x.db\"}'))",
+        "outside of the project",
+    ),
     "a result that nobody needs": (
         "INSERT INTO result SELECT max(id) + 1, zeroblob(16), value, endpoint_id, created_at, how, pack_id FROM result",
         "results that its runs do not need",
@@ -581,6 +601,93 @@ def test_a_snapshot_changes_nothing_of_other_workflows(
     take(snapshot_of(batched, "SELECT 1", tmp_path), {}, writer)
     assert writer.execute("SELECT id, workflow FROM run").fetchall() == [(1, "others"), (2, "reviews")]
     assert writer.execute("SELECT count(*) FROM row WHERE run_id = 2").fetchone()[0] >= 6
+
+
+REACHING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a function": (
+        "the function made.py:made", {"name": "reply", "operation": {"python": "made.py:made", "source": "00"}},
+        {"processes": None, "is_async": False},
+    ),
+    "a tool": ("the tool read_file", {"agent": {"tools": [{"kind": "builtin", "source": "read_file"}]}}, {}),
+    "a runtime": ("the runtime opencode", {"runtime": {"name": "opencode"}}, {}),
+    "a program": ("the program made", {}, {"tooling": {"program": {"command": "made"}}}),
+    "a server": ("the MCP server docs", {}, {"tooling": {"servers": [{"name": "docs", "target": "no-such-program"}]}}),
+    "a schema": ("the schema made.Made", {}, {"python_schema": {"module": "made", "cls": "Made", "name": "Made"}}),
+    "an address": (
+        "the address vllm=http://127.0.0.1:1", {}, {"models": [{"provider": "local", "backend": "vllm=http://127.0.0.1:1"}]},
+    ),
+    "a server of an agent": (
+        "the MCP server docs", {"children": [{}]},
+        {"children": [{"tooling": {"servers": [{"name": "docs", "target": "no-such-program"}]}}]},
+    ),
+    "settings of no form": ("is not stored as agac stores runs", {}, {"tooling": {"servers": [7]}}),
+    "a stage of no form": ("is not stored as agac stores runs", {"needs": 7}, {}),
+}  # fmt: skip
+"""What a stage of a run can name in its definition and in its settings, and what is said of it."""
+
+
+@pytest.mark.parametrize("what", REACHING)
+def test_a_run_of_the_remote_reaches_no_further_than_the_files_of_the_project(
+    what: str, machine: Callable[[str], Machine], tmp_path: Path
+) -> None:
+    said, body, how = REACHING[what]
+    first = machine("first")
+    first.submit()
+    replace_snapshot(first, lambda connection: change_stage(connection, body, how), tmp_path)
+    second, asked = machine("second"), first.account()["posts"]
+    refused = second.retrieve(code=1 if "no form" in what else 2)
+    assert said in refused.err
+    assert "find out who wrote" in refused.err
+    assert first.account()["posts"] == asked
+    assert not (second.project.root / "output").exists()
+
+
+def change_stage(connection: sqlite3.Connection, body: dict[str, Any], how: dict[str, Any]) -> None:
+    """Gives the last stage of the run other keys, in its definition and in its settings."""
+    ((manner, text),) = connection.execute("SELECT manner, body FROM run JOIN definition ON hash = definition_hash")
+    settings, definition = json.loads(manner), json.loads(text)
+    settings["stages"][-1] |= how
+    definition["stages"][-1] |= body
+    made = definition_hash(definition)
+    connection.execute("UPDATE definition SET hash = ?, body = ?", (made, json.dumps(definition)))
+    connection.execute("UPDATE run SET definition_hash = ?, manner = ?", (made, json.dumps(settings)))
+
+
+def replace_snapshot(case: Machine, change: Callable[[sqlite3.Connection], None], folder: Path) -> None:
+    """Writes another snapshot into the remote, which the last entry of the log names."""
+    entry = json.loads(case.log[-1].read_text("utf-8"))
+    snapshots, file = case.log[-1].parents[2] / "snapshots/reviews", folder / "changed"
+    file.write_bytes(packs.unzipped((snapshots / entry["snapshot"]).read_bytes()))
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        change(connection)
+    content = zstandard.compress(file.read_bytes())
+    name = sha256(content).hexdigest()
+    (snapshots / name).write_bytes(content)
+    edit(case.log[-1], snapshot=name, free=True)
+
+
+def test_a_run_of_the_remote_tells_no_target_that_the_files_do_not_name(
+    machine: Callable[[str], Machine], tmp_path: Path
+) -> None:
+    def change(connection: sqlite3.Connection) -> None:
+        told = json.dumps({"rules": {"notify": [{"command": ["no-such-program"]}]}})
+        connection.execute("UPDATE run SET manner = json_patch(manner, ?)", (told,))
+        connection.execute("UPDATE event SET body = json_set(body, '$.given', json('{\"in_python\": true}'))")
+
+    first = machine("first")
+    first.submit()
+    replace_snapshot(first, change, tmp_path)
+    ran = machine("second").retrieve(code=0)
+    assert "command no-such-program is not told of this run" in ran.err
+
+
+def test_content_that_a_run_of_the_remote_names_is_read_from_its_folder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / ".agac/remote"
+    (folder / "abc").mkdir(parents=True)
+    for path, kept in (
+        (folder / "abc/x.md", folder / "abc/x.md"), (folder / "../../secret", Path()), (tmp_path / "secret", Path()),
+    ):  # fmt: skip
+        assert kept_here(RemoteContent("https://example.invalid/x.md", "x.md", "abc", path=path), folder).path == kept
 
 
 STATES = {

@@ -33,7 +33,7 @@ from agac.data.shared_log import (
 from agac.engine.batch.submit import CLOCKS_APART
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, unfinished_batches
-from agac.store.db import Database, first, select, to_the_end, write
+from agac.store.db import Database, to_the_end, write
 from agac.store.lease import is_dead_here, lease_held, shown, this_process
 from agac.store.packs import Damaged
 from agac.store.snapshot import MAX_BYTES, State, batch_states, make_snapshot, take_snapshot
@@ -111,7 +111,7 @@ class Control:
     async def adopt(self, database: Database, entry: LogEntry | None) -> None:
         """Takes in what other machines wrote, up to this last entry, since this store last knew of it. Raises LeaseHeld
         where a process of this machine is at work on the workflow, AgacError where the snapshot cannot be used."""
-        known = first(await select(database, "control_read", int, self._workflow))
+        known = await runs.control_known(database, self._workflow)
         if entry is None or known == entry.number:
             return
         name = f"{SNAPSHOTS}/{self._name}/{entry.snapshot}"
