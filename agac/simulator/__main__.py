@@ -18,7 +18,7 @@ def main(written: str = "{}") -> int:
         sys.stdout.flush()
 
     try:
-        run_simulator(Settings.read(written), report_ready, exit_with_stdin=True)
+        run_simulator(Settings.read(written), report_ready, embedded=True)
     except SimulatorError as error:
         sys.stderr.write("".join(f"error: {problem}\n" for problem in error.problems))
         return error.exit_code

@@ -210,28 +210,29 @@ class Simulator:
         self.stopping = asyncio.Event()
         self.sockets: WeakSet[web.WebSocketResponse] = WeakSet()
 
-    def app(self) -> web.Application:
+    def app(self, below: str = "") -> web.Application:
+        """What is served, `below` this path alone."""
         app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES, middlewares=[self.refused])
-        for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
+        for prefix in (f"{below}/v1", f"{below}/openai/v1"):  # Azure's is the second
             app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
             app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
             app.router.add_get(f"{prefix}/responses", self.socket)
-        app.router.add_post("/v1/messages", partial(self.post, MESSAGES))
-        app.router.add_get("/v1/models", self.models)
+        app.router.add_post(f"{below}/v1/messages", partial(self.post, MESSAGES))
+        app.router.add_get(f"{below}/v1/models", self.models)
         for prefix, family, kind, routes in (
-            ("/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
-            ("/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
-            ("/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
+            (f"{below}/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
+            (f"{below}/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
+            (f"{below}/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
         ):
             for method, path, operation, effect in routes:
                 make = partial(kind, family, self.batches, operation)
                 app.router.add_route(method, prefix + path, partial(self.batch_call, make, effect))
-        app.router.add_get("/account", self.report)
-        app.router.add_get("/account/served", self.served)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_post("/account/reset", self.reset)
-        app.router.add_post("/account/limits", self.set_limits)
-        app.router.add_post("/account/clock", self.clock)
+        app.router.add_get(f"{below}/account", self.report)
+        app.router.add_get(f"{below}/account/served", self.served)
+        app.router.add_get(f"{below}/metrics", self.metrics)
+        app.router.add_post(f"{below}/account/reset", self.reset)
+        app.router.add_post(f"{below}/account/limits", self.set_limits)
+        app.router.add_post(f"{below}/account/clock", self.clock)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
         app.on_cleanup.append(lambda _: asyncio.to_thread(self.batches.close))  # once there are no more requests

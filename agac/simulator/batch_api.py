@@ -162,7 +162,8 @@ class BatchCall:
         return [batch for batch in found if not batch.hidden_by("batch_list_lag", now)]
 
     def written(self, batch: Batch) -> dict[str, Any]:
-        return self.format.batch_object(batch, self.store.now(), f"{self.http.scheme}://{self.http.host}")
+        before = self.http.path.partition("/v1/")[0]  # the secret of an embedded simulator
+        return self.format.batch_object(batch, self.store.now(), f"{self.http.scheme}://{self.http.host}{before}")
 
     def get_batch(self) -> Answer:
         return self.written(self.found(self.id))

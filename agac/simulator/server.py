@@ -15,6 +15,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import IO, TYPE_CHECKING
 
 from agac.simulator.settings import Settings, SimulatorError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"  # the simulator has no login, so it serves this machine alone
+SECRET_BYTES = 24  # in the address of an embedded one: every user of this machine can reach its port
 SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
 STAND_INS: list[str] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
 START_SECONDS = 30.0
@@ -30,10 +32,11 @@ STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000
 
 
-def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_with_stdin: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, the end of standard input). To be called in the main
-    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered. Raises SimulatorError
-    for settings that make no sense and for a port in use."""
+def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, embedded: bool = False) -> None:
+    """Serves until SIGINT or SIGTERM (or, where it is `embedded`, the end of standard input). To be called in the main
+    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered; that of an embedded
+    one holds a secret, as files of batches hold rows. Raises SimulatorError for settings that make no sense and for a
+    port in use."""
     gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
@@ -46,11 +49,12 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_w
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        runner = web.AppRunner(Simulator(settings).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        below = f"/{token_urlsafe(SECRET_BYTES)}" if embedded else ""
+        runner = web.AppRunner(Simulator(settings).app(below), access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
-            on_ready(await listen(runner, settings))
-            if exit_with_stdin:
+            on_ready(await listen(runner, settings, below))
+            if embedded:
                 threading.Thread(target=watch_stdin, args=(loop, stop), daemon=True).start()
             await stop.wait()
         finally:
@@ -59,7 +63,7 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, exit_w
     asyncio.run(serve())
 
 
-async def listen(runner: web.AppRunner, settings: Settings) -> str:
+async def listen(runner: web.AppRunner, settings: Settings, below: str = "") -> str:
     from aiohttp import web
 
     try:
@@ -68,7 +72,7 @@ async def listen(runner: web.AppRunner, settings: Settings) -> str:
         problem = f"cannot listen on {HOST}:{settings.port}: {error.strerror or error}"
         remedy = "stop what uses the port, or take another one (--port 0 takes any that is free)"
         raise SimulatorError([f"{problem}; {remedy}"], exit_code=1) from error
-    return f"http://{HOST}:{runner.addresses[0][1]}/v1"
+    return f"http://{HOST}:{runner.addresses[0][1]}{below}/v1"
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

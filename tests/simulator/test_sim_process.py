@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from support.server import Server, started, told
@@ -128,6 +129,21 @@ def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
     assert "'soon'" in lines[1]
     assert "did you mean 'cut'?" in lines[2]
     assert "did you mean 'rate'?" in lines[3]
+
+
+async def test_an_embedded_simulator_serves_its_program_alone(tmp_path: Path) -> None:
+    """Other users of the host reach its port, and files of batches hold rows."""
+    async with embedded_simulator(Settings(state=tmp_path / "state.db")) as base_url:
+        assert Server(base_url).account()["requests"] == 0
+        parts = urlsplit(base_url)
+        secret = parts.path.split("/")[1]
+        assert len(secret) >= 32
+        with subprocess.Popen(["ps", "-A", "-o", "args="], stdout=subprocess.PIPE, text=True) as listing:
+            assert secret not in listing.communicate()[0]
+        for path in ("/v1/files", "/v1/batches", "/openai/v1/files", "/v1/messages/batches", "/account", "/metrics"):
+            for below in ("", f"/{secret[:-1]}"):
+                with pytest.raises(urllib.error.HTTPError, match="404"):
+                    urllib.request.urlopen(f"{parts.scheme}://{parts.netloc}{below}{path}", timeout=10)
 
 
 async def test_embedded_simulator_is_there_within_the_block_only_whatever_lies_around(
