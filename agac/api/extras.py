@@ -177,9 +177,8 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
         what = f"no space for {target}: the copy needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free"
         raise StoreError(what, remedy="Free some space, or name a file on another disk.")
     with explained(target.parent, "Check that you may write there, or name a file elsewhere.", StoreError):
-        temporary, descriptor = create_temporary(target)
+        temporary, descriptor = create_temporary(target, private=True)
     try:
-        temporary.chmod(0o600)  # it holds what the database does, and lies anywhere
         copy_database(source, temporary)
         os.fsync(descriptor)
         refuse_target(target, own, "agac-backup.db", force=force)  # somebody may have been faster

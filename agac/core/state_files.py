@@ -60,6 +60,12 @@ def opener(path: str, flags: int) -> int:
     return descriptor
 
 
+def private_opener(path: str, flags: int) -> int:
+    """Opens a file that holds what the state does, wherever it is, as the `opener` of `open`: it is its owner's alone
+    from the start, as another user who opened it once goes on reading."""
+    return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), _OWN_FILE)
+
+
 def file_mode(path: Path) -> int:
     """With which mode a new file is made at a path: 0o666, which the umask cuts, outside of the state."""
     if (state := state_folder(path)) is None or not _has_modes:

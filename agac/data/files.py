@@ -24,7 +24,7 @@ from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError, SpecError, UsageError, lack_of, sentence
-from agac.core.state_files import opener
+from agac.core.state_files import opener, private_opener
 from agac.core.types import JSONValue
 from agac.spec.paths import Refused, Unusable
 from agac.spec.project_files import descriptor_of, place_to_write
@@ -483,13 +483,14 @@ def remove_leftovers(folder: Path) -> None:
                     Path(entry.path).unlink()
 
 
-def create_temporary(path: Path) -> tuple[Path, int]:
-    """A new, locked temporary file next to `path`, readable as the umask allows or, among the state, by its owner; and
-    its descriptor."""
+def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
+    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is `private` and among the
+    state, by its owner; and its descriptor."""
+    opens = private_opener if private else opener
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):
-            descriptor = opener(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0))
+            descriptor = opens(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0))
             try:
                 locked = _lock(descriptor)
             except OSError:  # a file system without locks: no process takes it for a leftover then

@@ -18,6 +18,7 @@ from support.server import Server
 from support.shards import Sharded
 
 from agac.core import state_files
+from agac.data.files import create_temporary
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")
 
@@ -195,3 +196,14 @@ def test_a_file_outside_of_any_state_is_as_the_umask_says(tmp_path: Path) -> Non
     assert state_files.file_mode(tmp_path / "results.jsonl") == 0o666
     assert state_files.file_mode(tmp_path / ".agac/ui/log") == 0o600
     assert state_files.state_folder(Path("p/.agac/ray/h/.agac/agac.db")) == Path("p/.agac")
+
+
+def test_a_copy_of_the_state_is_its_owners_alone_from_the_start(tmp_path: Path) -> None:
+    """Another user who opened it before its mode was taken from them would go on reading."""
+    before = os.umask(0)
+    try:
+        temporary, descriptor = create_temporary(tmp_path / "copy.db", private=True)
+        os.close(descriptor)
+    finally:
+        os.umask(before)
+    assert mode(temporary) == 0o600
