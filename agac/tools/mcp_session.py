@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
+from secrets import token_hex
 from typing import Any, cast
 
 import anyio
@@ -35,6 +36,7 @@ END_S, LISTEN_S = 2.0, 5.0  # for a process to end, after its input and SIGTERM 
 HURRIED_S = 0.2  # in place of END_S after a Ctrl-C
 _TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are read"
 _UNREACHED, _UNSENT = -32099, -32098  # codes of errors that HTTP gave, and not the server; the request was not sent
+_OURS = token_hex(16)  # data of these errors: a server may use the same codes, and does not know it
 _CHUNK = 1 << 16
 
 _log = logging.getLogger("agac.mcp")
@@ -115,9 +117,11 @@ class McpSession:
         try:
             result = await self._client.result().session.call_tool(tool, arguments, allow_input_required=True)
         except MCPError as error:
-            ended = self._end.is_set() or error.code in (wire.CONNECTION_CLOSED, _UNREACHED, _UNSENT)
+            is_ours = error.data == _OURS
+            ended = self._end.is_set() or is_ours or error.code == wire.CONNECTION_CLOSED
             if ended or "Session terminated" in error.message:
-                raise SessionGone(self._why(error), sent=error.code != _UNSENT) from None
+                is_sent = not (is_ours and error.code == _UNSENT)
+                raise SessionGone(self._why(error), sent=is_sent) from None
             raise ToolFailed(self._clean(f"{tool}: {error.message}")) from None
         except (RuntimeError, ValidationError) as error:
             text = f"the result of {tool} is not what its server itself says it is: {error}"
@@ -308,12 +312,14 @@ class _BoundedHttp(httpx2.AsyncClient):
             if not why:
                 return response
             await response.aclose()
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            why, code = str(error) or type(error).__name__, _UNSENT
-        except httpx2.HTTPError as error:
-            why = str(error) or type(error).__name__
-        code = wire.INTERNAL_ERROR if why is _TOO_LARGE else code
-        refused = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as problem:
+            why, code = str(problem) or type(problem).__name__, _UNSENT
+        except httpx2.HTTPError as problem:
+            why = str(problem) or type(problem).__name__
+        error: dict[str, Any] = {"code": code, "message": why, "data": _OURS}
+        if why is _TOO_LARGE:
+            error = {"code": wire.INTERNAL_ERROR, "message": why}
+        refused = {"jsonrpc": "2.0", "id": None, "error": error}
         return httpx2.Response(502, json=refused, request=request)
 
 

@@ -141,6 +141,19 @@ def test_a_call_that_was_never_made_is_made_by_the_next_run(clerk: ProjectFolder
     assert len(clerk.query("SELECT 1 FROM agent_turn")) == 2  # the first turn of the first run served
 
 
+@pytest.mark.parametrize("code", [-32098, -32099, -32000, -32603])
+def test_a_server_cannot_say_that_it_did_not_get_a_call(code: int, clerk: ProjectFolder) -> None:
+    """Its errors have any code, those included by which agac tells that a request was not sent."""
+    card(clerk, raw=target("--tools", "note"))
+    agac.lock_card("clerk", project=clerk.root)
+    file = clerk.root / "effects"
+    given = json.dumps({"file": str(file), "words": "made", "code": code})
+    clerk.rows([{"id": "note", "call": f"tool:note {given}"}])
+    for _ in range(2):
+        clerk.run()
+        assert file.read_text().splitlines() == ["made"]
+
+
 def test_a_call_whose_end_is_not_known_asks(clerk: ProjectFolder) -> None:
     clerk.rows(asking("die"))
     died = "ended in the middle of a call of die: its process ended with exit status 3: its last words"

@@ -88,6 +88,9 @@ def called(name: str, given: dict, number: int) -> dict | None:
         case "note":
             with Path(given["file"]).open("a") as file:
                 file.write(f"{given['words']}\n")
+            if "code" in given:
+                send({"id": number, "error": {"code": given["code"], "message": "so it says", "data": "unsent"}})
+                return None
             return None if given.get("hang") else text("noted")
         case "fail":
             return text("no such thing", isError=True)
