@@ -329,7 +329,7 @@ async def with_pins(
         if retried is None and (record.finished_at or Selection(**record.selection) != options.selection()):
             return project
         pinned = remote_of(await runs.run_settings_of(database, number), project.state)
-        if await runs.control_known(database, workflow_name(workflow)) is not None:
+        if await runs.control_known(database, record.workflow) is not None:
             pinned = tuple(kept_here(one, project.state / FOLDER) for one in pinned)
     remote = replace(project.remote, pinned=pinned)
     return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
