@@ -23,13 +23,25 @@ def main(program: str, arguments: list[str]) -> int:
         program, arguments = arguments[module].removeprefix("agac."), arguments[module + 1 :]
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes as long to import as all the rest
     asked = {"program": program, "arguments": arguments, "folder": folder, "env": dict(os.environ), "tied": True}
+    number = 0
+    early: list[int] = []
+
+    def pass_on(received: int, _: object) -> None:
+        if number:
+            os.kill(number, received)
+        else:
+            early.append(received)
+
+    # before there is a command: it may print what a test waits for before we hear its number
+    for each in FORWARDED:
+        signal.signal(each, pass_on)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(os.environ["AGAC_TEST_FORKS"])
     handles = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
     server.sendmsg([marshal.dumps(asked)], [handles])
     number = int(server.recv(100))
-    for each in FORWARDED:
-        signal.signal(each, lambda received, _: os.kill(number, received))
+    for received in early:
+        os.kill(number, received)
     code = int(server.recv(100))
     server.close()
     if code < 0:

@@ -223,7 +223,8 @@ def serve(listening: socket.socket) -> None:
             reports[number] = report
             if asked.get("tied"):
                 tied[report] = number
-            report.send(f"{number}\n".encode())
+            with suppress(ConnectionError):  # whoever asked is gone: a child that is tied ends with the next look
+                report.send(f"{number}\n".encode())
     for number in reports:
         os.kill(number, signal.SIGKILL)
     os._exit(0)  # without Python's own end, of which extension modules complain
