@@ -50,13 +50,12 @@ from agac.spec.inputs import (
     SCHEME,
     format_of,
     free_input,
-    matching_files,
     suffix_of,
     unused_keys,
 )
 from agac.spec.loader import load_project
 from agac.spec.models import WorkflowFile
-from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, project_root
+from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, matching_rows, project_root
 from agac.spec.project_files import real_path
 from agac.spec.project_models import ProjectFile
 from agac.spec.test_files import FOLDER as TESTS
@@ -279,7 +278,7 @@ def show_data(
                 if len(first) < rows:
                     first.append(record.data)
         complete = looked_at < look_at or next(records, None) is None
-        found = matching_files(ready) if ready.patterns else [""]
+        found = matching_rows(ready.path, ready.patterns, ready.skipped) if ready.patterns else [""]
         files = [ready.path / relative for relative in found]
         size = sum(path.stat().st_size for path in files if path.is_file())
     return DataReport(

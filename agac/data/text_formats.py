@@ -19,8 +19,7 @@ from agac.data import files
 from agac.data.files import MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record, unreadable
 from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
-from agac.spec.inputs import matching_files
-from agac.spec.paths import Refused, Unmatchable
+from agac.spec.paths import Refused, Unmatchable, matching_rows
 from agac.spec.project_files import descriptor_of
 from agac.spec.workflow import InputSpec
 
@@ -215,7 +214,7 @@ class WholeFiles:
 def matched_files(spec: InputSpec) -> Iterator[str]:
     """The paths that an input matches, relative to its folder. Raises AgacError when a folder cannot be read."""
     try:
-        yield from matching_files(spec)
+        yield from matching_rows(spec.path, spec.patterns, spec.skipped)
     except Unmatchable as error:
         raise AgacError(f"{spec.shown}: {error}", remedy="Fix it, then run again.") from error
 

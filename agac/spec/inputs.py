@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -398,21 +398,12 @@ class _Resolver:
         return self._place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
 
 
-def matching_files(spec: InputSpec, patterns: Sequence[str] | None = None) -> Iterator[str]:
-    """The files that the input's patterns match, or some of them, relative to its path. Raises Unmatchable, also where
-    one is an environment file, or a link leads to one or to what agac or git keeps."""
-    for name in paths.matching(spec.path, spec.patterns if patterns is None else patterns, spec.skipped):
-        if (why := paths.secret_kind((spec.path / name).resolve(), spec.path)) is not None:
-            raise paths.Unmatchable(f"{name!r} {why}, and is not read as rows; remove it or name fewer files")
-        yield name
-
-
 def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     """The first files of all patterns. Raises Refused when one of them matches none."""
-    firsts = [next(matching_files(spec, (pattern,)), None) for pattern in spec.patterns]
+    firsts = [next(paths.matching_rows(spec.path, (pattern,), spec.skipped), None) for pattern in spec.patterns]
     empty = [text for text, first in zip(texts, firsts, strict=True) if first is None]
     if not empty:
-        return list(islice(matching_files(spec), LOOKED_AT))
+        return list(islice(paths.matching_rows(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
     hidden = next(paths.matching(spec.path, spec.patterns), None) is not None
     hint = "what it matches are results or agac's own files"
     if not hidden:

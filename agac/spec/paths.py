@@ -403,6 +403,15 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
         yield from (path for path in found if not any(matches(before, path) for before in patterns[:number]))
 
 
+def matching_rows(folder: Path, patterns: Sequence[str], skipped: Sequence[Path]) -> Iterator[str]:
+    """The files of an input below its folder, as `matching` finds them. Raises Unmatchable, also where one is an
+    environment file, or a link leads to one or to what agac or git keeps."""
+    for name in matching(folder, patterns, skipped):
+        if (why := secret_kind((folder / name).resolve(), folder)) is not None:
+            raise Unmatchable(f"{name!r} {why}, and is not read as rows; remove it or name fewer files")
+        yield name
+
+
 def _below(root: Path, relative: str, rests: Rests, skipped: Sequence[Path]) -> Iterator[str]:
     """The files of the folder `relative` (empty, or with a `/` at its end) and below that match what is left."""
     try:
