@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -345,4 +345,5 @@ async def _reachable(opened: Project, name: str, stack: AsyncExitStack) -> Provi
         raise AgacError(f"{', '.join(provider.missing_variables)} is not set")
     if not provider.embedded:
         return provider
-    return replace(provider, base_url=await stack.enter_async_context(opened.simulator()))
+    placed = await stack.enter_async_context(opened.simulator())
+    return placed(provider)

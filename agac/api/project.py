@@ -6,12 +6,14 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from io import StringIO
+from operator import methodcaller
 from pathlib import Path, PurePath
+from secrets import token_urlsafe
 from typing import Any, Literal, TypeVar
 
 from dotenv import dotenv_values
@@ -226,17 +228,19 @@ class Project:
         )
 
     @asynccontextmanager
-    async def simulator(self) -> AsyncIterator[str]:
-        """The base URL of the embedded simulator, for the time of the block. Its batches are the project's; what it
-        goes on with next time lies beside the project's database. With `agac.testing` it is the one that runs."""
+    async def simulator(self) -> AsyncIterator[Callable[[Provider], Provider]]:
+        """Starts the embedded simulator for the time of the block, and gives what tells a provider where it is. Its
+        batches are the project's; what it goes on with next time lies beside the project's database. It answers this
+        process alone: files of batches hold rows. With `agac.testing` it is the one that runs."""
         if STAND_INS:
-            yield STAND_INS[-1]
+            yield methodcaller("at_simulator", STAND_INS[-1])
             return
         file = self.store.with_name("simulator.db")
         make_folder(file.parent)
         try:
-            async with embedded_simulator(Settings(state=file)) as base_url:
-                yield base_url
+            key = token_urlsafe()
+            async with embedded_simulator(Settings(state=file), key) as base_url:
+                yield methodcaller("at_simulator", base_url, key)
         except SimulatorError as error:
             raise AgacError("the simulator did not start: " + "; ".join(error.problems)) from error
 

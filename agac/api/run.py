@@ -238,8 +238,8 @@ async def reachable(
     if not any(row.embedded for name, row in opened.providers.items() if name in needed):
         yield opened.providers
         return
-    async with opened.simulator() as address:
-        yield {key: replace(row, base_url=address) if row.embedded else row for key, row in opened.providers.items()}
+    async with opened.simulator() as placed:
+        yield {name: placed(row) if row.embedded else row for name, row in opened.providers.items()}
 
 
 def batching_of(
@@ -279,7 +279,7 @@ async def executor_of(
     remote = opened.env.get("AGAC_REMOTE") or opened.spec.file.remote.url
     setup = WorkerSetup(
         root=str(opened.root), providers=opened.spec.file.providers, asked=sorted({one.name for one in providers}),
-        addresses={one.name: one.base_url for one in providers if one.embedded}, remote=remote,
+        simulators={one.name: (one.base_url, one.simulator_key) for one in providers if one.embedded}, remote=remote,
         functions=[
             *(one.function for one in local if isinstance(one, Python)),
             *(tool for agent in agents for tool in agent.tools if tool.kind == "function"),

@@ -216,6 +216,10 @@ def place_mark(root: str, inode: int) -> str:
     return digest(canonical(["place", root, inode])).hex()[:16]
 
 
+SIMULATOR_KEY = "x-agac-simulator-key"
+"""The header in which the simulator that agac starts by itself gets the key that this process made for it."""
+
+
 def account_mark(base_url: str, api_key: str | None) -> str:
     """Tells accounts apart without holding anything of the key."""
     return digest(canonical(["account", base_url, api_key])).hex()[:16]

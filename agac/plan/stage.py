@@ -62,8 +62,10 @@ class PlannedModel:
 
     def at(self, providers: Mapping[str, Provider]) -> PlannedModel:
         """The same at the address that its provider has among these, unless a backend says another."""
-        address = (self.backend and parse_backend(self.backend)[1]) or providers[self.provider.name].base_url
-        return replace(self, provider=replace(self.provider, base_url=address))
+        if address := self.backend and parse_backend(self.backend)[1]:
+            return replace(self, provider=replace(self.provider, base_url=address))
+        row = providers[self.provider.name]
+        return replace(self, provider=replace(self.provider, base_url=row.base_url, headers=row.headers))
 
     @property
     def lane(self) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agac.core.keys import account_mark
+from agac.core.keys import SIMULATOR_KEY, account_mark
 
 Structured = Literal["json_schema", "json_object", "none"]
 """How a provider can be held to a schema: by the schema itself, to JSON of any shape, or only by being told."""
@@ -170,6 +170,16 @@ class Provider:
     def account(self) -> str:
         """Tells its accounts apart and holds nothing secret. The port of an embedded one is another each time."""
         return account_mark("" if self.embedded else self.base_url, self.api_key)
+
+    def at_simulator(self, base_url: str, key: str = "") -> Provider:
+        """The row of an embedded one that runs at `base_url` and answers who sends `key`; empty: it answers all."""
+        headers = {**self.headers, SIMULATOR_KEY: key} if key else self.headers
+        return replace(self, base_url=base_url, headers=headers)
+
+    @property
+    def simulator_key(self) -> str:
+        """What an embedded one wants to be sent; empty: nothing."""
+        return self.headers.get(SIMULATOR_KEY, "")
 
     @property
     def without_batches(self) -> str:

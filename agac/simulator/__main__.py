@@ -10,15 +10,16 @@ from agac.simulator.settings import Settings, SimulatorError
 
 
 def main(written: str = "{}") -> int:
-    """Serves until standard input ends, or a signal comes; a line of JSON says where. Gives the exit code."""
-    from agac.simulator.server import run_simulator
+    """Serves until standard input ends, or a signal comes; a line of JSON says where. Who started it gives a key in
+    the variable AGAC_SIMULATOR_KEY where it is to serve that program alone. Gives the exit code."""
+    from agac.simulator.server import KEY_VARIABLE, run_simulator
 
     def report_ready(base_url: str) -> None:
         sys.stdout.write(json.dumps({"base_url": base_url, "pid": os.getpid()}) + "\n")
         sys.stdout.flush()
 
     try:
-        run_simulator(Settings.read(written), report_ready, embedded=True)
+        run_simulator(Settings.read(written), report_ready, key=os.environ.get(KEY_VARIABLE, ""), exit_with_stdin=True)
     except SimulatorError as error:
         sys.stderr.write("".join(f"error: {problem}\n" for problem in error.problems))
         return error.exit_code

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hmac import compare_digest
 from typing import Any
 from weakref import WeakSet
 
 from aiohttp import WSCloseCode, web
 from aiohttp.typedefs import Handler
 
+from agac.core.keys import SIMULATOR_KEY
 from agac.simulator import batch_api, faults, replies
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.batch_api import BatchCall, Effect, MessageCall, OpenAiCall
@@ -181,7 +183,9 @@ def check_key(http: web.Request) -> None:
 class Simulator:
     """One simulated provider: its limits, its faults, its account, its batches."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, key: str = "") -> None:
+        """With a `key` it answers who sends that in the header SIMULATOR_KEY alone."""
+        self.key = key
         self.settings, store = settings, BatchStore(settings.state)
         problems, found = settings.problems(), list[Any]()
         for read in (
@@ -210,29 +214,28 @@ class Simulator:
         self.stopping = asyncio.Event()
         self.sockets: WeakSet[web.WebSocketResponse] = WeakSet()
 
-    def app(self, below: str = "") -> web.Application:
-        """What is served, `below` this path alone."""
+    def app(self) -> web.Application:
         app = web.Application(client_max_size=batch_api.MAX_FILE_BYTES, middlewares=[self.refused])
-        for prefix in (f"{below}/v1", f"{below}/openai/v1"):  # Azure's is the second
+        for prefix in ("/v1", "/openai/v1"):  # Azure's is the second
             app.router.add_post(f"{prefix}/chat/completions", partial(self.post, CHAT))
             app.router.add_post(f"{prefix}/responses", partial(self.post, RESPONSES))
             app.router.add_get(f"{prefix}/responses", self.socket)
-        app.router.add_post(f"{below}/v1/messages", partial(self.post, MESSAGES))
-        app.router.add_get(f"{below}/v1/models", self.models)
+        app.router.add_post("/v1/messages", partial(self.post, MESSAGES))
+        app.router.add_get("/v1/models", self.models)
         for prefix, family, kind, routes in (
-            (f"{below}/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
-            (f"{below}/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
-            (f"{below}/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
+            ("/v1", "openai", OpenAiCall, batch_api.OPENAI_ROUTES),
+            ("/openai/v1", "azure", OpenAiCall, batch_api.OPENAI_ROUTES),
+            ("/v1/messages/batches", "anthropic", MessageCall, batch_api.MESSAGE_ROUTES),
         ):
             for method, path, operation, effect in routes:
                 make = partial(kind, family, self.batches, operation)
                 app.router.add_route(method, prefix + path, partial(self.batch_call, make, effect))
-        app.router.add_get(f"{below}/account", self.report)
-        app.router.add_get(f"{below}/account/served", self.served)
-        app.router.add_get(f"{below}/metrics", self.metrics)
-        app.router.add_post(f"{below}/account/reset", self.reset)
-        app.router.add_post(f"{below}/account/limits", self.set_limits)
-        app.router.add_post(f"{below}/account/clock", self.clock)
+        app.router.add_get("/account", self.report)
+        app.router.add_get("/account/served", self.served)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/account/reset", self.reset)
+        app.router.add_post("/account/limits", self.set_limits)
+        app.router.add_post("/account/clock", self.clock)
         app.router.add_route("*", "/{path:.*}", self.unknown)
         app.on_shutdown.append(self.stop)
         app.on_cleanup.append(lambda _: asyncio.to_thread(self.batches.close))  # once there are no more requests
@@ -323,6 +326,9 @@ class Simulator:
     async def refused(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Errors of requests without a number, in the provider's form."""
         try:
+            sent = request.headers.get(SIMULATOR_KEY, "").encode("utf-8", "surrogateescape")
+            if self.key and not compare_digest(sent, self.key.encode()):
+                raise ApiError(401, "this simulator serves the program that started it")
             return await handler(request)
         except SimulatorError as problem:
             error = ApiError(400, "; ".join(problem.problems))

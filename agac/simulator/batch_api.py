@@ -162,8 +162,7 @@ class BatchCall:
         return [batch for batch in found if not batch.hidden_by("batch_list_lag", now)]
 
     def written(self, batch: Batch) -> dict[str, Any]:
-        before = self.http.path.partition("/v1/")[0]  # the secret of an embedded simulator
-        return self.format.batch_object(batch, self.store.now(), f"{self.http.scheme}://{self.http.host}{before}")
+        return self.format.batch_object(batch, self.store.now(), f"{self.http.scheme}://{self.http.host}")
 
     def get_batch(self) -> Answer:
         return self.written(self.found(self.id))

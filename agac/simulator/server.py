@@ -15,7 +15,6 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from secrets import token_urlsafe
 from typing import IO, TYPE_CHECKING
 
 from agac.simulator.settings import Settings, SimulatorError
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"  # the simulator has no login, so it serves this machine alone
-SECRET_BYTES = 24  # in the address of an embedded one: every user of this machine can reach its port
+KEY_VARIABLE = "AGAC_SIMULATOR_KEY"  # of the child: other users see its command, and not its environment
 SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
 STAND_INS: list[str] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
 START_SECONDS = 30.0
@@ -32,11 +31,13 @@ STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000
 
 
-def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, embedded: bool = False) -> None:
-    """Serves until SIGINT or SIGTERM (or, where it is `embedded`, the end of standard input). To be called in the main
-    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered; that of an embedded
-    one holds a secret, as files of batches hold rows. Raises SimulatorError for settings that make no sense and for a
-    port in use."""
+def run_simulator(
+    settings: Settings, on_ready: Callable[[str], None], *, key: str = "", exit_with_stdin: bool = False
+) -> None:
+    """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, the end of standard input). To be called in the main
+    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered: of everybody,
+    or of who sends the `key` in the header SIMULATOR_KEY. Raises SimulatorError for settings that make no sense and for
+    a port in use."""
     gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
@@ -49,12 +50,11 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, embedd
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        below = f"/{token_urlsafe(SECRET_BYTES)}" if embedded else ""
-        runner = web.AppRunner(Simulator(settings).app(below), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = web.AppRunner(Simulator(settings, key).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
-            on_ready(await listen(runner, settings, below))
-            if embedded:
+            on_ready(await listen(runner, settings))
+            if exit_with_stdin:
                 threading.Thread(target=watch_stdin, args=(loop, stop), daemon=True).start()
             await stop.wait()
         finally:
@@ -63,7 +63,7 @@ def run_simulator(settings: Settings, on_ready: Callable[[str], None], *, embedd
     asyncio.run(serve())
 
 
-async def listen(runner: web.AppRunner, settings: Settings, below: str = "") -> str:
+async def listen(runner: web.AppRunner, settings: Settings) -> str:
     from aiohttp import web
 
     try:
@@ -72,7 +72,7 @@ async def listen(runner: web.AppRunner, settings: Settings, below: str = "") -> 
         problem = f"cannot listen on {HOST}:{settings.port}: {error.strerror or error}"
         remedy = "stop what uses the port, or take another one (--port 0 takes any that is free)"
         raise SimulatorError([f"{problem}; {remedy}"], exit_code=1) from error
-    return f"http://{HOST}:{runner.addresses[0][1]}{below}/v1"
+    return f"http://{HOST}:{runner.addresses[0][1]}/v1"
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -83,14 +83,15 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def embedded_simulator(settings: Settings | None = None) -> AsyncIterator[str]:
-    """The base URL of a simulator until the block ends; raises SimulatorError. Ctrl-C does not reach it."""
+async def embedded_simulator(settings: Settings | None = None, key: str = "") -> AsyncIterator[str]:
+    """The base URL of a simulator until the block ends; raises SimulatorError. Ctrl-C does not reach it. With a `key`
+    it answers who sends that in the header SIMULATOR_KEY, else every user of this machine."""
     command = [sys.executable, "-P", "-m", "agac.simulator", (settings or Settings()).written()]
     root, environ = Path(__file__).parents[2], dict(os.environ)
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed
         environ["PYTHONPATH"] = os.pathsep.join(path for path in (environ.get("PYTHONPATH"), str(root)) if path)
     # aiohttp reads the machine's certificates, twice, when it is imported: a fifth of the time that a start takes
-    environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+    environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, KEY_VARIABLE: key}
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environ, start_new_session=True

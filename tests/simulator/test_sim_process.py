@@ -9,11 +9,13 @@ import sys
 import time
 import urllib.error
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+from support.project import ProjectFolder
 from support.server import Server, started, told
 
+from agac.api.project import open_project
+from agac.core.keys import SIMULATOR_KEY
 from agac.simulator import server
 from agac.simulator.server import embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
@@ -133,17 +135,21 @@ def test_wrong_settings_are_said_at_once_and_exit_2(tmp_path: Path) -> None:
 
 async def test_an_embedded_simulator_serves_its_program_alone(tmp_path: Path) -> None:
     """Other users of the host reach its port, and files of batches hold rows."""
-    async with embedded_simulator(Settings(state=tmp_path / "state.db")) as base_url:
-        assert Server(base_url).account()["requests"] == 0
-        parts = urlsplit(base_url)
-        secret = parts.path.split("/")[1]
-        assert len(secret) >= 32
+    ProjectFolder(tmp_path)
+    opened = open_project(tmp_path)
+    async with opened.simulator() as placed:
+        provider = placed(opened.providers["simulator"])
+        key = provider.simulator_key
+        assert len(key) >= 32
         with subprocess.Popen(["ps", "-A", "-o", "args="], stdout=subprocess.PIPE, text=True) as listing:
-            assert secret not in listing.communicate()[0]
+            assert key not in listing.communicate()[0]
         for path in ("/v1/files", "/v1/batches", "/openai/v1/files", "/v1/messages/batches", "/account", "/metrics"):
-            for below in ("", f"/{secret[:-1]}"):
-                with pytest.raises(urllib.error.HTTPError, match="404"):
-                    urllib.request.urlopen(f"{parts.scheme}://{parts.netloc}{below}{path}", timeout=10)
+            address = provider.base_url.removesuffix("/v1") + path
+            for others in ({}, {SIMULATOR_KEY: ""}, {SIMULATOR_KEY: key[:-1]}, {SIMULATOR_KEY: "\u00e9"}):
+                with pytest.raises(urllib.error.HTTPError, match="401"):
+                    urllib.request.urlopen(urllib.request.Request(address, headers=others), timeout=10)
+        account = provider.base_url.removesuffix("/v1") + "/account"
+        urllib.request.urlopen(urllib.request.Request(account, headers={SIMULATOR_KEY: key}), timeout=10).close()
 
 
 async def test_embedded_simulator_is_there_within_the_block_only_whatever_lies_around(

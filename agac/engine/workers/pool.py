@@ -83,14 +83,15 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker is told when it starts; nothing of it is secret. `root` is the project's folder over there;
-    `providers` are as agac.yml has them, `addresses` those of simulators that were started here, by provider;
+    """What a worker is told when it starts; nothing of it is secret but the keys of simulators. `root` is the project's
+    folder over there; `providers` are as agac.yml has them; `simulators` are the base URLs and the keys of those that
+    were started here, by provider;
     `functions` are called by stages and tools, `asked` are the providers that calls may go to. Replies go to the
     `remote` too, if there is one, under the store's `token`."""
 
     root: str
     providers: Mapping[str, ProviderSpec]
-    addresses: Mapping[str, str] = field(default_factory=dict)
+    simulators: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
     functions: Sequence[FunctionRef | ToolSpec] = ()
     asked: Sequence[str] = ()
     remote: str | None = None

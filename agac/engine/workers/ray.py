@@ -155,7 +155,7 @@ def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
         names = ", ".join(facts.missing)
         remedy = f"Set it there, or in a .env beside agac.yml on that machine. {HERE}"
         return UsageError(f"{who} has no value of the variable {names}", remedy=remedy)
-    if setup.addresses and facts.node != socket.gethostname():
+    if setup.simulators and facts.node != socket.gethostname():
         text = f"the embedded simulator answers on this machine alone, and {who} is on another one"
         remedy = f"Name a provider in agac.yml that all machines reach, as one of `agac simulate`. {HERE}"
         return UsageError(text, remedy=remedy)

@@ -63,8 +63,8 @@ class ChunkWorker:
             env = {**{name: value for name, value in written if value is not None}, **os.environ}
         self._env, self.said, self._is_said = env, list[str](), False
         rows, _ = build_providers(setup.providers, env)
-        for name, address in setup.addresses.items():
-            rows[name] = replace(rows[name], base_url=address, missing_variables=())
+        for name, (address, key) in setup.simulators.items():
+            rows[name] = replace(rows[name].at_simulator(address, key), missing_variables=())
         self._providers = {name: rows[name] for name in setup.asked}
         known = rows.values()
         self._redactor = Redactor(
