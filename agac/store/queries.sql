@@ -641,14 +641,14 @@ FROM step CROSS JOIN minute_timing ON run_id = :run AND minute = (
 SELECT minute FROM minute WHERE run_id = ? ORDER BY minute LIMIT 1;
 
 -- name: lanes_of
--- How the lanes of a run were, by so many seconds: the last sample of each.
+-- How the lanes of a run were, by so many seconds: the last sample of each lane, among the last hundred of all of them.
 WITH RECURSIVE step (since) AS (
     SELECT :since UNION ALL SELECT since + :step FROM step WHERE since + :step < :until
 )
-SELECT at, lane, in_flight, bound, most, waiting, held_by, paused_until, waited, refused
-FROM step CROSS JOIN lane_sample ON run_id = :run AND at = (
-    SELECT max(at) FROM lane_sample WHERE run_id = :run AND at >= since AND at < since + :step
-) ORDER BY at, lane;
+SELECT max(at) AS at, lane, in_flight, bound, most, waiting, held_by, paused_until, waited, refused
+FROM step CROSS JOIN lane_sample ON run_id = :run AND at < since + :step AND at >= max(since, coalesce((
+    SELECT at FROM lane_sample WHERE run_id = :run AND at < since + :step ORDER BY at DESC LIMIT 1 OFFSET 99
+), since)) GROUP BY since, lane ORDER BY 1, lane;
 
 -- name: rows_by_place
 -- Some rows of the input in its order: (key, where it stands as two values, whether it is shown).

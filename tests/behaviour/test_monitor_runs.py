@@ -81,9 +81,13 @@ def test_lanes_and_budgets_have_curves_with_tables(shop: ProjectFolder, watched:
         for at, in_flight in ((0, 3), (2, 4), (60, 1)):
             change(f"INSERT INTO lane_sample SELECT id, created_at + {at}, 'l', {in_flight}, 5, 9, 1, '', NULL, 0, 0 "
                    "FROM run WHERE id = 1")  # fmt: skip
+        # of another lane the last sample is a moment older
+        change("INSERT INTO lane_sample SELECT id, created_at + 59.9, 'k', 2, 5, 9, 1, '', NULL, 0, 0 FROM run "
+               "WHERE id = 1")  # fmt: skip
         change("UPDATE event SET ended_at = ended_at + 60 WHERE run_id = 1")
     more = json.loads(watched.get("/run/1/curves.json").text)["more"]
     assert more["Budget of the run, calls"]["lines"] == {"spent": [12], "limit": [1000]}
+    assert more["Lane k"]["lines"]["in_flight"] == [2]
     lane = more["Lane l"]
     assert (lane["lines"]["in_flight"], lane["lines"]["bound"]) == ([3, 4, 1], [5, 5, 5])
     assert [at - lane["at"][0] for at in lane["at"]] == pytest.approx([0, 2, 60])
