@@ -325,7 +325,9 @@ async def _version(command: str, env: Mapping[str, str]) -> str:
         shown = await asyncio.create_subprocess_exec(*asks, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env)
         try:
             assert shown.stdout is not None
-            return (await asyncio.wait_for(shown.stdout.read(1_000), 60)).decode("utf-8", "replace").strip()
+            async with asyncio.timeout(60):
+                words = await shown.stdout.read(1_000)
+            return words.decode("utf-8", "replace").strip()
         finally:
             with suppress(ProcessLookupError):
                 shown.kill()

@@ -118,7 +118,8 @@ class Channel:
         """No answer, until the client has left or the simulator stops."""
         while self.http.transport is not None and not self.http.transport.is_closing() and not stopping.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), HANG_INTERVAL_S)
+                async with asyncio.timeout(HANG_INTERVAL_S):
+                    await stopping.wait()
 
     async def send(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         sent = self._headers() | (headers or {})

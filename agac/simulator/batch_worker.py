@@ -432,7 +432,8 @@ class SimulatedBatches:
             return True
         done = asyncio.wrap_future(self.start(batch_id))
         try:
-            await asyncio.wait_for(asyncio.shield(done), LOOK_SECONDS)
+            async with asyncio.timeout(LOOK_SECONDS):
+                await asyncio.shield(done)
         except TimeoutError:
             done.add_done_callback(lambda future: future.cancelled() or future.exception())
             return False

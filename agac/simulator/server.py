@@ -106,7 +106,8 @@ async def read_base_url(process: Process, errors: IO[bytes]) -> str:
     """Waits for the child's ready line; raises SimulatorError with its errors if none comes."""
     assert process.stdout is not None
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+        async with asyncio.timeout(START_SECONDS):
+            line = await process.stdout.readline()
         return str(json.loads(line)["base_url"])
     except TimeoutError as error:
         reason = f"the embedded simulator was not ready after {START_SECONDS:g} s"
@@ -123,7 +124,8 @@ async def stop_process(process: Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

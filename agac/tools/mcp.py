@@ -105,7 +105,8 @@ class McpServers:
             session = await self._session(served, fingerprint)
             try:
                 await self._begin(server, session, intent)
-                text = await asyncio.wait_for(session.call(tool, arguments), rules.timeout)
+                async with asyncio.timeout(rules.timeout):
+                    text = await session.call(tool, arguments)
             except TimeoutError:
                 session.retire()
                 said = f"{tool} took longer than {rules.timeout:g} s, and was given up"

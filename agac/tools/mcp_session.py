@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sysconfig
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -68,7 +69,8 @@ class McpSession:
     async def open(self, seconds: float) -> None:
         """Waits until it is connected. Raises SessionGone."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._client), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(self._client)
         except TimeoutError:
             raise SessionGone(f"it did not answer within {seconds:g} s", sent=False) from None
 
@@ -209,11 +211,25 @@ class McpSession:
                     yield received, sent
                 finally:
                     with anyio.CancelScope(shield=True):
-                        await _ended(process, self._patience)
+                        await self._end_process(process)
                     self._watch(-process.pid)
                     group.cancel_scope.cancel()
         finally:
             cast("Any", process)._transport.close()  # a grandchild may hold its pipes
+
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+        """Closes the process's input, then ends it with all that it started, with the session's patience before each
+        step. A Ctrl-C may shorten that meanwhile. `wait` would wait for whoever has its pipes, too."""
+        assert process.stdin is not None
+        process.stdin.close()
+        for number in (0, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+            last = number not in (0, signal.SIGTERM)
+            if number and (last or process.returncode is None):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number) if hasattr(os, "killpg") else process.kill()
+            begun = time.monotonic()
+            while process.returncode is None and time.monotonic() - begun < self._patience:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
     async def _read(self, process: asyncio.subprocess.Process, heard: Any) -> None:
         """Messages of the process, line by line; what is no message is logged."""
@@ -231,7 +247,8 @@ class McpSession:
                 line += rest[: max(MAX_BYTES + 1 - len(line), 0)]
         if not self.gone:
             with suppress(TimeoutError):  # it, and its last words
-                await asyncio.wait_for(process.wait(), END_S / 2)
+                async with asyncio.timeout(END_S / 2):
+                    await process.wait()
             code = process.returncode
             how = "closed its output" if code is None else f"ended with exit status {code}"
             self.gone = self._why(RuntimeError(f"its process {how}"))
@@ -270,22 +287,6 @@ class McpSession:
                 _log.info("%s: %s", self._name, text)
             if before < LOG_BYTES <= self._logged:
                 _log.warning("%s: it writes more than %s kB; the rest is not logged", self._name, LOG_BYTES // 1000)
-
-
-async def _ended(process: asyncio.subprocess.Process, patience: float) -> None:
-    """Closes its input, then ends it with all that it started, after so many seconds of `patience` each. `wait` would
-    wait for whoever has its pipes, too."""
-    assert process.stdin is not None
-    process.stdin.close()
-    for number in (0, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        last = number not in (0, signal.SIGTERM)
-        if number and (last or process.returncode is None):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number) if hasattr(os, "killpg") else process.kill()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while process.returncode is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
 
 
 class _BoundedHttp(httpx2.AsyncClient):

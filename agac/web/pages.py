@@ -138,7 +138,8 @@ async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> A
             said = now
             yield ":\n\n"
         with suppress(TimeoutError):
-            await asyncio.wait_for(app.state.ending.wait(), SECONDS)
+            async with asyncio.timeout(SECONDS):
+                await app.state.ending.wait()
 
 
 def written_at(project: Path) -> tuple[tuple[int, int], ...]:

@@ -188,3 +188,13 @@ def test_files_of_a_project_are_opened_by_one_module_alone() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OPENERS:
                 found.setdefault(name, set()).add(ast.unparse(node.func))
     assert found == {name: calls for name, (calls, _) in OPENED_OTHERWISE.items()}
+
+
+def test_a_time_limit_does_not_swallow_a_ctrl_c() -> None:
+    """`asyncio.wait_for` of Python 3.11 gives the result, and forgets that it was cancelled, where both come at once;
+    `asyncio.timeout` does not."""
+    assert [
+        f"{name}:{node.lineno}"
+        for name, node in nodes()
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
+    ] == []

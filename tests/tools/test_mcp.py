@@ -277,18 +277,25 @@ async def test_no_process_outlives_its_session(tmp_path: Path, monkeypatch: pyte
         wait_until(lambda pid=pid: not _alive(pid), f"the end of {pid}")
 
 
-async def test_a_ctrl_c_waits_for_no_server_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C cancels the task in which servers are listed."""
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_ctrl_c_waits_for_no_server_that_does_not_end(
+    answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C cancels the task in which servers are listed, also before one has answered at all."""
     monkeypatch.setattr("agac.tools.mcp_session.END_S", 3600.0)
-    pids = tmp_path / "pids"
+    pids, answered = tmp_path / "pids", asyncio.Event()
+    words = () if answers else ("--silent",)
 
     async def asks() -> None:
-        async with calls(server("--deaf", "--spawn", str(pids))) as call:
+        async with calls(server("--deaf", "--spawn", str(pids), *words)) as call:
             await call("echo")
+            answered.set()
             await asyncio.Event().wait()
 
     asking = asyncio.create_task(asks())
     await asyncio.to_thread(wait_until, lambda: pids.exists() and len(pids.read_text().split()) == 2, "both processes")
+    if answers:
+        await answered.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

@@ -308,7 +308,8 @@ async def _within(
             over.wait()
 
     threading.Thread(target=carry_out, name="agac-ray", daemon=True).start()
-    return await asyncio.wait_for(waiting, seconds)
+    async with asyncio.timeout(seconds):
+        return await waiting
 
 
 def _init(**how: Any) -> None:
