@@ -134,6 +134,8 @@ class RowHistory:
     in_batches: Sequence[RowTask]
     view: RowView
     redos: Fixes
+    followed: frozenset[str]
+    """The stages whose results others look at."""
     passed: set[str] = field(default_factory=set)
 
     @staticmethod
@@ -145,7 +147,7 @@ class RowHistory:
         in_batches = await batched_tasks(database, row.key)
         redos = await redos_of(database, (await run_record(database, run)).workflow)
         view = await _first_view(database, run, stages, row)
-        return RowHistory(run, stages, row, tasks, replicas, in_batches, view, redos)
+        return RowHistory(run, stages, row, tasks, replicas, in_batches, view, redos, followed(stages))
 
     @property
     def own(self) -> frozenset[str]:
@@ -181,7 +183,7 @@ class RowHistory:
         if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
             self.passed.add(stage.name)
             result = StageResult(task.value, task.outcome == Outcome.SKIPPED)
-            replay(self.view, stage, result, followed(self.stages))
+            replay(self.view, stage, result, self.followed)
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Which of these stages did not let the row through, as far as it is known."""
