@@ -368,6 +368,20 @@ def _in_words(error: AgacError) -> str:
     return " ".join(filter(None, [f"{error.message}.", *map(str, problems), error.remedy]))
 
 
+_MOST_IGNORED = 5
+"""Findings that comments ignore, of which a note says the place."""
+
+
+def _new(now: Sequence[LintFinding], before: Sequence[LintFinding]) -> list[LintFinding]:
+    """The findings that were not there before: a file may have several that are told in the same words."""
+    same = attrgetter("rule", "where.file", "where.path", "message")
+    known, new = Counter(map(same, before)), list[LintFinding]()
+    for one in now:
+        known[same(one)] -= 1
+        new += [one] if known[same(one)] < 0 else []
+    return new
+
+
 class _Change(NamedTuple):
     """Two versions of a project, and what is to be said beside what is found in them."""
 
@@ -415,15 +429,18 @@ class _Change(NamedTuple):
         )  # fmt: skip
 
     def linted(self, names: Sequence[str]) -> list[LintFinding]:
-        """What lint finds in these workflows and in agac.yml, and not in the version before."""
-        same = attrgetter("rule", "where.file", "where.path", "message")
-        found = lint_in(self.now, names).findings if names else []
-        before = lint_in(self.before, self.had(names)).findings if found and self.before else []
-        known, new = Counter(map(same, before)), list[LintFinding]()
-        for one in found:  # a file may have several that are told in the same words
-            known[same(one)] -= 1
-            new += [one] if known[same(one)] < 0 else []
-        return new
+        """What lint finds in these workflows and in agac.yml, and not in the version before. A note says what comments
+        of the change tell it to ignore."""
+        if not names:
+            return []
+        now, before = lint_in(self.now, names), None
+        if self.before and (now.findings or now.ignored):
+            before = lint_in(self.before, self.had(names))
+        if ignored := _new(now.ignored, before.ignored if before else []):
+            first = ", ".join(f"{one.rule} ({one.where.file}:{one.where.line})" for one in ignored[:_MOST_IGNORED])
+            more = f" and {len(ignored) - _MOST_IGNORED} more" if len(ignored) > _MOST_IGNORED else ""
+            self.notes.append(f"Comments of the change tell lint to ignore what it finds: {first}{more}.")
+        return _new(now.findings, before.findings if before else [])
 
     async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
         """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""

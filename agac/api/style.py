@@ -102,6 +102,8 @@ class LintReport(Report):
     workflows: list[str]
     findings: list[LintFinding]
     problems: list[Problem]
+    ignored: list[LintFinding]
+    """What comments (`# agac: ignore[RULE]`) ignore."""
 
 
 def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = None) -> LintReport:
@@ -140,4 +142,5 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
     read |= texts_read([*files, *(_tests_and_cards(spec) if is_whole else ())], spec)
     findings += [one for shown, text in read.items() for one in invisible(text, shown)]
     errors = loader.in_order(one for one in problems if one.severity == "error")
-    return LintReport([*map(str, names)], without_ignored(findings, read, spec.file.lint.ignore), errors)
+    left, ignored = without_ignored(findings, read, spec.file.lint.ignore)
+    return LintReport([*map(str, names)], left, errors, ignored)

@@ -370,9 +370,10 @@ def _remedy(sign: str, shown: str) -> str:
 
 def without_ignored(
     found: Iterable[LintFinding], texts: Mapping[str, str], off: Collection[RuleName]
-) -> list[LintFinding]:
-    """The findings that no rule in `off` made and no comment of their file ignores, and comments with names that are no
-    rules. A comment counts for its line, and on a line of its own for the next one that is none."""
+) -> tuple[list[LintFinding], list[LintFinding]]:
+    """The findings that no rule in `off` made and no comment of their file ignores, with comments that have names of no
+    rules; and those that a comment ignores. A comment counts for its line, and on a line of its own for the next one
+    that is none."""
     ignored, kept = set[tuple[str, int | None, str]](), list(found)
     for file, text in texts.items():
         own: list[str] = []  # the names of comments on lines of their own, for the line below them
@@ -389,5 +390,7 @@ def without_ignored(
             for name in set(names).difference(RULES):
                 message = f"there is no rule {name!r}; {did_you_mean(name, RULES, 'rules')}"
                 kept.append(LintFinding(Where(file, number, line.index("#") + 1), message))
-    left = [one for one in kept if one.rule not in off and (one.where.file, one.where.line, one.rule) not in ignored]
-    return sorted(dict.fromkeys(left), key=lambda one: (one.where.file, one.where.line or 0, one.rule))
+    kept = [one for one in dict.fromkeys(kept) if one.rule not in off]
+    kept.sort(key=lambda one: (one.where.file, one.where.line or 0, one.rule))
+    silent = [one for one in kept if (one.where.file, one.where.line, one.rule) in ignored]
+    return [one for one in kept if one not in silent], silent

@@ -213,6 +213,19 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+def test_a_comment_of_the_change_that_silences_lint_is_told(ran: ProjectFolder) -> None:
+    ran.workflow(stages=CHANGED)
+    path = ran.root / "workflows/reviews.yml"
+    text = path.read_text("utf-8")
+    path.write_text(f"{text}# a word\u200b in between # agac: ignore[invisible-character]\n", "utf-8")
+    line = len(text.splitlines()) + 1
+    found, comment = of_change(ran)
+    assert found.lint == []
+    said = f"tell lint to ignore what it finds: invisible-character (workflows/reviews.yml:{line})."
+    assert [said in note for note in found.notes].count(True) == 1
+    assert "invisible-character" in comment
+
+
 def test_a_long_setting_leaves_room_for_the_others(ran: ProjectFolder) -> None:
     servers = {f"s{n}": {"target": f"server {'x' * 9_000}"} for n in range(10)}
     added = {"mcp": servers, "providers": {"local": {"base_url": "http://127.0.0.1:9/v1"}}}
