@@ -324,13 +324,15 @@ def long_running(function: Function) -> Function:
 
 
 def main() -> NoReturn:
-    """The console script. Every exit of agac is here."""
+    """The command. Every exit of agac is here, but one while it is loaded."""
     gc.disable()
     terminal.prepare_streams()
     code: int = ExitCode.FAILED
     try:
         code = _main()
         sys.stdout.flush()
+    except KeyboardInterrupt:  # while an error was told, or the output written
+        code = _interrupted()
     except BrokenPipeError:  # the reader of our output closed it
         code = ExitCode.DONE
     except OSError as error:

@@ -135,7 +135,7 @@ def running() -> dict[str, Any]:
     command, package = shutil.which("agac"), Path(api.__file__ or "").parents[1]
     readable = command if command and os.access(command, os.R_OK) else os.devnull
     script = Path(readable).read_bytes()  # it names its Python and what it starts
-    ours = os.fsencode(Path(sys.executable).parent) in script and b"agac.cli.main" in script
+    ours = os.fsencode(Path(sys.executable).parent) in script and b"from agac." in script
     own = {"agac": __version__, "python": platform.python_version(), "package": str(package)}
     return own | {"interpreter": sys.executable, "on_path": command, "on_path_is_this": ours}
 

@@ -68,7 +68,7 @@ def test_doctor_finds_here_what_agac_needs(project: ProjectFolder) -> None:
 
 def test_version_says_which_agac_runs_and_which_a_shell_finds(project: ProjectFolder, tmp_path: Path) -> None:
     command = tmp_path / "agac"
-    for text, ours in ((f"#!{sys.executable}\nfrom agac.cli.main import main\n", True), ("#!/bin/sh\n", False)):
+    for text, ours in ((f"#!{sys.executable}\nfrom agac.__main__ import main\n", True), ("#!/bin/sh\n", False)):
         command.write_text(text, "utf-8")
         command.chmod(0o755 if ours else 0o311)  # the other may be run, and not read
         found = json.loads(project.agac("version", "--json", env={"PATH": str(tmp_path)}, code=0).out)

@@ -5,6 +5,8 @@ import random
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.processes import Process, ended, go_on_command, interrupt, listening, quiet_account, row_count, wait_until
-from support.project import ProjectFolder
+from support.project import ProjectFolder, clean_environment
 from support.server import Faulty, Server, simulator
 from support.soak import SOAK
 
@@ -367,3 +369,27 @@ def test_a_signal_lets_the_event_loop_have_its_turn_among_functions_that_compute
     assert ran.code == 130, ran.err
     assert row_count(project) == WIDE, "their calls have ended, which only a shorter turn can do"
     project.assert_sound()
+
+
+LOADED = """\
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+awaited, *sys.argv[1:] = sys.argv[1:]
+sys.argv[0] = awaited
+runpy.run_module("agac", run_name="__main__")
+"""
+"""A program that gets a SIGINT when the module is loaded that its first word names; the others are agac's."""
+
+
+@pytest.mark.parametrize("module", ["agac.cli.main", "click", "agac.cli.terminal", "agac.api.run", "agac.store.db"])
+def test_a_ctrl_c_while_modules_are_loaded_ends_a_command_as_any_other(module: str, project: ProjectFolder) -> None:
+    project.workflow(rows=1)
+    words = [sys.executable, "-c", LOADED, module, "run", "reviews"]
+    ended = subprocess.run(words, cwd=project.root, env=clean_environment({}), capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, b"")
+    assert ended.stderr.startswith(b"Interrupted")
+    assert not (project.root / ".agac/agac.db").exists()
