@@ -111,6 +111,9 @@ def is_left(task: PriorTask) -> bool:
 
 # How long a row may take: `row_timeout`, counted from its first call.
 
+TIMER_SECONDS = 0.005
+"""By how much a timer of an event loop may be early at most: uvloop counts in milliseconds."""
+
 Waited = TypeVar("Waited")
 
 
@@ -140,8 +143,8 @@ class RowDeadline:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left."""
-        return not self.outlasts(0.0)
+        """Whether nothing is left: a timer of the loop may end its wait a moment early."""
+        return not self.outlasts(TIMER_SECONDS)
 
     def outlasts(self, delay: float) -> bool:
         """Whether anything is left after waiting so many seconds."""

@@ -401,3 +401,10 @@ async def test_a_row_waits_for_its_first_turn_as_long_as_it_takes_and_then_no_lo
         await deadline.wait(asyncio.sleep(1000))
     assert loop_time() == began + 1010
     assert RowDeadline(None, loop_time).left() is None
+
+
+def test_a_row_whose_timer_ends_a_moment_early_has_used_its_time_up() -> None:
+    times = iter([100.0, 109.9, 109.998, 110.0])
+    deadline = RowDeadline(10.0, lambda: next(times))
+    assert deadline.left() == 10.0
+    assert [deadline.over for _ in range(3)] == [False, True, True]
