@@ -331,7 +331,11 @@ def _kept_in_git(opened: Project, version: Version) -> tuple[list[Problem], list
         if name.casefold() == STORE.parts[0] and name in now:
             problems.append(Problem(Where(name), _STATE_IN_GIT.format(name)))
         if name.casefold() == ".env":
-            how = "gone" if name not in now else "changed" if name in before else "new"
+            how = "changed"
+            if name not in now:
+                how = "gone"
+            elif name not in before:
+                how = "new"
             changes.append(Change(f"{name}, with variables for all commands, is {how}", "gone"))
     return problems, changes
 

@@ -43,16 +43,7 @@ from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
 from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
-from agac.spec.inputs import (
-    DATABASES,
-    DELIMITED,
-    INPUTS,
-    SCHEME,
-    format_of,
-    free_input,
-    suffix_of,
-    unused_keys,
-)
+from agac.spec.inputs import DATABASES, DELIMITED, INPUTS, SCHEME, format_of, free_input, suffix_of, unused_keys
 from agac.spec.loader import load_project
 from agac.spec.models import WorkflowFile
 from agac.spec.paths import YAML_SUFFIXES, ProjectPaths, Refused, matching_rows, project_root

@@ -28,7 +28,7 @@ from agac.core.state_files import make_folder
 from agac.core.types import Report, Row
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
-from agac.data.remote import FOLDER, RemoteContents
+from agac.data.remote import FOLDER, RemoteContents, kept_here
 from agac.data.sources import (
     STANDARD_INPUT,
     InputDigest,
@@ -52,7 +52,7 @@ from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
-from agac.spec.paths import RemoteContent, Unusable, home_of, output_folder, project_root, refused_by_windows
+from agac.spec.paths import Unusable, home_of, output_folder, project_root, refused_by_windows
 from agac.spec.project_files import read_bytes
 from agac.spec.project_models import McpServerFile
 from agac.spec.tools import ToolsMode
@@ -337,12 +337,6 @@ async def with_pins(
             pinned = tuple(kept_here(one, project.state / FOLDER) for one in pinned)
     remote = replace(project.remote, pinned=pinned)
     return replace(project, spec=replace(project.spec, fetch=remote.fetch), remote=remote) if pinned else project
-
-
-def kept_here(pinned: RemoteContent, folder: Path) -> RemoteContent:
-    """Content as another machine's run names it, without a path that leads out of the folder for fetched content."""
-    is_inside = pinned.path.resolve().is_relative_to(folder.resolve())
-    return pinned if is_inside else replace(pinned, path=Path())
 
 
 def environment(root: Path) -> tuple[dict[str, str], list[Problem]]:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
@@ -302,13 +302,11 @@ async def recorded_plan(
         problem = f"run {run} was made by an older agac, which did not store its settings"
         raise UsageError(problem, remedy=f"run it again: agac run -a {record.workflow}")
     definition = await runs.definition_of(database, run)
-    restored = partial(restored_plan, record.workflow, definition, settings, providers, opened.root)
-    if await runs.control_known(database, record.workflow) is not None:
-        with _explained_as_stored(run):
+    with ExitStack() as stack:
+        if await runs.control_known(database, record.workflow) is not None:
+            stack.enter_context(_explained_as_stored(run))
             _refuse_unnamed(opened, record, definition, settings)
-            plan = restored(functions=functions)
-    else:
-        plan = restored(functions=functions)
+        plan = restored_plan(record.workflow, definition, settings, providers, opened.root, functions=functions)
     broken = {stage.name for stage in plan.asking if stage.schema is not None and not compiles(stage.schema.body)}
     if not broken:
         return plan
@@ -342,11 +340,8 @@ def _refuse_unnamed(
         workflow, models, _ = defined(opened, record.workflow, Overrides())
         if workflow is not None and all(stage.name in models for stage in workflow.calling):
             now = make_plan(workflow, models, opened.root, Selection(), None)
-            wanted = {
-                thing: words
-                for thing, words in wanted.items()
-                if thing not in reach(now.body, run_settings(now, opened.root))
-            }
+            named = reach(now.body, run_settings(now, opened.root))
+            wanted = {thing: words for thing, words in wanted.items() if thing not in named}
     if wanted:
         first = min(wanted.values())
         what = f"run {record.id} of the remote would use {first}, which the files of {record.workflow!r} do not name"

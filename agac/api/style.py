@@ -23,8 +23,8 @@ from agac.spec.lint import (
     file_findings,
     invisible,
     secrets,
+    split_by_comments,
     texts_read,
-    without_ignored,
 )  # fmt: skip
 from agac.spec.paths import PROJECT_FILE, Unusable, home_of
 from agac.spec.project_files import files_in, read_bytes, read_text
@@ -142,5 +142,5 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
     read |= texts_read([*files, *(_tests_and_cards(spec) if is_whole else ())], spec)
     findings += [one for shown, text in read.items() for one in invisible(text, shown)]
     errors = loader.in_order(one for one in problems if one.severity == "error")
-    left, ignored = without_ignored(findings, read, spec.file.lint.ignore)
+    left, ignored = split_by_comments(findings, read, spec.file.lint.ignore)
     return LintReport([*map(str, names)], left, errors, ignored)

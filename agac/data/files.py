@@ -484,7 +484,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
-    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is `private` and among the
+    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is `private` or among the
     state, by its owner; and its descriptor."""
     opens = private_opener if private else opener
     for number in itertools.count():

@@ -84,6 +84,12 @@ def _hash_of(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def kept_here(pinned: RemoteContent, folder: Path) -> RemoteContent:
+    """Content as another machine's run names it, without a path that leads out of the folder for fetched content."""
+    is_inside = pinned.path.resolve().is_relative_to(folder.resolve())
+    return pinned if is_inside else replace(pinned, path=Path())
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
     """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then.

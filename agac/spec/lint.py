@@ -368,7 +368,7 @@ def _remedy(sign: str, shown: str) -> str:
     return f"remove it, or write it as {escape} {how}, so that a reviewer sees it"
 
 
-def without_ignored(
+def split_by_comments(
     found: Iterable[LintFinding], texts: Mapping[str, str], off: Collection[RuleName]
 ) -> tuple[list[LintFinding], list[LintFinding]]:
     """The findings that no rule in `off` made and no comment of their file ignores, with comments that have names of no
@@ -392,5 +392,8 @@ def without_ignored(
                 kept.append(LintFinding(Where(file, number, line.index("#") + 1), message))
     kept = [one for one in dict.fromkeys(kept) if one.rule not in off]
     kept.sort(key=lambda one: (one.where.file, one.where.line or 0, one.rule))
-    silent = [one for one in kept if (one.where.file, one.where.line, one.rule) in ignored]
-    return [one for one in kept if one not in silent], silent
+    left, silent = list[LintFinding](), list[LintFinding]()
+    for one in kept:
+        is_silent = (one.where.file, one.where.line, one.rule) in ignored
+        (silent if is_silent else left).append(one)
+    return left, silent

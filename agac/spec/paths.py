@@ -162,7 +162,11 @@ _SECRET = re.compile(r".*\.env(rc)?|\.env\..+", re.IGNORECASE)
 def secret_kind(path: Path, root: Path) -> str | None:
     """Why what a resolved path holds is told to nobody: it is an environment file, or what agac or
     git keeps, in the project or in a folder of it. None where it is an ordinary file."""
-    real = root.resolve()
+    return _secret_kind(path, root.resolve())
+
+
+def _secret_kind(path: Path, real: Path) -> str | None:
+    """The same for a `real` root, which is resolved already."""
     parts = path.relative_to(real).parts if path.is_relative_to(real) else ()
     if {part.casefold() for part in parts} & {*STATE_FOLDERS}:
         return "is agac's or git's own"
@@ -406,8 +410,9 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
 def matching_rows(folder: Path, patterns: Sequence[str], skipped: Sequence[Path]) -> Iterator[str]:
     """The files of an input below its folder, as `matching` finds them. Raises Unmatchable, also where one is an
     environment file, or a link leads to one or to what agac or git keeps."""
-    for name in matching(folder, patterns, skipped):
-        if (why := secret_kind((folder / name).resolve(), folder)) is not None:
+    real = folder.resolve()
+    for name in matching(real, patterns, skipped):
+        if (why := _secret_kind((real / name).resolve(), real)) is not None:
             raise Unmatchable(f"{name!r} {why}, and is not read as rows; remove it or name fewer files")
         yield name
 

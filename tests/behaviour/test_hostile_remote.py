@@ -22,12 +22,12 @@ from support.packs import answer
 from support.server import Server
 from support.shards import Sharded
 
-from agac.api.project import kept_here
 from agac.core.errors import AgacError
 from agac.core.keys import definition_hash
 from agac.core.types import strict_json
 from agac.data import object_store
 from agac.data.object_store import ObjectStore
+from agac.data.remote import kept_here
 from agac.data.shared_log import MAX_SMALL, entry_name, read_record
 from agac.engine.batch import control
 from agac.engine.batch.control import LogEntry

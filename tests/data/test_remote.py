@@ -170,14 +170,14 @@ def test_the_address_that_was_checked_is_the_one_that_is_reached(
         ("https://a:99999/p", "is no https:// address"),
         ("file:///etc/passwd", "leads out of the project; copy it into the project, or name its folder in `allow`"),
         ("file://../outside.md", "names the machine .."),
-        ("file:///ROOT/../../etc/passwd", "leads out of the project"),
-        ("file:///ROOT/link", "leads out of the project"),
-        ("file:///ROOT/none.md", "is no file"),
+        ("file:///HERE/../../etc/passwd", "leads out of the project"),
+        ("file:///HERE/link", "leads out of the project"),
+        ("file:///HERE/none.md", "is no file"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_fetched_at_all_is_said_with_the_remedy(reference: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
-    message = refused(tmp_path, reference.replace("/ROOT", str(tmp_path)))
+    message = refused(tmp_path, reference.replace("/HERE", str(tmp_path)))
     assert said in message
     assert "secret" not in message
     assert not (tmp_path / ".agac").exists()
