@@ -457,13 +457,15 @@ class BatchApi:
         return (size, response.headers.get("content-length", "").isdecimal()) if is_whole else self._torn(size)
 
     def _is_whole(self, path: str, response: httpx2.Response, size: int, last: bytes | Fault) -> bool:
-        """Whether a body of `size` bytes came to its end; else, where its server has ranges, the next call goes on."""
+        """Whether a body of `size` bytes came to its end; else the next call asks for the rest of it. A server that
+        says nothing of ranges may have them, and sends the whole body where it has none (RFC 9110, 14.2); one that
+        wants no ranges asked for says `Accept-Ranges: none` (14.3)."""
         headers, continues = response.headers, response.status_code == 206
         length = headers.get("content-length", "")
         is_whole = not length.isdecimal() or int(length) == response.num_bytes_downloaded
         if not is_whole or (isinstance(last, Fault) and last.kind is FaultKind.RETRY):
-            offered = continues or headers.get("accept-ranges") == "bytes"
-            if size and offered and headers.get("content-encoding", "identity") == "identity":
+            refused = headers.get("accept-ranges") == "none"
+            if size and not refused and headers.get("content-encoding", "identity") == "identity":
                 self._begun[path] = size, headers.get("etag", "")
         if isinstance(last, Fault) or continues or not last.strip() or json_of(last) is not None:
             return is_whole
