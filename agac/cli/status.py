@@ -170,7 +170,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield from serving_lines(run["serving"])
     if held["cost_usd"] or held["tokens"]:
         cost = f"{dollars(held['cost_usd'])} ({held['tokens']:,} tokens)"
-        yield f"Calls without an answer may have cost up to {cost} more"
+        yield f"Calls of unknown cost may have cost up to {cost} more"
     yield ""
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]

@@ -153,7 +153,7 @@ def batch_name(number: object, provider_id: str | None) -> str:
 
 
 def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
-    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls without an answer; 12 of 40 calls`."""
+    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls of unknown cost; 12 of 40 calls`."""
     units = []
     for unit, facts in budget.items():
         if isinstance(facts, dict):
@@ -161,7 +161,7 @@ def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
                 dollars(facts[key]) if unit == "usd" else f"{facts[key]:,.0f}" for key in ("spent", "limit", "held")
             )
             what = f"{'simulated ' * simulated}{spent} of {limit}" if unit == "usd" else f"{spent} of {limit} {unit}"
-            more = f", and at most {unknown} by calls without an answer" if facts["held"] else ""
+            more = f", and at most {unknown} by calls of unknown cost" if facts["held"] else ""
             units.append(f"{what} spent{more}")
     return f"{budget['name']}: {'; '.join(units)}"
 

@@ -163,4 +163,6 @@ def usage_of(counts: Iterable[Count], stage: PlannedStage) -> StageUsage | None:
     given, made, cached = (
         sum(getattr(c, f"{kind}_tokens") for c in answered) for kind in ("input", "output", "cached")
     )
-    return StageUsage(given / calls, made / calls, max(calls / ended, 1.0), cached / given if given else 0.0, ended)
+    # where others have a price, a call without one is a call whose tokens were not counted
+    counted = sum(c.tasks - c.unpriced if c.cost else c.tasks for c in answered)
+    return StageUsage(given / counted, made / counted, max(calls / ended, 1.0), cached / given if given else 0.0, ended)

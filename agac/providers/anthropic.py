@@ -208,6 +208,9 @@ class MessageAssembly(Assembly):
         kind = event.get("type")
         if kind == "message_start" and isinstance(message := event.get("message"), dict):
             self._frame = dict(message)
+            # the first event holds a placeholder: the tokens of the answer are counted at its end
+            started = {**mapping(message.get("usage")), "output_tokens": None}
+            self._frame["usage"] = started
         elif kind == "content_block_start":
             self._begin(event.get("index"), event.get("content_block"))
         elif kind == "content_block_delta":
@@ -254,8 +257,10 @@ class MessageAssembly(Assembly):
             if delta.get("stop_reason") == "refusal":
                 self.token("", answer=True)
         if isinstance(usage, dict):
-            counts = {name: value for name, value in usage.items() if value is not None}
-            self._frame["usage"] = {**mapping(self._frame.get("usage")), **counts}
+            known = mapping(self._frame.get("usage"))
+            # counts only grow: a 0 at the end takes nothing back of what the beginning said
+            counts = {name: value for name, value in usage.items() if value or (value == 0 and not known.get(name))}
+            self._frame["usage"] = {**known, **counts}
 
 
 def _whole(block: dict[str, Any], pieces: list[tuple[str, str]]) -> dict[str, Any]:

@@ -117,6 +117,20 @@ def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought
     return Usage(count(usage, given), count(usage, made), read, count(usage.get(thought[0]), thought[1]), written)
 
 
+def believable(usage: Usage, *, wrote: bool) -> Usage:
+    """Returns the usage with None for each count that cannot be true: some servers fill in 0 where they did not count.
+
+    A request has at least one token, cached or not, and an answer in which the model `wrote` something has one too. The
+    tokens of the cache are among the input's, and those of thinking among the output's."""
+    given, cached = usage.input_tokens, usage.cached_tokens
+    if given is not None and given < max(cached or 0, 1):
+        usage = usage._replace(input_tokens=None, cached_tokens=None)
+    made = usage.output_tokens
+    if made is not None and made < max(usage.reasoning_tokens or 0, wrote):
+        usage = usage._replace(output_tokens=None, reasoning_tokens=None)
+    return usage
+
+
 def uses_of(counts: Any, suffix: str) -> dict[str, int]:
     """How often each of the provider's own tools ran, counted by names that end so."""
     found = {name.removesuffix(suffix): count(counts, name) for name in mapping(counts) if name.endswith(suffix)}
@@ -178,7 +192,7 @@ def reply_of(
     return Reply(
         text=texts[0] if texts else "",
         finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
-        usage=usage,
+        usage=believable(usage, wrote=any(texts) or bool(calls)),
         model=text(data, "model") or model,
         refusal=refusal,
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,

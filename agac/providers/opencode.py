@@ -25,7 +25,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, Reply, Request, Schema, Usage
 from agac.providers import keeper
 from agac.providers.bodies import count, encode, json_of, mapping, text
-from agac.providers.dialect import NO_HEADERS, Assembly, Begins, Dialect
+from agac.providers.dialect import NO_HEADERS, Assembly, Begins, Dialect, believable
 from agac.providers.error_tables import read_openai_error
 from agac.providers.http import HttpReply
 from agac.providers.provider import SERVER_TOOLS, Provider
@@ -118,7 +118,7 @@ class Transcript:
     finish: str = ""
     calls: int = 0
     error: JSONValue = None
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, int | None] = field(default_factory=dict)
     events: list[JSONValue] = field(default_factory=list)
     left: int = EVENTS
     stderr: bytes = b""
@@ -148,8 +148,11 @@ class Transcript:
         cache, thought = mapping(tokens.get("cache")), count(tokens, "reasoning") or 0
         read, written = count(cache, "read") or 0, count(cache, "write") or 0
         given, made = (count(tokens, "input") or 0) + read + written, (count(tokens, "output") or 0) + thought
-        for name, number in zip(_COUNTED, (given, made, read, thought, written), strict=True):
-            self.usage[name] = self.usage.get(name, 0) + number
+        call = believable(Usage(given, made, read, thought, written), wrote=True)
+        for name in _COUNTED:
+            number, before = getattr(call, name), self.usage.get(name, 0)
+            # what one call did not count is unknown for the whole session
+            self.usage[name] = None if number is None or before is None else before + number
         self.calls, self.finish = self.calls + 1, reason
         if reason == "tool-calls" and self.calls >= self.most[0]:
             self.failure = ErrorType.TOOL_LOOP_LIMIT, f"it asked for tools after max_turns, {self.most[0] - 1}"

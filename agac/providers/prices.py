@@ -61,14 +61,19 @@ def _own(provider: Provider, model: str) -> Price | None:
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of tokens, is unknown."""
-    if price is None or usage.input_tokens is None or usage.output_tokens is None:
+    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of tokens, is unknown.
+    Tokens that cost nothing need not be counted."""
+    if price is None:
         return None
     uses = 0.0
     if used := usage.server_tools:
         if not used.keys() <= price.uses.keys():
             return None
         uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
+    if _has_free_tokens(price):
+        return uses
+    if usage.input_tokens is None or usage.output_tokens is None:
+        return None
     for start, above in price.above:
         if usage.input_tokens >= start:
             price = above
@@ -81,6 +86,12 @@ def cost(usage: Usage, price: Price | None) -> float | None:
         kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
     fresh = (usage.input_tokens - cached - written) * price.input
     return (fresh + kept + cached * cached_price + usage.output_tokens * price.output) / 1_000_000 + uses
+
+
+def _has_free_tokens(price: Price) -> bool:
+    """Whether no token costs anything, however long the prompt is and whatever a cache does."""
+    columns = (getattr(price, name) for name in _COLUMNS)
+    return not any(columns) and all(_has_free_tokens(step) for _, step in price.above)
 
 
 def dated_versions(provider: Provider, model: str) -> list[str]:

@@ -326,13 +326,14 @@ def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     split = {f"ephemeral_{ttl}_input_tokens": call.cache_written.get(ttl, 0) for ttl in LIFETIMES}
     uses = Counter(f"{use.kind}_requests" for use in answer.hosted)
     served = {"server_tool_use": {f"{name}_requests": uses[f"{name}_requests"] for name in HOSTED_TOOLS}}
-    return {
+    counts = {
         "input_tokens": call.prompt_tokens - call.cached_tokens - written,
         "cache_creation_input_tokens": written, "cache_read_input_tokens": call.cached_tokens,
         "output_tokens": answer.tokens, "service_tier": call.extras.get("service_tier", "standard"),
         **({"cache_creation": split} if written else {}),
         **(served if any(tool.kind for tool in call.tools) else {}),
     }  # fmt: skip
+    return answer.usage(counts)
 
 
 def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:

@@ -182,11 +182,12 @@ def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
 
 def chat_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     written = answer.tokens
-    return {
+    counts = {
         "prompt_tokens": call.prompt_tokens, "completion_tokens": written, "total_tokens": call.prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": call.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
+    return answer.usage(counts)
 
 
 def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:

@@ -187,6 +187,8 @@ FAULTS: dict[str, KnownFault] = {
     "early_cut": KnownFault("answer", "a response has a first message that was cut, then the answer", "marked",
                             lambda rule, call, answer: replace(answer, earlier=(
                                 AnswerMessage(half(answer, 1), cut=rule.value("marked")),)), marked=True),
+    "zero_usage": KnownFault("answer", "the usage says 0 for each count of tokens", "",
+                             lambda rule, call, answer: replace(answer, counts_nothing=True)),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
     "unknown_tool": KnownFault("answer", "calls name a tool that is not on offer", "",
                                other_calls(lambda asked: asked._replace(name="no_such_tool"))),

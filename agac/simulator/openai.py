@@ -118,7 +118,7 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
         "completed_at": replies.CREATED if finished else None,
         "incomplete_details": None if finished else {"reason": reason},
         "output": response_items(call, answer),
-        "usage": usage,
+        "usage": answer.usage(usage),
     }
 
 

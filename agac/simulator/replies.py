@@ -144,6 +144,17 @@ class ModelCall:
         return next((text for role, text in reversed(self.messages) if role in ("user", "tool")), "")
 
 
+def zeroed(counts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same counts with 0 for each number, nested ones included."""
+    zero: dict[str, Any] = {}
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            zero[name] = zeroed(value)
+        else:
+            zero[name] = 0 if isinstance(value, int) else value
+    return zero
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerMessage:
     """One message of an answer: its text, or a refusal. `cut`: whether it says of itself that it ended early."""
@@ -156,7 +167,7 @@ class AnswerMessage:
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
     """The model's `content`, or None and a `refusal` or `calls` of tools. `earlier`: messages before that, where an API
-    has them; `hosted`: the provider's own tools that it used on the way."""
+    has them; `hosted`: the provider's own tools that it used on the way. `counts_nothing`: its usage says 0 tokens."""
 
     content: str | None
     finish: Literal["stop", "length", "content_filter", "tool_calls", "pause"] = "stop"
@@ -164,6 +175,11 @@ class ModelAnswer:
     earlier: tuple[AnswerMessage, ...] = ()
     calls: tuple[AskedTool, ...] = ()
     hosted: tuple[HostedUse, ...] = ()
+    counts_nothing: bool = False
+
+    def usage(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """Returns the counts of tokens as the API tells them: all of them 0 where it counts nothing."""
+        return zeroed(counts) if self.counts_nothing else counts
 
     @property
     def tokens(self) -> int:

@@ -571,7 +571,8 @@ SELECT stage, lane, basis, tasks, characters, usd, low, high FROM estimate WHERE
 
 -- name: lane_lengths
 -- Characters and counted tokens of requests in the mean, of the newest stages that a lane was asked at.
-SELECT e.characters, sum(c.input_tokens) * 1.0 / sum(c.count)
+-- Where other calls have a price, a call without one is a call whose tokens were not counted.
+SELECT e.characters, sum(c.input_tokens) * 1.0 / sum(CASE WHEN c.cost > 0 THEN c.count - c.unpriced ELSE c.count END)
 FROM (SELECT * FROM estimate WHERE lane = ? AND characters > 0 ORDER BY run_id DESC LIMIT 20) e
 JOIN counter c ON c.run_id = e.run_id AND c.stage = e.stage AND c.outcome = 'call' AND c.output_tokens > 0
 GROUP BY e.run_id, e.stage;

@@ -112,6 +112,22 @@ def test_batches_are_reserved_at_their_own_price(make: Make) -> None:
     assert usd / tasks > 200 * 2.0 * 0.5 / 1e6
 
 
+@pytest.mark.parametrize("budget", [{"usd": 0.002}, {"tokens": 2_000}])
+def test_answers_of_batches_that_count_no_tokens_are_not_free(make: Make, budget: dict[str, Any]) -> None:
+    """What was set aside for them stays so: no further batch finds room in it."""
+    project = make({"kind": "zero_usage", "always": True}, budget=budget)
+    project.run()
+    [(tasks, usd, tokens)] = project.query("SELECT tasks, held_usd, held_tokens FROM batch")
+    advance(project.server, SECONDS)
+    report = project.retrieve()
+    assert (report.exit_code, report.run.stop) == (4, "limit")
+    assert project.query("SELECT count(*) FROM row WHERE state = 1") == [(tasks,)]
+    assert project.charged() == (1, tasks)
+    [(held_usd, held_tokens)] = project.query("SELECT sum(held_cost), sum(held_tokens) FROM counter")
+    assert held_usd == pytest.approx(usd)
+    assert tokens - tasks < held_tokens <= tokens
+
+
 def test_the_budget_of_a_stage(make: Make) -> None:
     stages = [
         SAY | {"model": "local/echo"},

@@ -259,3 +259,42 @@ def test_a_retry_is_asked_about_above_confirm_above(project: ProjectFolder, serv
     assert (report.exit_code, len(questions), server.account()["requests"]) == (ExitCode.DONE, 1, 2 * asked)
     expected = float(questions[0].split("$")[1].split(";")[0])
     assert expected == pytest.approx(report.invocation["cost_usd"], rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "query"),
+    [
+        ("openai-chat", ""),
+        ("openai-chat", "?transport=sse"),
+        ("openai-responses", ""),
+        ("anthropic", "?transport=sse"),
+    ],
+)
+@pytest.mark.parametrize("budget", [{"usd": 0.002}, {"tokens": 1_500}])
+def test_answers_that_count_no_tokens_are_not_free(
+    project: ProjectFolder, faulty: Faulty, dialect: str, query: str, budget: dict[str, Any]
+) -> None:
+    """Each counts at its worst case: the budget stops the run no later than it would with true counts."""
+    server = project.asks(faulty([{"kind": "zero_usage", "always": True}]), dialect=dialect, prices=PRICES)
+    stage = {**STAGE, "model": f"local/small{query}"}
+    report = project.run(project.workflow(rows=20, stages=[stage], budget=budget), concurrency=1)
+    assert (report.exit_code, report.stop) == (ExitCode.LIMIT, "limit")
+    account, done = server.account(), report.summary["rows"]["done"]
+    assert 0 < done < 20
+    assert account["prompt_tokens"] + account["completion_tokens"] <= budget.get("tokens", 1e9)
+    [(unit, cap)] = budget.items()
+    facts = limits(report)[unit]
+    assert facts["spent"] == 0
+    assert 0.5 * cap < facts["held"] <= cap
+    assert report.summary["calls"]["calls_without_price"] == done
+    again = project.run()
+    assert (again.exit_code, again.invocation["calls"]) == (ExitCode.LIMIT, 0)
+
+
+def test_a_provider_that_costs_nothing_stays_free_where_it_counts_no_tokens(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([{"kind": "zero_usage", "always": True}]), prices={"small": {"input": 0, "output": 0}})
+    report = project.run(project.workflow(rows=5, stages=[STAGE], budget={"usd": 0.000001}))
+    assert (report.exit_code, report.summary["rows"]["done"]) == (ExitCode.DONE, 5)
+    assert (limits(report)["usd"]["held"], report.summary["calls"]["calls_without_price"]) == (0, 0)

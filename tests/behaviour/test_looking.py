@@ -145,7 +145,7 @@ class TestStatusOfARun:
             )
         assert agac.status(run=1, project=project.root).runs[0]["held"] == {"cost_usd": 0.25, "tokens": 900}
         out = project.agac("status", "1").out
-        assert "Calls without an answer may have cost up to $0.2500 (900 tokens) more\n" in out
+        assert "Calls of unknown cost may have cost up to $0.2500 (900 tokens) more\n" in out
 
     def test_a_killed_run_is_gone_on_with_as_it_says(self, project: ProjectFolder, faulty: Faulty) -> None:
         server = project.asks(faulty([{"kind": "hang", "at": list(range(21, 25))}]))

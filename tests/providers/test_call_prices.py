@@ -52,6 +52,11 @@ LONG = Price(1.0, 10.0, above=((200_001, Price(2.0, 15.0)), (500_001, Price(4.0,
         (Usage(input_tokens=5), PRICE, None),
         (Usage(output_tokens=5), PRICE, None),
         (Usage(1, 1), None, None),
+        # but where no token costs anything
+        (Usage(), Price(0.0, 0.0), 0.0),
+        (Usage(), Price(0.0, 0.0, cache_write=1.0), None),
+        (Usage(), Price(0.0, 0.0, above=((200_000, Price(1.0, 0.0)),)), None),
+        (Usage(server_tools={"web_search": 1}), Price(0.0, 0.0, uses={"web_search": 10.0}), 0.01),
     ],
 )
 def test_what_a_call_costs(usage: Usage, price: Price | None, dollars: float | None) -> None:

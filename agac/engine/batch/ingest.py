@@ -17,7 +17,7 @@ from agac.core.keys import canonical, read_custom_id
 from agac.core.state_files import opener
 from agac.core.types import Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
-from agac.engine.limits import NOTHING, Amount
+from agac.engine.limits import NOTHING, Amount, counted
 from agac.engine.replay import RowViews
 from agac.engine.settle import how_answered, record_call, stored_reply
 from agac.engine.validate import ValidReply
@@ -259,6 +259,9 @@ class ResultReader:
         call = self._call(task, line, reply, checked)
         if line.ended == "too_large":
             call = call._replace(body=None, **self._held())
+        elif reply is not None:  # what an answer cost that tells no counts is unknown: its part stays set aside
+            _, unknown = counted(call, self._share())
+            call = call._replace(held_usd=unknown.usd, held_tokens=unknown.tokens)
         self._keep(task, call)
         if isinstance(checked, RowError):
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
@@ -306,10 +309,13 @@ class ResultReader:
 
     def _held(self) -> dict[str, Any]:
         """What is set aside for a request that may have been paid for, and of which no costs are known."""
-        record, share = self.record, max(self.record.tasks, 1)
-        return {
-            "ambiguous": True, "held_usd": record.held_usd / share, "held_tokens": record.held_tokens // share,
-        }  # fmt: skip
+        share = self._share()
+        return {"ambiguous": True, "held_usd": share.usd, "held_tokens": share.tokens}
+
+    def _share(self) -> Amount:
+        """What is set aside for the batch, by its tasks."""
+        tasks = max(self.record.tasks, 1)
+        return Amount(self.record.held_usd / tasks, self.record.held_tokens // tasks, 1)
 
     def _not_answered(self, task: PlacedTask, missing: MissingAnswer, said: str) -> None:
         """A task without an answer. What its user ended waits for its user, or goes on as was decided then."""
