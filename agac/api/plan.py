@@ -17,7 +17,7 @@ from agac.api.project import Project, RunOptions, made_ready, project_of
 from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
-from agac.core.keys import digest
+from agac.core.keys import canonical, digest, job_alias
 from agac.core.text import cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
@@ -32,6 +32,7 @@ from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.engine.past_usage import PastRun, PastUsage
 from agac.engine.replay import FinalRows
+from agac.plan.changes import changes_of
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
 from agac.plan.stage import PlannedStage
@@ -275,6 +276,25 @@ async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, 
     remedy = f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of."
     ask(confirm, "no calls were made", said, "Continue?", remedy)
     return work
+
+
+async def confirm_changes(database: Database, work: Work, run: int, confirm: Confirm | None) -> None:
+    """Asks before a resumed job asks rows again that `run` answered, because a file or setting changed since. Raises
+    UsageError without a yes; asks nothing while `run` would be continued, or all its answers are reused."""
+    before, plan = await BaselineRun.read(database, run, continued=False), work.plan
+    if canonical(before.definition) == canonical(plan.body):
+        return
+    report = await dry_run(Baseline(plan, database, before, scope=work.scope, now=time.time()), work.rows)
+    answered = sum(stage.answered for stage in report.stages)
+    if not answered:
+        return
+    simulated = any(stage.simulated for stage in report.stages if stage.run)
+    cost = "an unknown price" if report.usd is None else f"about {dollars(report.usd, simulated=simulated)}"
+    changes = "; ".join(change.text for change in changes_of(before.definition, plan.body))
+    said = f"{counted(answered, 'row')} that {job_alias(run)} answered would be asked again, since this changed: "
+    said += f"{changes}. In all, {counted(report.calls, 'call')} for {cost}"
+    remedy = "Add --yes to ask them again. To keep their answers, undo the change first."
+    ask(confirm, "no calls were made", said, "Ask them again?", remedy)
 
 
 def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:

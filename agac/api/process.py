@@ -111,7 +111,9 @@ async def resume(
     tell: Told | None = None,
 ) -> RunReport:
     """Resumes a row run by its alias (`job_3`) or the number of its run, with the options that it had, but for those
-    that are given; their files are read again. Raises UsageError for another run, and otherwise as `process` does."""
+    that are given; their files are read again. If one of them changed, so that rows with answers would be asked again,
+    `confirm` is asked first, unless `yes` is given. Raises UsageError for another run, and without a yes; otherwise as
+    `process` does."""
     root = project_root(project)
     async with stored_run(root, job) as (_, record):
         given = given_flags(record)
@@ -127,6 +129,7 @@ async def resume(
         stored["budget"] = Budget(**stored["budget"])
     stored |= said(budget=budget, max_errors=max_errors)
     found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes, calls=calls), root, tell)
+    found.resumes = record.id
     if found.input == PIPED:
         found.piped = given.get("input")
     return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agac.api.inspect import refuse_foreign, write_traces
 from agac.api.notify import notifying, reported
-from agac.api.plan import Confirm, compare_input, confirm_cost, confirm_stale, confirm_store, moved_names, remote_moves
+from agac.api.plan import (
+    Confirm,
+    compare_input,
+    confirm_changes,
+    confirm_cost,
+    confirm_stale,
+    confirm_store,
+    moved_names,
+    remote_moves,
+)
 from agac.api.progress import display, replies_only, show_reply
 from agac.api.project import (
     CheckedWorkflow,
@@ -154,6 +163,8 @@ async def invoke(
             warnings += [Problem(plan.input.where, text, "warning")] if text else []
         invocation.accepted = await confirm_store(database, work, accept=options.accept_store)
         if not options.yes:
+            if built is not None and built.resumes is not None:
+                await confirm_changes(database, work, built.resumes, confirm)
             work = await confirm_cost(database, work, confirm, built.quotes if built else None)
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)

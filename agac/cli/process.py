@@ -35,7 +35,7 @@ summary_option = click.option("--final-summary/--no-final-summary", "--json", "a
 wait_option = click.option("--wait", is_flag=True, help="Wait for batches.")
 work_dir_option = click.option("--work-dir", type=click.Path(file_okay=False), metavar="DIR",
                                help="Keep the state of the job in this folder, which is empty or its own.")  # fmt: skip
-yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above).")
+yes_option = click.option("--yes", is_flag=True, help="Answer yes to every question before calls are made.")
 
 
 def _path(*names: str, text: str) -> Callable[[Any], Any]:

@@ -298,6 +298,11 @@ class Baseline:
             return why.FAILED
         return why.TOO_OLD if stage.max_age is not None else why.DROPPED
 
+    def answered(self, stage: AnyStage, row: ForecastRow) -> bool:
+        """True if the run compared with answered this row at the stage, whatever was asked then."""
+        prior = self._prior(stage, row)
+        return prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED)
+
     def passed_on(self, stage: AnyStage, row: ForecastRow, need: str, reason: str) -> str:
         """Why a stage is run after one that is run for this reason: it never was, or what it follows may change."""
         if reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
@@ -556,6 +561,7 @@ class StoredAnswers:
         reason = self.baseline.reason(stage, row, task.fingerprint)
         spared = len(prints) - len(asked)
         found.asked(reason, row.id, len(needed) + spared, row.times, spared)
+        found.answered += row.times * self.baseline.answered(stage, row)
         found.remote += row.times * self._shared.issuperset(needed)
         found.sure += row.times * (not row.view.unknown and not row.guessed)
         if isinstance(task, LocalCall):

@@ -333,6 +333,8 @@ class StageForecast(Report):
     sure: int = 0
     again: int = 0
     further: int = 0
+    answered: int = 0
+    """Of `run`, tasks of rows that the run compared with answered at this stage."""
     reuse: int = 0
     blocked: int = 0
     skipped: int = 0

@@ -116,6 +116,9 @@ class BuiltWorkflow:
     quotes: str | None = None
     """When its first rows are run and the rest is quoted: `always`, above `confirm_above` (`high`), or not again."""
 
+    resumes: int | None = None
+    """The run that is resumed: rows that it answered are asked again only after a yes, if something changed since."""
+
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
         self.tools = GivenTools()

@@ -229,3 +229,73 @@ def test_a_work_dir_is_empty_or_ours(project: ProjectFolder, files: dict[str, st
     ran = project.agac("process", "data/rows.csv", output, "--work-dir", "work", code=2)
     assert said in ran.err
     assert [(project.root / name).read_text() for name in files] == list(files.values())
+
+
+# A job whose files changed since it was answered.
+
+TEMPERATE = "defaults: {model: simulator/small, temperature: 0.5}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "before", "now", "said"),
+    [
+        (("--template", "p.txt"), "p.txt", "Rate {{text}}", "Judge {{text}}", "prompt of result"),
+        (("--prompt", "{text}", "--json-schema", "s.json"), "s.json", '{"a": "string"}', '{"b": "string"}',
+         "schema of result"),
+        (("--prompt", "{text}", "--instruction", "i.md"), "i.md", "Be kind.", "Be brief.", "instructions of result"),
+        (("--prompt", "{text}", "--agent-card", "c.yml"), "c.yml", "instruction: Tag.", "instruction: Sort.",
+         "instructions of result"),
+        (("--prompt", "{text}"), "agac.yml", "defaults: {model: simulator/small}\n", TEMPERATE,
+         "parameters of result: temperature none → 0.5"),
+        (("--prompt", "{text}"), "agac.yml", "defaults: {model: simulator/small}\n",
+         "defaults: {model: simulator/large}\n", "model of result: simulator/small → simulator/large"),
+    ],
+)  # fmt: skip
+def test_a_resumed_job_asks_answered_rows_again_only_after_a_yes(
+    words: tuple[str, ...], path: str, before: str, now: str, said: str, project: ProjectFolder
+) -> None:
+    """Whichever file or setting changed; without a yes no call is made and no run begins."""
+    project.numbered(3)
+    project.write(path, before)
+    project.agac("process", "data/rows.csv", "out.jsonl", "--id-field", "id", "--limit", "2", *words, code=0)
+    kept = (project.root / "out.jsonl").read_bytes()
+    project.write(path, now)
+    ran = project.agac("resume", "job_1", code=2)
+    told = "no calls were made: 2 rows that job_1 answered would be asked again, since this changed: "
+    assert f"{told}{said}. In all, 2 calls for " in ran.err
+    assert "Add --yes to ask them again. To keep their answers, undo the change first." in ran.err
+    assert (project.root / "out.jsonl").read_bytes() == kept
+    assert "job_2" not in ran.err
+    project.write(path, before)
+    assert project.agac("resume", "job_1", code=0).json["processed_rows"] == 0, "what was undone asks nothing"
+    project.write(path, now)
+    ran = project.agac("resume", "job_1", "--yes", code=0)
+    assert (ran.json["job"], ran.json["processed_rows"]) == ("job_2", 2)
+    ran = project.agac("resume", "job_1", code=0)
+    assert ran.json["processed_rows"] == 0, "those answers are there now"
+
+
+def test_a_resumed_job_says_in_python_what_would_be_asked_again(project: ProjectFolder) -> None:
+    project.numbered(2)
+    template = project.write("p.txt", "Rate {{text}}")
+    options = agac.ProcessOptions(template=str(template))
+    agac.process(project.root / "data/rows.csv", project.root / "out.jsonl", options, project=project.root)
+    template.write_text("Judge {{text}}")
+    questions: list[str] = []
+
+    def answer_no(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    with pytest.raises(agac.UsageError, match="no calls were made"):
+        agac.resume("job_1", project=project.root, confirm=answer_no)
+    assert questions[0].startswith("2 rows that job_1 answered would be asked again")
+    assert agac.resume("job_1", project=project.root, yes=True).invocation["calls"] == 2
+
+
+def test_a_resumed_job_asks_no_question_when_only_rows_changed(project: ProjectFolder) -> None:
+    project.numbered(2)
+    words = ("process", "data/rows.csv", "out.jsonl", "--id-field", "id", "--prompt", "{text}")
+    project.agac(*words, code=0)
+    project.rows([{"id": "r-1", "text": "new"}, {"id": "r-2", "text": "I love number 2"}])
+    assert project.agac("resume", "job_1", code=0).json["processed_rows"] == 1
