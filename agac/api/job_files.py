@@ -12,7 +12,6 @@ from pydantic import AfterValidator
 from agac.api.job import Job, ProcessOptions, is_outside, said
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
-from agac.providers.table import SHIPPED
 from agac.spec import validation as check
 from agac.spec.file_model import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import is_reference, project_root
@@ -21,12 +20,12 @@ from agac.spec.yaml import Document, read_yaml
 
 
 class LlmFile(FileModel):
-    """Which model is asked. With `base_url` or `api_key` the provider is changed as agac.yml would."""
+    """Which model is asked. `base_url` and `api_key` replace these keys of the provider's entry in agac.yml."""
 
     provider: NonEmpty | None = key("The provider's name.")
     model: NonEmpty | None = key("The model's name, or with its provider as `provider/model`.")
     base_url: Annotated[NonEmpty, AfterValidator(check.base_url)] | None = key(
-        "The provider's address; one that agac does not know speaks OpenAI's API."
+        "The provider's address; one that neither agac nor agac.yml knows speaks OpenAI's API."
     )
     api_key: Annotated[NonEmpty, AfterValidator(check.key_variable)] | None = key(
         "The provider's key, as `${VARIABLE}`."
@@ -90,8 +89,7 @@ def _asked(llm: LlmFile) -> dict[str, Any]:
     model = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
     found: dict[str, Any] = {"model": model, "temperature": llm.temperature, "max_tokens": llm.max_tokens}
     if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
-        dialect = None if name in SHIPPED else "openai-chat"
-        found["provider"] = said(name=name, dialect=dialect, base_url=llm.base_url, api_key=llm.api_key)
+        found["provider"] = said(name=name, base_url=llm.base_url, api_key=llm.api_key)
     return found
 
 

@@ -47,14 +47,14 @@ from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection, remote_of
 from agac.providers.model_string import alias_problem, parse_model
 from agac.providers.provider import Provider
-from agac.providers.table import build_providers
+from agac.providers.table import SHIPPED, build_providers
 from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.inputs import INPUTS
 from agac.spec.paths import Unusable, home_of, output_folder, project_root, refused_by_windows
 from agac.spec.project_files import read_bytes
-from agac.spec.project_models import McpServerFile
+from agac.spec.project_models import McpServerFile, ProviderSpec
 from agac.spec.tools import ToolsMode
 from agac.spec.workflow import Budget, Overrides, ProjectSpec, RunMode, StageChange, Workflow
 from agac.spec.yaml import Unresolved
@@ -273,11 +273,11 @@ def open_project(
     if built is not None:
         given = built.tools.servers.items()
         servers = {name: validated(McpServerFile, keys, f"McpServer({name!r})") for name, keys in given}
-        file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}})
+        overlaid = _overlaid(spec.file.providers, built.providers)
+        file = spec.file.model_copy(update={"mcp": {**spec.file.mcp, **servers}, "providers": overlaid})
         spec = replace(spec, file=file, functions=built.tools.functions)
     at = spec.document.where
-    written = {**spec.file.providers, **(built.providers if built else {})}
-    providers, found = build_providers(written, env, lambda path: at(path, key=len(path) == 2))
+    providers, found = build_providers(spec.file.providers, env, lambda path: at(path, key=len(path) == 2))
     # what was refused in a provider's row is missing from it: that it is missing is no further problem
     problems += [one for one in found if not any(p.path.startswith(f"{one.path}.") for p in problems)]
     if untrusted:  # no server is asked for its models
@@ -293,6 +293,18 @@ def open_project(
     fetch = spec.fetch if untrusted else remote.fetch
     spec = replace(spec, fetch=fetch, rows_root=root if files else None)
     return Project(spec, providers, problems, env, remote, root, untrusted)
+
+
+def _overlaid(of_project: Mapping[str, ProviderSpec], given: Mapping[str, ProviderSpec]) -> dict[str, ProviderSpec]:
+    """The providers of agac.yml with the keys that a job gives in the place of theirs. A provider that is known
+    nowhere speaks OpenAI's API."""
+    found = dict(of_project)
+    for name, spec in given.items():
+        keys = {key: getattr(spec, key) for key in spec.model_fields_set}
+        if name not in of_project and name not in SHIPPED:
+            keys = {"dialect": "openai-chat"} | keys
+        found[name] = found.get(name, ProviderSpec()).model_copy(update=keys)
+    return found
 
 
 def validated(kind: type[M], keys: dict[str, Any], what: str) -> M:

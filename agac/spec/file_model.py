@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agac.spec import validation as check
 
@@ -28,9 +37,11 @@ class FileModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _has_value(cls, value: Any) -> Any:
+    def _has_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses None. For a key that may be left out `validation.validate` takes a written `null` for no key."""
         if value is None:
-            raise check.refused("has no value; give one or remove the key")
+            optional = not cls.model_fields[info.field_name or ""].is_required()
+            raise check.no_value(optional=optional)
         return value
 
     @model_validator(mode="after")

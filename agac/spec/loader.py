@@ -108,7 +108,7 @@ class BuiltWorkflow:
     given: Mapping[str, Any] = MappingProxyType({"in_python": True})
     """What an invocation notes of it, besides its options."""
 
-    providers: Mapping[str, ProviderSpec] = MappingProxyType({})  # providers over those of the project
+    providers: Mapping[str, ProviderSpec] = MappingProxyType({})  # keys of providers, over those of the project
     watcher: Any = None  # what follows the commits of its runs
     places: Mapping[str, Where] = MappingProxyType({})  # where its keys were typed: those of its `Document`
     allowed: tuple[str, ...] = ()  # files outside of the project that its keys may name, as `file://`

@@ -10,6 +10,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -85,6 +86,15 @@ API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage"
 def refused(message: str) -> PydanticCustomError:
     """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
+
+
+_NO_VALUE = "has no value; give one or remove the key"
+_NULL = "null"  # the type of the error for a null where the key may be left out
+
+
+def no_value(*, optional: bool) -> PydanticCustomError:
+    """The error for None in the place of a value, of a key that is `optional` or has to be there."""
+    return PydanticCustomError(_NULL, _NO_VALUE) if optional else refused(_NO_VALUE)
 
 
 def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
@@ -501,11 +511,14 @@ def validate(
     """The document's data as `model`, and every problem that it has. What the reader refused is not reported twice.
     With problems the model is what could be salvaged, good only for finding more of them; None when that is nothing.
     `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, with `[]` for
-    each place of a list, then by key."""
+    each place of a list, then by key. A `null` of a key that may be left out is as if the key were not there; where
+    nothing is written behind a key, a value was forgotten."""
     data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
     except ValidationError as error:
+        if (given := _without_nulls(data, document, error)) != data:
+            return validate(model, replace(document, data=given), hints=hints)
         found = [_problem(model, document, dict(one), hints or {}) for one in error.errors(include_url=False)]
         refused = {problem.path for problem in document.problems}
         # `missing key 'name'` is left out where `nmae` of the same mapping is reported with its remedy
@@ -513,6 +526,16 @@ def validate(
         slips = [(one.path, f"{one.message.replace('missing key ', 'unknown key; did you mean ')}?") for one in found]
         left = [one for one, slip in zip(found, slips, strict=True) if one.path not in refused and slip not in meant]
         return _salvaged(model, data, error), left
+
+
+def _without_nulls(data: Any, document: Document, error: ValidationError) -> Any:
+    """The data without the keys that are null and may be left out."""
+    found = [_way(one["loc"]) for one in error.errors(include_url=False) if one["type"] == _NULL]
+    nulls = [path for path in found if not document.is_blank(path)]
+    rest = copy.deepcopy(data) if nulls else data
+    for path in nulls:
+        _take_out(rest, path)
+    return rest
 
 
 def _problem(
@@ -535,7 +558,7 @@ def _problem(
 def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:
     """What is wrong with a value; `message` is pydantic's own, which is used where there is no better."""
     if value is None:
-        return "has no value; give one or remove the key"
+        return _NO_VALUE
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {described(value)}"
     if kind in _BOUNDS:

@@ -119,13 +119,15 @@ _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-
 
 @dataclass(slots=True)
 class _Node:
-    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a mapping's keys."""
+    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a mapping's keys. `blank`:
+    nothing is written where the value should be, which YAML reads as null."""
 
     value: JSONValue
     mark: tuple[int, int]
     children: dict[str | int, _Node] = field(default_factory=dict)
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
     weight: int = 1
+    blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,13 @@ class Document:
             mark = node.keys[part] if key and last and isinstance(part, str) else child.mark
             node = child
         return Where(self.shown, *mark, key_path(path))
+
+    def is_blank(self, path: Path_) -> bool:
+        """True if the key at `path` has nothing behind it: `key:`, and not `key: null`."""
+        node = self.root
+        for part in path:
+            node = node.children.get(part) if node is not None else None
+        return node is not None and node.blank
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
         """What is wrong with the value at `path`, or with its key."""
@@ -249,7 +258,8 @@ class _Composer:
                     value = plain(event.value)
                 except Refused as error:
                     self._problem(event, str(error), path)
-            node = _Node(value, self._mark(event), weight=1 + len(event.value) // 64)
+            blank = _is_plain(event) and not event.value
+            node = _Node(value, self._mark(event), weight=1 + len(event.value) // 64, blank=blank)
         elif len(path) >= MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import click
@@ -295,6 +296,57 @@ def test_every_key_of_a_job_file_is_an_option(
     project.write("jobs/job.yaml", written)
     found = agac.read_job("jobs/job.yaml")
     assert {name: getattr(found, name) for name in options} == options
+
+
+GATEWAY = {
+    "api_key": "${KEY_OF_PROJECT}",
+    "prices": {"m": {"input": 1e6, "output": 1e6}},
+    "limits": {"concurrency": 3},
+    "headers": {"x-team": "blue"},
+}
+
+
+@pytest.mark.parametrize(
+    ("llm", "key"),
+    [
+        ("provider: openai, model: m, api_key: '${KEY_OF_JOB}'", "job"),
+        ("provider: openai, model: m, api_key: '${KEY_OF_JOB}', base_url: null", "job"),
+        ("provider: openai, model: m, base_url: null, api_key: ~, temperature: null", "project"),
+        ("provider: local, model: m, base_url: 'ADDRESS'", "project"),
+        ("model: local/m, base_url: 'ADDRESS', api_key: '${KEY_OF_JOB}'", "job"),
+    ],
+)
+def test_a_job_file_replaces_only_the_keys_of_a_provider_that_it_gives(
+    llm: str, key: str, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Address, key, prices, limits and headers of agac.yml hold where the job says nothing else."""
+    monkeypatch.chdir(project.root)
+    for name in ("project", "job"):
+        monkeypatch.setenv(f"KEY_OF_{name.upper()}", f"sk-{name}")
+    project.numbered(2)
+    with answering(lambda _: Step("ok")) as server:
+        elsewhere = "http://127.0.0.1:9/v1"
+        rows = {"openai": GATEWAY | {"base_url": server.base_url}, "local": GATEWAY | {"base_url": elsewhere}}
+        rows["local"]["dialect"] = "openai-chat"
+        project.write("agac.yml", json.dumps({"providers": rows}))
+        project.write("job.yaml", f"llm: {{{llm.replace('ADDRESS', server.base_url)}}}\nprompt: '{{text}}'")
+        options = agac.read_job("job.yaml", agac.ProcessOptions(limit=1))
+        report = agac.process("data/rows.csv", "o.jsonl", options)
+        assert report.summary["calls"]["cost_usd"] > 0
+        agac.process("data/rows.csv", "o.jsonl", agac.read_job("job.yaml"))
+        assert [one["authorization"] for one in server.headers] == [f"Bearer sk-{key}"] * 2
+        assert [one["x-team"] for one in server.headers] == ["blue"] * 2
+
+
+def test_an_unknown_provider_of_a_job_file_speaks_the_api_of_openai(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    with answering(lambda _: Step("ok")) as server:
+        project.write("job.yaml", f"llm: {{model: mine/m, base_url: '{server.base_url}'}}\nprompt: '{{text}}'")
+        assert agac.process("data/rows.csv", "o.jsonl", agac.read_job("job.yaml")).exit_code == 0
+        assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(

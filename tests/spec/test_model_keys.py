@@ -7,6 +7,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from agac.api.job_files import JobFile
 from agac.core.errors import Path_, key_path
 from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
@@ -99,6 +100,26 @@ def test_a_transposed_key_is_refused_with_the_one_that_was_meant_and_a_key_needs
     _, problems = validate(top, _file(path, name, ""))
     if name != "streaming_timeout":  # of which null means that there is none
         assert _of(problems, (*path, name)) == ["has no value; give one or remove the key"]
+
+
+OF_JOBS = [
+    pytest.param(JobFile, model, path, id=f"JobFile-{key_path(path) or 'top'}") for model, path in _mappings(JobFile)
+]
+
+
+@pytest.mark.parametrize(("top", "model", "path"), [*ALL, *OF_JOBS])
+def test_null_is_no_value_given_for_every_key_that_may_be_left_out(
+    top: type[BaseModel], model: type[BaseModel], path: Path_
+) -> None:
+    """And a key with nothing behind it is still one whose value was forgotten."""
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        if key == "streaming_timeout":  # of which null means that there is none
+            continue
+        missing = ["has no value; give one or remove the key"]
+        assert _of(validate(top, _file(path, key, ""))[1], (*path, key)) == missing
+        told = _of(validate(top, _file(path, key, "null"))[1], (*path, key))
+        assert told == (missing if field.is_required() else []), key
 
 
 RESOLVED = {
