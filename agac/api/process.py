@@ -3,14 +3,12 @@ known by its OUTPUT; it is an `agac.Workflow` made in memory, and runs as every 
 
 from __future__ import annotations
 
-import json
 import shlex
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agac.api.adoption import adopt
 from agac.api.job import (
     FILES,
     READ,
@@ -25,34 +23,27 @@ from agac.api.job import (
     said,
     stored_path,
 )
-from agac.api.plan import Confirm, Quote, ask, plan
-from agac.api.project import project_of, ready_workflow
+from agac.api.plan import Confirm, Quote, plan
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
 from agac.api.status import database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
-from agac.core.errors import ExitCode, Problem, RowError, UsageError, Where
+from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import job_alias
-from agac.core.text import cropped, plain
-from agac.core.types import RowId, counted
+from agac.core.types import counted
 from agac.data.files import stamp, write_whole
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.data.sources import keep_rows
 from agac.engine.estimate import PlanReport
-from agac.engine.export import PLAIN_MERGES, read_summary
+from agac.engine.export import read_summary
 from agac.engine.invocation import UnknownCalls
-from agac.engine.validate import Checker
-from agac.plan.plan import Selection, make_plan
-from agac.plan.render import Preparer
-from agac.plan.stage import PlannedStage
 from agac.spec.inputs import INPUTS, PIPED, SCHEME
 from agac.spec.paths import POSTGRES, project_root
 from agac.spec.workflow import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
 from agac.store.rows import adopted_rows
-from agac.store.writer import found_answers, keep_found, open_database
 
 
 @calling
@@ -261,67 +252,3 @@ def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dic
         "cache": {"read_tokens": calls["cached_tokens"], "write_tokens": calls["cache_write_tokens"]},
         **{name: value for name, value in summary.items() if name not in ("input", "output")},
     }
-
-
-_COPIED = "replace the file with --overwrite, which keeps a copy."
-
-
-async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None:
-    """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says how many there are and
-    shows some, and asks first; with `dry` it only says so. Raises UsageError for damaged lines, and without a yes."""
-    options, name = job.options, job.output
-    if options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl":
-        what = f"{name}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"
-        raise UsageError(what, remedy=f"Leave them out, or {_COPIED}")
-    opened, torn = project_of(job, job.root), list[bytes]()
-    checked, _ = ready_workflow(opened, job, job.of_run())
-    plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
-    (stage,), preparer, rows = plan.asking, Preparer(plan.stages, plan.vars, 0), checked.rows(Selection())
-    if stage.reuse == "never":
-        raise UsageError(f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it.")
-    tasks = ((preparer.prepare(stage, preparer.view(row.data), row.id), row.id) for row in rows if row.error is None)
-    prints = ((task.fingerprint, row_id) for task, row_id in tasks if not isinstance(task, RowError))
-    async with open_database(database_path(job.root)) as database:
-        (ids, fit, of_rows, repeated), common, first = await found_answers(database, _lines(job, stage, torn), prints)
-        told = {
-            "empty, failed or unfit": ids - fit, "of other rows": fit - of_rows,
-            "repeated further down, where the last line counts": repeated, "torn at the end": len(torn),
-        }  # fmt: skip
-        said = f"{name} has {counted(of_rows, 'result')} for rows of the input"
-        said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
-        often = ", ".join(f"{count:,} × {cropped(plain(value), 60)}" for value, count in common)
-        shown = ", ".join(f"{row_id!r}: {cropped(plain(value), 60)}" for row_id, value in first)
-        said += f"; the commonest: {often}; for example {shown}" if first else ""
-        if not of_rows:
-            remedy = f"Check --id-field and the schema, or {_COPIED}"
-            raise UsageError(f"nothing was adopted: {said}", remedy=remedy)
-        if not (dry or options.yes):
-            remedy = f"Add --yes to adopt them, or {_COPIED}"
-            ask(confirm, "nothing was adopted", said, "Adopt these as answers?", remedy)
-        if not dry:
-            await keep_found(database, job.name, name, time.time())
-    file, document, problems = job.read
-    text = f"this plan is without what --resume adopts: {said}" if dry else f"adopted: {said}"
-    job.read = file, document, [*problems, Problem(Where(name), text, "warning")]
-
-
-def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[tuple[RowId, str | None]]:
-    """The id and the answer of each line, but for a last one that is `torn`. Raises UsageError for others."""
-    checker = Checker(stage)
-    with (job.root / job.output).open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                envelope = json.loads(line)
-                row_id = envelope["id"]
-                fits = row_id.encode() if isinstance(row_id, str) else type(row_id) is int and row_id.bit_length() < 64
-                if not fits:
-                    raise TypeError("its `id` is no id")
-                empty = envelope["result"] in (None, "", [], {}) or envelope["ok"] is not True
-                answer = None if empty else checker.kept(envelope["result"])
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                if not line.endswith(b"\n"):
-                    return torn.append(line)
-                why = f"it has no {error}" if isinstance(error, KeyError) else error
-                what = f"{job.output}, line {number} is not the result of a row: {why}. Nothing was adopted"
-                raise UsageError(what, remedy=f"Mend or remove the line, or {_COPIED}") from None
-            yield row_id, answer

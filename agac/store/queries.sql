@@ -390,20 +390,49 @@ WHERE f.fingerprint IS NOT NULL AND e.provider = 'adopted' AND e.base_url = :wor
 
 -- name: found_make
 -- What stands in a file and may be adopted, for as long as this connection is open: by the ids of rows, in its order.
-CREATE TEMP TABLE IF NOT EXISTS found (key INTEGER PRIMARY KEY, id UNIQUE, value TEXT, fingerprint BLOB, lines INTEGER);
+-- number: the id where it is a whole number in the file. row_number, input: as the line has them. ordinal: the number of
+-- the row of the input with this id. confirmed: whether input is that row, null where it does not tell. refused: why its
+-- answer is not taken.
+CREATE TEMP TABLE IF NOT EXISTS found (key INTEGER PRIMARY KEY, id TEXT UNIQUE, value TEXT, number INTEGER,
+    row_number INTEGER, input TEXT, lines INTEGER, fingerprint BLOB, ordinal INTEGER, confirmed INTEGER, refused TEXT);
 
 -- name: found_put
 -- A line of the file; the last one of an id counts.
-INSERT INTO temp.found (id, value, lines) VALUES (?, ?, 1)
-ON CONFLICT (id) DO UPDATE SET value = excluded.value, lines = lines + 1;
+INSERT INTO temp.found (id, value, number, row_number, input, lines) VALUES (?, ?, ?, ?, ?, 1)
+ON CONFLICT (id) DO UPDATE SET value = excluded.value, number = excluded.number, row_number = excluded.row_number,
+    input = excluded.input, lines = lines + 1;
+
+-- name: found_input
+-- What the answer of this id says of its row.
+SELECT input FROM temp.found WHERE id = ? AND value IS NOT NULL;
 
 -- name: found_match
 -- A row of the input has this id.
-UPDATE temp.found SET fingerprint = ? WHERE id = ? AND value IS NOT NULL;
+UPDATE temp.found SET fingerprint = ?, ordinal = ?, confirmed = ? WHERE id = ?;
+
+-- name: found_numbers
+-- What tells whether ids are row numbers.
+-- How many ids, how many of them are whole numbers, how many lines have a row number, at how many it is the id; the least
+-- and the greatest number; at how many the row of the input has another number.
+SELECT count(*) AS ids, count(number) AS numbers, count(row_number) AS row_numbers,
+    count(*) FILTER (WHERE number = row_number) AS equal, min(number) AS least, max(number) AS most,
+    count(*) FILTER (WHERE ordinal <> number) AS elsewhere FROM temp.found;
+
+-- name: found_refuse_inputs
+-- Answers are refused whose input is not that of the row.
+UPDATE temp.found SET refused = 'input', fingerprint = NULL WHERE confirmed = 0;
+
+-- name: found_refuse_numbers
+-- Answers are refused that only a number names, which is not the row's.
+UPDATE temp.found SET refused = 'number', fingerprint = NULL WHERE fingerprint IS NOT NULL AND confirmed IS NULL;
 
 -- name: found_counts
--- How many ids there are, answers, answers of rows, and lines that another one of the same id follows.
-SELECT count(*), count(value), count(fingerprint), ifnull(sum(lines), 0) - count(*) FROM temp.found;
+-- What was found, counted.
+-- How many ids there are, answers, answers of rows, lines that another one of the same id follows; answers that are
+-- refused for their input, and for their ids.
+SELECT count(*) AS ids, count(value) AS answers, count(fingerprint) AS of_rows, ifnull(sum(lines), 0) - count(*) AS repeated,
+    count(*) FILTER (WHERE refused = 'input') AS other_input, count(*) FILTER (WHERE refused = 'number') AS row_numbers
+FROM temp.found;
 
 -- name: found_common
 -- The commonest answers of rows.

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import LeaseHeld, RowError, StoreError
 from agac.core.keys import shard_of
@@ -71,21 +71,90 @@ def migrate(writer: sqlite3.Connection) -> None:
             writer.execute(f"PRAGMA user_version = {number}")
 
 
+class FoundLine(NamedTuple):
+    """The result of a row as a file has it."""
+
+    id: str
+    """The row's id; of a whole number its digits."""
+
+    value: str | None
+    """The answer as the store has it; None: there is none."""
+
+    number: int | None
+    """The id where the file has a whole number."""
+
+    row_number: int | None
+    input: str | None
+    """The line's `input`, as JSON."""
+
+
+class MatchingRow(NamedTuple):
+    """A row of the input, for the line of its id."""
+
+    id: RowId
+    ordinal: int
+    fingerprint: bytes
+    confirms: Callable[[str], bool | None]
+    """Whether this `input` of a line is the row: False where it contradicts it, None where it does not tell."""
+
+
+class FoundCounts(NamedTuple):
+    """How many ids a file has, `answers`, and those `of_rows`; lines that are `repeated` further down; answers that are
+    refused, since their `other_input` contradicts the row, or since their ids are `row_numbers`."""
+
+    ids: int
+    answers: int
+    of_rows: int
+    repeated: int
+    other_input: int
+    row_numbers: int
+
+
+class FoundNumbers(NamedTuple):
+    """What tells whether the ids of a file are row numbers."""
+
+    ids: int
+    numbers: int
+    row_numbers: int
+    equal: int
+    least: int | None
+    most: int | None
+    elsewhere: int
+
+    @property
+    def are_row_numbers(self) -> bool:
+        """True if the ids seem to count rows in another way than the ids of the input. Programs count from 0, from 1,
+        or by the lines of a csv file, so that a number names another row than the id with its digits."""
+        if self.ids == 0 or self.numbers < self.ids or self.least is None or self.most is None:
+            return False
+        if self.row_numbers:
+            counts_rows = self.equal == self.row_numbers
+        else:
+            counts_rows = self.least <= 2 and self.most - self.least + 1 == self.ids
+        return counts_rows and (self.least != 1 or self.elsewhere > 0)
+
+
 async def found_answers(
-    database: Database, answers: Iterable[tuple[RowId, str | None]], prints: Iterable[tuple[bytes, RowId]]
-) -> tuple[tuple[int, int, int, int], list[tuple[str, int]], list[tuple[RowId, str]]]:
-    """Notes answers that stand in a file, the last one of each id (None: no answer), and fingerprints of the rows with
-    these ids. How many ids, answers, answers of rows and repetitions there are; the commonest; the first ones."""
+    database: Database, lines: Iterable[FoundLine], rows: Iterable[MatchingRow]
+) -> tuple[FoundCounts, list[tuple[str, int]], list[tuple[str, str]]]:
+    """Notes answers that stand in a file, the last one of each id, for the rows with these ids, without those that are
+    of other rows by what the file says. Gives the counts, the commonest answers, and the first ones."""
 
     def note(writer: sqlite3.Connection) -> Any:
         writer.execute(sql("found_make"))
-        writer.executemany(sql("found_put"), answers)
-        writer.executemany(sql("found_match"), prints)
+        writer.executemany(sql("found_put"), lines)
+        for row in rows:
+            if (found := writer.execute(sql("found_input"), (row.id,)).fetchone()) is not None:
+                confirmed = None if found[0] is None else row.confirms(found[0])
+                writer.execute(sql("found_match"), (row.fingerprint, row.ordinal, confirmed, row.id))
+        writer.execute(sql("found_refuse_inputs"))
+        if FoundNumbers(*writer.execute(sql("found_numbers")).fetchone()).are_row_numbers:
+            writer.execute(sql("found_refuse_numbers"))
         return [writer.execute(sql(name)).fetchall() for name in ("found_counts", "found_common", "found_first")]
 
     assert database.writer is not None
     (counts,), common, first = await database.writer.at_once(note)
-    return counts, common, first
+    return FoundCounts(*counts), common, first
 
 
 async def keep_found(database: Database, workflow: str, file: str, at: float) -> None:

@@ -121,6 +121,104 @@ def test_only_what_fits_the_job_is_adopted(
         assert lines(file)[0]["result"] == result
 
 
+# Which row a result from elsewhere is of.
+
+
+def line(row: object, row_number: int | None, result: str, **more: object) -> str:
+    """A line as other programs write it."""
+    number = {} if row_number is None else {"row_number": row_number}
+    return json.dumps({"id": row, **number, "ok": True, "result": result, "error": None, **more}) + "\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--read", "delimiter=,")])
+def test_without_ids_nothing_is_adopted(project: ProjectFolder, words: tuple[str, ...]) -> None:
+    """Rows then only have numbers, and programs count differently: csv rows from 2, for example."""
+    project.rows([{"text": "one"}, {"text": "two"}])
+    file = project.write("out.jsonl", line(2, 2, "of one") + line(3, 3, "of two"))
+    before = file.read_bytes()
+    ran = project.agac(
+        "process", "data/rows.csv", "out.jsonl", "--prompt", "{text}", "--resume", "--yes", *words, code=2
+    )
+    assert "nothing was adopted" in ran.err
+    assert "name the field with the ids with --id-field" in ran.err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (["1", "2", "3"], line(2, 2, "a") + line(3, 3, "b") + line(4, 4, "c")),
+        (["1", "2", "3"], line(0, 0, "a") + line(1, 1, "b") + line(2, 2, "c")),
+        (["1", "2", "3"], line(0, None, "a") + line(1, None, "b") + line(2, None, "c")),
+        (["1", "2", "3"], line(2, None, "a") + line(3, None, "b") + line(4, None, "c")),
+        (["3", "1", "2"], line(1, 1, "a") + line(2, 2, "b") + line(3, 3, "c")),
+        (["3", "1", "2"], line(1, None, "a") + line(2, None, "b") + line(3, None, "c")),
+    ],
+)
+def test_row_numbers_of_another_program_are_no_ids(project: ProjectFolder, ids: list[str], text: str) -> None:
+    project.rows([{"id": one, "text": f"text {one}"} for one in ids])
+    file = project.write("out.jsonl", text)
+    ran = process(project, "--resume", "--yes", code=2)
+    assert "nothing was adopted: out.jsonl has 0 results for rows of the input" in ran.err
+    assert "with row numbers for ids, which are not values of 'id'" in ran.err
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        (["7", "8"], line(7, None, "of 7") + line(8, None, "of 8")),
+        (["1", "2"], line(1, 2, "of 1") + line(2, 3, "of 2")),
+        (["1", "2"], line(1, 1, "of 1") + line(2, 2, "of 2")),
+        (["2", "1"], line("1", 1, "of 1") + line("2", 2, "of 2")),
+        (["2", "1"], line(1, 1, "of 1", input={"text": "text 1"}) + line(2, 2, "of 2", input={"text": "text 2"})),
+    ],
+)
+def test_an_integer_is_the_id_with_its_digits(project: ProjectFolder, ids: list[str], text: str) -> None:
+    """Also where it could be a row number, if both mean the same row or the line's input is the row."""
+    project.rows([{"id": one, "text": f"text {one}"} for one in ids])
+    file = project.write("out.jsonl", text)
+    ran = process(project, "--resume", "--yes", code=0)
+    assert (ran.json["adopted_rows"], ran.json["usage"]["total_tokens"]) == (2, 0)
+    assert [(one["id"], one["result"]) for one in lines(file)] == [(one, f"of {one}") for one in ids]
+
+
+@pytest.mark.parametrize(
+    ("about", "adopted"),
+    [
+        ({"text": "text 2"}, False),
+        ({"id": 2, "text": "text 1"}, False),
+        ({"id": 1, "text": "text 1"}, True),
+        ({"id": "1", "number": "1.50", "empty": None, "flag": True}, True),
+        ({"number": 1.5, "empty": ""}, True),
+        ({"number": 2}, False),
+        ({"empty": "full"}, False),
+        ({"another": "x"}, True),
+        (None, True),
+        ("text 1", True),
+        ("Review: text 1", True),
+        ("Review: text 2", False),
+        (["text 1"], False),
+    ],
+)
+def test_a_line_whose_input_is_another_row_is_not_adopted(project: ProjectFolder, about: object, adopted: bool) -> None:
+    rows = [{"id": str(one), "text": f"text {one}", "number": "1.5", "empty": "", "flag": "true"} for one in (1, 2)]
+    project.rows(rows)
+    project.write("out.jsonl", line("1", 1, "old", input=about) + line("2", 2, "older"))
+    ran = process(project, "--resume", "--yes", code=0)
+    assert ran.json["adopted_rows"] == 1 + adopted
+    assert ("1 with an `input` that is not the row's" in ran.err) is not adopted
+
+
+def test_results_with_their_input_are_adopted_after_the_store_was_lost(project: ProjectFolder) -> None:
+    project.numbered(3)
+    process(project, "--include-input", code=0)
+    for path in (project.root / ".agac").glob("agac.db*"):
+        path.unlink()
+    ran = process(project, "--include-input", "--resume", "--yes", code=0)
+    assert (ran.json["adopted_rows"], ran.json["usage"]["total_tokens"]) == (3, 0)
+
+
 def test_killed_at_any_moment_it_pays_nothing_that_it_adopted_and_loses_no_file(project: ProjectFolder) -> None:
     project.numbered(4)
     texts = [envelope("r-1", "old") + envelope("r-3", "older"), "mine\n"]

@@ -155,7 +155,7 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "api/forge.py": ({"file.read_bytes"}, "the forge names it in a variable of the environment"),
     "api/inspect.py": ({"folder.iterdir"}, "a user types it"),
     "api/job.py": ({"path.open"}, "OUTPUT, which a user types"),
-    "api/process.py": ({"(job.root / job.output).open"}, "OUTPUT, which a user types"),
+    "api/adoption.py": ({"(job.root / job.output).open"}, "OUTPUT, which a user types"),
     "api/project.py": ({"folder.iterdir"}, "inputs that agac kept"),
     "api/run.py": ({"(opened.root / STORE.parent / 'shards').glob"}, "the state folder"),
     "data/files.py": ({"file.open", "os.open", "os.scandir"}, "outputs, and temporary files beside them"),
