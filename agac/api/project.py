@@ -25,13 +25,16 @@ from agac.api.sync import INTERRUPTS
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
 from agac.core.state_files import make_folder
-from agac.core.types import Report, Row
+from agac.core.types import Report, Row, counted
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
 from agac.data.remote import FOLDER, RemoteContents, kept_here
 from agac.data.sources import (
     STANDARD_INPUT,
+    FirstRows,
     InputDigest,
+    SeveralFiles,
+    first_rows,
     keep,
     keep_rows,
     open_input,
@@ -39,7 +42,7 @@ from agac.data.sources import (
     rows_of_shard,
     sampled,
 )
-from agac.data.text_formats import separator_hint
+from agac.data.text_formats import DelimitedSource, separator_hint
 from agac.engine.export import refusals
 from agac.engine.invocation import Scope, UnknownCalls
 from agac.plan.checks import check_batches, check_budgets, missing_parts, outside_strict, resolve_models
@@ -518,7 +521,9 @@ def check_workflow(
     else:
         columns = source.columns() if source else None
         columns = columns and tuple(name for name in columns if name not in workflow.labels)
-        problems += _fields(workflow, columns)
+        looks = source is not None and not workflow.input.piped and _may_lack(workflow, source)
+        first = _first_rows(source) if source is not None and looks else None
+        problems += [*_fields(workflow, columns, first), *_short_records(workflow, first)]
     said = {problem.path for problem in problems}
     found = refusals(workflow, columns, project.root, project.env, preview=partial) if workflow.whole else []
     problems += [problem for problem in found if problem.path not in said]
@@ -527,15 +532,51 @@ def check_workflow(
     return CheckedWorkflow(workflow, models, source, problems), problems
 
 
-def _fields(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
+def _may_lack(workflow: Workflow, source: Source) -> bool:
+    """Whether rows may lack what a prompt names: fields of their own, the last ones of a short record, or what is
+    inside of a column."""
+    columns = source.columns()
+    if columns is None or isinstance(source, DelimitedSource | SeveralFiles):
+        return True
+    names = (placeholder.name for stage in workflow.asking for placeholder in stage.prompt.placeholders)
+    return any("." in name and name.partition(".")[0] in columns for name in names)
+
+
+def _first_rows(source: Source) -> FirstRows | None:
+    """The beginning of an input; None where it cannot be read, which the command that reads all of it reports."""
+    try:
+        return first_rows(source)
+    except AgacError:
+        return None
+
+
+def _short_records(workflow: Workflow, first: FirstRows | None) -> list[Problem]:
+    """A warning for records with fewer fields than the header."""
+    if first is None or not first.short:
+        return []
+    many = counted(first.looked_at, "record") if first.complete else f"the first {first.looked_at:,} records"
+    have = "has" if first.short == 1 else "have"
+    message = f"{first.short:,} of {many} {have} fewer fields than the header, the first at {first.first_short}; "
+    if workflow.input.on_short_record == "null":
+        message += "their missing fields are null (on_short_record: null)"
+    else:
+        message += "a row fails if a prompt or condition needs a missing field; `on_short_record: null` makes it null"
+    return [Problem(workflow.input.where, message, "warning")]
+
+
+def _fields(workflow: Workflow, columns: tuple[str, ...] | None, first: FirstRows | None) -> list[Problem]:
     """Names of fields that the input does not have. A file taken apart at the wrong sign is one problem, not ten."""
     where, name = workflow.input.where, workflow.input.id_field
-    placeholders, identity = check_placeholders(workflow, columns) if workflow.whole else [], []
+    placeholders, identity = check_placeholders(workflow, columns, first) if workflow.whole else [], []
     hint = separator_hint(columns) if columns else ""
     if name is not None and columns is not None and name not in columns:
         named = did_you_mean(name, columns, "the columns are")
         at = replace(where, path=where.path and "input.id_field")
         identity = [Problem(at, f"the input has no column {name!r}; {hint or named}")]
+    elif name is not None and first is not None and first.lack((name,)):
+        at = replace(where, path=where.path and "input.id_field")
+        named = did_you_mean(name, first.names(), "the fields are")
+        identity = [Problem(at, f"{first.words()} of the input has the id field {name!r}; {named}")]
     if columns and hint:
         said = f"the input has one column, {columns[0]!r}; {hint}"
         return identity or [Problem(where, said, "error" if any_error(placeholders) else "warning")]

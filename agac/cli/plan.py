@@ -11,6 +11,7 @@ import click
 from agac import api
 from agac.cli import main, terminal
 from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, past_error_words, plan_rows, priced, version_words
+from agac.core.errors import ExitCode
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
@@ -35,28 +36,30 @@ MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is be
 def plan(
     settings: main.Globals, /, workflows: tuple[str, ...], show: int, against: str | None, markdown: bool,
     as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     given |= {"vars": main.read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
     call = api.plan if against is None else partial(api.plan_against, against)
     options, root = api.RunOptions(**given), settings.project_dir
     found = [call(name, options, show=show, project=root) for name in workflows]
-    print_plans(found, workflows, as_json=as_json, markdown=markdown)
+    return print_plans(found, workflows, as_json=as_json, markdown=markdown)
 
 
-def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False) -> None:
-    """Plans, or comparisons of two: all of one kind."""
+def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False) -> ExitCode:
+    """Plans, or comparisons of two: all of one kind. Gives the exit code: no row of a plan may come to a result."""
+    code = ExitCode.USAGE if any(getattr(one, "now", one).blocked for one in reports) else ExitCode.DONE
     for report in reports:
         for warning in getattr(report, "now", report).warnings:
             terminal.say(str(warning))
     if as_json:
         found = [report.as_json() for report in reports]
         terminal.print_json(found if len(found) > 1 else found[0])
-        return
+        return code
     lines: Callable[[Any], Iterator[str]] = partial(_lines, workflows)
     if markdown:
         from agac.cli.markdown import plan_lines as lines
     show = terminal.print_markdown if markdown else terminal.print_text
     show("\n\n".join("\n".join(lines(report)) for report in reports))
+    return code
 
 
 def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:
@@ -70,6 +73,7 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
     rows = report.rows
     facts = [counted(rows["total"], "row")]
     facts += [f"{rows['unusable']:,} unusable"] if rows["unusable"] else []
+    facts += [f"{short:,} with fewer fields than the header"] if (short := rows.get("short", 0)) else []
     facts += [f"{rows['dropped']:,} dropped by on_duplicate_id"] if rows["dropped"] else []
     if report.continues is not None:
         run = f"resumes run {report.continues}"
@@ -207,6 +211,9 @@ def _guessed(guess: Guess) -> str:
 def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     """The expected cost of the whole run, how exact that is, and what to do next."""
     running = [stage for stage in report.stages if stage.run]
+    if report.blocked is not None:
+        yield f"Blocked: no row would come to a result, and the run would ask nothing. {report.blocked}"
+        return
     if not running:
         in_batch = any(stage.in_flight for stage in report.stages)
         yield "No calls are needed." + (" `agac batch retrieve` collects results." if in_batch else "")

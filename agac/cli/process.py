@@ -156,8 +156,7 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
         jobs, shown = jobs_of(output, options, models) if models[1:] else [(output, options)], options.limit or PROMPTS
         plans = [api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs]
         named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
-        print_plans(plans if as_json else named, (), as_json=bool(as_json))
-        return 0
+        return print_plans(plans if as_json else named, (), as_json=bool(as_json))
     if options.work_dir is None and not settings.quiet and not is_project(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
     what = source, output, options

@@ -84,8 +84,7 @@ def run(
         raise click.UsageError("--show N prints prompts of a dry run: add --dry-run, or use `agac plan`")
     if dry_run:
         plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
-        print_plans(plans, workflows, as_json=as_json)
-        return 0
+        return print_plans(plans, workflows, as_json=as_json)
     ended: list[api.RunReport] = []
 
     def print_ended(report: api.RunReport) -> None:
@@ -235,6 +234,8 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     part = f", shard {Shard(*shard)}" if (shard := summary["selection"].get("shard")) else ""
     run = summary.get("job") or f"{summary['workflow']}{part}, run {summary['run']}"
     yield f"{run}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
+    if short := summary.get("short_records"):
+        yield f"  {counted(short, 'record')} with fewer fields than the header"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
         unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]

@@ -126,12 +126,14 @@ class DayTime:
 class Row(NamedTuple):
     """One record in flight. `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is
     None, and `error` set, for a record that cannot be used (unparsable, with too many fields, without its id): such a
-    row is accounted for, never dropped. A tuple, because one is made for each of a million records."""
+    row is accounted for, never dropped. `short`: its record has fewer fields than the header of its file. A tuple,
+    because one is made for each of a million records."""
 
     id: RowId
     ordinal: int
     data: dict[str, JSONValue] | None
     error: RowError | None = None
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,15 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 class Record(NamedTuple):
     """One record of a source, before it has an id. `ordinal` counts records from 1, `line` is the physical line on
     which it begins, None where there are none. Where it cannot be used `error` says why, and `data` is what is known of
-    it, mostly None. `file` is its name, where a source has several. A tuple costs a third of a dataclass."""
+    it, mostly None. `file` is its name, where a source has several; `short`: it has fewer fields than the header. A
+    tuple costs a third of a dataclass."""
 
     ordinal: int
     data: dict[str, JSONValue] | None
     error: RowError | None = None
     line: int | None = None
     file: str | None = None
+    short: bool = False
 
     def place(self, shown: str) -> str:
         """The record's place, as messages begin; `shown` is the source's name."""

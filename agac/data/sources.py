@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
 from agac.core.keys import DIGEST_BYTES, canonical, shard_of, snapshot
@@ -22,7 +22,7 @@ from agac.core.state_files import make_folder
 from agac.core.types import JSONValue, Row, Shard
 from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
 from agac.data.frames import GivenRows, lines_of
-from agac.data.json_formats import JsonLinesSource, JsonSource, kind_of, quoted
+from agac.data.json_formats import JsonLinesSource, JsonSource, encode, kind_of, quoted
 from agac.data.parquet import ParquetSource
 from agac.data.postgres import PostgresSource
 from agac.data.sql import SqlSource
@@ -72,9 +72,10 @@ class SeveralFiles:
             ordinal = 0
             befores.append(before)
             files.append(relative)
-            for ordinal, data, error, line, file in self._opened(relative).records():
+            for record in self._opened(relative).records():
+                ordinal = record.ordinal
                 if before + ordinal > start:
-                    yield Record(before + ordinal, data, error, line, file or relative)
+                    yield record._replace(ordinal=before + ordinal, file=record.file or relative)
             before += ordinal
 
     def _opened(self, relative: str) -> Source:
@@ -258,15 +259,15 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
     """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer. A record
     that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data."""
     for record in source.records(start):
-        ordinal, data, error, _, _ = record
+        ordinal, data, error, _, _, short = record
         if data is None or id_field is None:
-            yield Row(ordinal, ordinal, data, error)
+            yield Row(ordinal, ordinal, data, error, short)
             continue
         value = data.get(id_field)
         if type(value) is str and value and not value.isspace():
-            yield Row(value, ordinal, data, error)
+            yield Row(value, ordinal, data, error, short)
         elif type(value) is int:
-            yield Row(str(value), ordinal, data, error)
+            yield Row(str(value), ordinal, data, error, short)
         else:
             what = "empty" if isinstance(value, str) else kind_of(value)
             problem = f"is {what}; an id is a string that is not empty, or an integer"
@@ -274,7 +275,63 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
                 near = nearest(id_field, data)
                 problem = "is missing" + (f"; did you mean {quoted(near)}?" if near else "")
             message = f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
-            yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message))
+            yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message), short)
+
+
+FIRST_CHARACTERS = 4_000_000
+"""So much of an input is looked at before a run, beside `LOOKED_AT` records: some records are large."""
+
+
+class FirstRows(NamedTuple):
+    """The first records of an input: the data of those that can be used, how many were `looked_at`, and whether those
+    are all. `short` ones have fewer fields than the header; `first_short` is the place of the first of them."""
+
+    rows: list[dict[str, JSONValue]]
+    looked_at: int
+    complete: bool
+    short: int = 0
+    first_short: str = ""
+
+    def lack(self, way: Sequence[str]) -> bool:
+        """Whether there are rows, and none of them has a field of this name, or a value at the end of this way."""
+        return bool(self.rows) and not any(".".join(way) in row or _leads(row, way) for row in self.rows)
+
+    def names(self) -> tuple[str, ...]:
+        """The fields of all rows, in the order in which they are met."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row))
+
+    def words(self) -> str:
+        """How a sentence begins that denies something of these rows: `no row`."""
+        return "no row" if self.complete else f"none of the first {self.looked_at:,} rows"
+
+
+def _leads(value: JSONValue, way: Sequence[str]) -> bool:
+    """Whether a way through objects and lists leads to a value, as placeholders go it."""
+    for part in way:
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return False
+    return True
+
+
+def first_rows(source: Source) -> FirstRows:
+    """Looks at the beginning of an input. Raises AgacError when it cannot be read."""
+    rows, short, first_short = list[dict[str, JSONValue]](), 0, ""
+    looked_at = characters = 0
+    for record in source.records():
+        if looked_at == LOOKED_AT or characters >= FIRST_CHARACTERS:
+            return FirstRows(rows, looked_at, False, short, first_short)
+        looked_at += 1
+        if record.short:
+            short += 1
+            first_short = first_short or record.place(source.describe())
+        if record.data is not None and record.error is None:
+            rows.append(record.data)
+            characters += len(encode(record.data))
+    return FirstRows(rows, looked_at, True, short, first_short)
 
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}

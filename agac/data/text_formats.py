@@ -21,15 +21,16 @@ from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
 from agac.spec.paths import Refused, Unmatchable, matching_rows
 from agac.spec.project_files import descriptor_of
-from agac.spec.workflow import InputSpec
+from agac.spec.workflow import InputSpec, OnShortRecord
 
 if TYPE_CHECKING:
     from _csv import Reader
 
 
 # CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has them. Cells are
-# strings, an empty cell is `""`, a column that a short record lacks is None. Header names are taken without the spaces
-# around them. Blank lines are no records. A record whose quoting is broken is refused: guessing would move text.
+# strings, an empty cell is `""`. A short record lacks its last columns, as a JSON record may lack a field, or they are
+# None (`on_short_record: null`). Header names are taken without the spaces around them.
+# Blank lines are no records. A record whose quoting is broken is refused: guessing would move text.
 
 MAX_CELL = 32 * 1024 * 1024  # characters, four bytes each: what bounds an unclosed quote's memory
 _LOOK_AHEAD = 64 * 1024
@@ -73,9 +74,16 @@ class _Lines:
 class DelimitedSource(FileSource):
     """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
 
-    def __init__(self, path: Path, shown: str, delimiter: str, encoding: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shown: str,
+        delimiter: str,
+        encoding: str | None = None,
+        on_short_record: OnShortRecord | None = None,
+    ) -> None:
         super().__init__(path, shown, encoding)
-        self._delimiter = delimiter
+        self._delimiter, self._on_short_record = delimiter, on_short_record
         # a setting of the whole process: only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
         with self._reader() as (reader, _):
@@ -152,7 +160,10 @@ class DelimitedSource(FileSource):
             remedy = separator_hint(columns) or f"put quotes around a value that contains {sign}"
             problem = f"the record has {len(cells)} fields, the header {len(columns)}; {remedy}"
             return self._refused(ordinal, line, problem)
-        return Record(ordinal, dict(zip(columns, [*cells, *[None] * missing], strict=True)), None, line)
+        data: dict[str, JSONValue] = dict(zip(columns, cells, strict=False))
+        if self._on_short_record == "null":
+            data.update(dict.fromkeys(columns[len(cells) :]))
+        return Record(ordinal, data, None, line, short=missing > 0)
 
     def _first_unreadable(self, cells: Sequence[str], what: str) -> tuple[int, str] | None:
         """The place from 0 of the first cell with a byte that cannot be read, and which byte it is."""

@@ -188,6 +188,8 @@ class DryWalk:
                     text = f"row {row.ordinal} cannot be used: {why}"
                     found.warnings.append(Problem(self._plan.input.where, text, "warning"))
                 found.rows["total"] += len(chunk)
+                if short := sum(new.row.short for new in chunk):
+                    found.rows["short"] = found.rows.get("short", 0) + short
                 found.rows["unusable"] += len(broken)
                 found.rows["dropped"] += len(chunk) - len(usable) - len(broken)
                 stored: dict[object, StoredRow] = {}

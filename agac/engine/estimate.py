@@ -13,6 +13,7 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all, usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.past_usage import Z80, PastError, PastUsage
+from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cost, price_of
 from agac.providers.provider import BatchTraits
@@ -452,14 +453,15 @@ class PlanTotals:
 class PlanReport(PlanTotals, Report):
     """What a run would do. `continues` is the run that it would go on with; `compared_with` the one compared with, from
     which these keys of the input differ: `input_changes`. `rows`: the `total` of the input, of which `unusable` ones
-    are never asked and `dropped` ones repeat an id. `budgets`: each with what this run has spent of it, and in `enough`
-    whether what is expected fits. `confirm_above` in dollars, None: a run asks no question first. `prompts` are the
-    rendered ones that were requested. `past_error`: how far the estimates of earlier runs were off; None: unknown."""
+    are never asked, `dropped` ones repeat an id and `short` ones, if any, have fewer fields than the header.
+    `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested. `past_error`:
+    how far the estimates of earlier runs were off; None: unknown."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
         "output_tokens", "usd", "usd_at_most", "usd_range", "ways", "seconds", "past_error", "budgets", "confirm_above",
-        "wants_yes", "prompts", "least", "most", "valid",
+        "wants_yes", "prompts", "least", "most", "valid", "blocked",
     )  # fmt: skip
 
     workflow: str
@@ -483,6 +485,20 @@ class PlanReport(PlanTotals, Report):
             if one.run_mode == "batch":
                 found.append([])
         return [names for names in found if names]
+
+    @property
+    def blocked(self) -> str | None:
+        """Why no row comes to a result, where none can: each fails before a model is asked for it."""
+        rows, reasons = self.rows, [(one.name, *each) for one in self.stages for each in one.blocked_reasons.items()]
+        if any(one.run or one.reuse or one.skipped or one.dropped or one.in_flight for one in self.stages):
+            return None
+        left = rows["total"] - rows["dropped"]
+        if left and rows["unusable"] == left:
+            return "none of the rows can be used"
+        rows_own = ((name, why, reason) for name, why, reason in reasons if why in OF_THE_ROW)
+        return (
+            "; ".join(f"{name}: {why} (row {reason.example!r} for example)" for name, why, reason in rows_own) or None
+        )
 
     @property
     def wants_yes(self) -> bool:

@@ -178,6 +178,7 @@ class InputRows:
                     last = {new.row.ordinal for new, more in zip(chunk, further, strict=True) if not more}
                 active_rows = await self._place(chunk, first, last)
                 self._totals.seen += len(chunk)
+                self._totals.short += sum(new.row.short for new in chunk)
                 await self._ledger.durable()  # the next chunk is compared with what is committed
                 if left is not None:
                     some = max(0, left - self._totals.unchanged)

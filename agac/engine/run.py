@@ -531,6 +531,7 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
     _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=log_fields)
     body = _about(invocation) | {name: getattr(totals, name) for name in _NOTED} | {
         "rows_seen": totals.seen,
+        **({"rows_short": totals.short} if totals.short else {}),
         "rows_left_failed": totals.left_failed + totals.failed_for_good,
         "cost_usd": cost_of(totals.cost, totals.unpriced),
         **({"serving": invocation.serving} if totals.calls else {}),

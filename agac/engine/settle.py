@@ -56,10 +56,11 @@ class StageTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this invocation. Rows: `seen` in the input, `unchanged` of them needed nothing, `rows_skipped` went
-    through without a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
-    stay open at a stage that was not to be asked (of rows that stages made `made_parked`); `reviews` wait for people at
-    its end; `left_failed` were not tried again, `failed_for_good` will not be by the next ordinary run.
+    """Counts of this invocation. Rows: `seen` in the input, of which `short` ones have fewer fields than the header and
+    `unchanged` ones needed nothing, `rows_skipped` went through without a result, `rows_filtered` left because of a
+    guard, `rows_dropped` repeat an id, `rows_parked` stay open at a stage that was not to be asked (of rows that stages
+    made `made_parked`); `reviews` wait for people at its end; `left_failed` were not tried again, `failed_for_good`
+    will not be by the next ordinary run.
 
     `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
     `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
@@ -73,6 +74,7 @@ class Totals:
     all_read: bool = False
     unusable: int = 0
     seen: int = 0
+    short: int = 0
     unchanged: int = 0
     rows_done: int = 0
     rows_failed: int = 0

@@ -22,7 +22,16 @@ from agac.store.decisions import open_reviews
 from agac.store.history import CallRecord, Timings, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Endpoint
 from agac.store.rows import State
-from agac.store.runs import Count, RunRecord, counters, definition_of, row_counts, run_duration, run_serving
+from agac.store.runs import (
+    Count,
+    RunRecord,
+    counters,
+    definition_of,
+    row_counts,
+    run_duration,
+    run_serving,
+    short_records,
+)
 
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
@@ -212,9 +221,11 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
     reviewing = any("review" in stage.get("operation", ()) for stage in definition["stages"])
     waiting = await open_reviews(database, run.workflow, run.id) if reviewing else {}
     stages = [_stage(stage, counts, times, waiting) for stage in definition["stages"]]
-    rule, again = definition["input"]["on_duplicate_id"], {}
+    rule, odd = definition["input"]["on_duplicate_id"], dict[str, Any]()
     if rule in ("first", "last") and rows["dropped"]:
-        again = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
+        odd = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
+    if short := await short_records(database, run.id):
+        odd |= {"short_records": short}
     processed, reused = sum(one["done"] + one["failed"] for one in stages), sum(one["reused"] for one in stages)
     return {
         "workflow": run.workflow, "run": run.id, "complete": run.finished_at is not None,
@@ -222,7 +233,7 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
         "tasks": {"processed": processed, "reused": reused},
         "input": definition["input"]["path"], "selection": run.selection, "output": run.output_dir,
-        "rows": rows, **again, "levels": levels, "stages": stages, "calls": calls_of(counts),
+        "rows": rows, **odd, "levels": levels, "stages": stages, "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None), "serving": serving_of(await run_serving(database, run.id)),
         "errors": _errors(counts, examples),
     }  # fmt: skip

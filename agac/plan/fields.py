@@ -10,6 +10,7 @@ from operator import contains
 from typing import Any
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
+from agac.data.sources import FirstRows
 from agac.spec import templates
 from agac.spec.graph import PARTS, is_hidden, seen_after, stage_of
 from agac.spec.guard_checks import GuardScope
@@ -25,11 +26,13 @@ _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made` by agac, of items."""
+    """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made` by agac, of items.
+    `first` are rows of the input that were looked at, where rows still have its fields."""
 
     shapes: Mapping[str, FieldShape]
     open: bool = False
     made: frozenset[str] = frozenset()
+    first: FirstRows | None = None
 
     @cached_property
     def typed(self) -> Mapping[str, FieldShape]:
@@ -43,7 +46,8 @@ class Fields:
             return self
         lists = {own for _, own in made}
         kept = {name: shape for name, shape in self.shapes.items() if name not in lists}
-        return Fields({**kept, ITEM: made[-1][0], INDEX: WHOLE_NUMBER}, self.open, self.made | {ITEM, INDEX})
+        shapes = {**kept, ITEM: made[-1][0], INDEX: WHOLE_NUMBER}
+        return replace(self, shapes=shapes, made=self.made | {ITEM, INDEX})
 
 
 OPEN = Fields({}, open=True)  # rows of which nothing is known
@@ -137,6 +141,13 @@ class StageScope:
             return None
         return f"{name!r} holds labels (`expect`), which no stage sees; compare answers with them by `agac eval`"
 
+    def lacking(self, way: Sequence[str]) -> FirstRows | None:
+        """The first rows of the input if none of them has what this way names, and each row comes to the stage."""
+        first, stage = self.rows.fields.first, self.stage
+        if first is None or stage.guard is not None or not first.lack(way):
+            return None
+        return None if any(one.may_drop for one in self.rows.earlier.values()) else first
+
     def shape(self, path: tuple[str, ...]) -> FieldShape:
         """What is known of the value at the end of a path into a result, or into a field."""
         if path[0] in self.earlier:
@@ -204,12 +215,12 @@ def _changed(stage: WrittenStage, fields: Fields) -> Fields | None:
     match stage.operation:
         case Select(names):
             kept = {name: fields.shapes.get(name, UNKNOWN) for name in names}
-            return Fields(kept, made=fields.made & kept.keys())
+            return Fields(kept, made=fields.made & kept.keys(), first=fields.first)
         case Rename(new_names):
             renamed = {new_names.get(name, name): shape for name, shape in fields.shapes.items()}
             if fields.open:
                 renamed |= {name: UNKNOWN for name in new_names.values() if name not in renamed}
-            return Fields(renamed, fields.open, fields.made - new_names.keys())
+            return replace(fields, shapes=renamed, made=fields.made - new_names.keys())
         case Python():
             return OPEN
     return None
@@ -223,14 +234,20 @@ def _item(path: tuple[str, ...], scope: StageScope) -> tuple[FieldShape, str | N
     return UNKNOWN if kinds and "array" not in kinds else exploded.inside(["0"]), path[0] if of_row else None
 
 
-def check_placeholders(workflow: Workflow, columns: tuple[str, ...] | None) -> list[Problem]:
+def check_placeholders(
+    workflow: Workflow, columns: tuple[str, ...] | None, first: FirstRows | None = None
+) -> list[Problem]:
     """Every placeholder that nothing can satisfy, and every key that names a field that rows do not have. `columns` are
-    the input's declared ones, None when rows bring theirs: then an unknown name is a warning, as some may have it."""
+    the input's declared ones, None when rows bring theirs: then a name that none of the `first` rows has is an error,
+    and another unknown one a warning, as some may have it."""
     problems, read = list[Problem](), set[str]()
     shapes = {"sqlite": SINGLE, "xlsx": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}
     # what a statement makes may be anything
     shape = shapes.get(str(workflow.input.format), UNKNOWN) if workflow.input.sql is None else UNKNOWN
-    for scope in stage_scopes(workflow, OPEN if columns is None else Fields(dict.fromkeys(columns, shape))):
+    fields = Fields({}, open=True, first=first)
+    if columns is not None:
+        fields = Fields(dict.fromkeys(columns, shape), first=first)
+    for scope in stage_scopes(workflow, fields):
         stage, does = scope.stage, scope.stage.operation
         problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
         known = Named(scope, scope.own)
@@ -298,6 +315,8 @@ def _unfit_change(does: Select | Rename, scope: StageScope) -> Iterator[str]:
             yield hidden
         elif name not in have and not scope.fields.open:
             yield f"names the field {name!r}, which rows do not have; {did_you_mean(name, have)}"
+        elif name not in have and (first := scope.lacking((name,))) is not None:
+            yield f"names the field {name!r}, which {first.words()} has; {did_you_mean(name, first.names())}"
     kept = have.keys() - new_names.keys()
     for old, new in new_names.items():
         if new in kept and not scope.fields.open:
@@ -360,6 +379,8 @@ def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
     known, counting = rows.names(), Named(rows)
     if not rows.fields.open:
         return f"names the field {head!r}, which rows do not have; {did_you_mean(head, known, among=counting)}"
+    if (first := rows.lacking(way)) is not None:
+        return f"names the field {written!r}, which {first.words()} has; {did_you_mean(written, first.names())}"
     near = nearest(head, known, among=counting)
     return _Doubt(f"{head!r} is no known name, unless rows have such a field; did you mean {near!r}?") if near else None
 
@@ -457,7 +478,7 @@ def _placeholder(name: str, scope: StageScope) -> str | None:
         return f"{written} is hidden from this stage by `visible`; leave it out of the prompt, or make it visible"
     if name in columns:
         if name not in scope.earlier and name not in (VARS, ROW_JSON):
-            return None
+            return _lacking_placeholder(name, scope)
         other = f"the result of stage {name!r}" if name in scope.earlier else f"agac's own {name!r}"
         return f"{written} could be the input's column or {other}; rename the one or the other"
     if head in scope.earlier:
@@ -476,7 +497,7 @@ def _placeholder(name: str, scope: StageScope) -> str | None:
     if head in columns:
         if columns[head] in (TEXT, SINGLE):
             return f"{written}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
-        return _placeholder_inside(name, columns[head])
+        return _placeholder_inside(name, columns[head]) or _lacking_placeholder(name, scope)
     return _unknown_placeholder(name, head, scope)
 
 
@@ -490,6 +511,21 @@ def _placeholder_inside(name: str, shape: FieldShape) -> str | None:
     if not names:
         return f"${{{name}}}: no such field; {before} is a single value; write ${{{before}}}"
     return _no_such("field", name, rest[depth], sorted(names), f"{before}.")
+
+
+def _lacking_placeholder(name: str, scope: StageScope) -> str | None:
+    """What is wrong with a name of the input's fields that none of its first rows has. The fields of groups may be of
+    results."""
+    if scope.stage.group is not None:
+        return None
+    head = name.partition(".")[0]
+    made = head in scope.fields.made or any(
+        isinstance(one.operation, Rename | Python) for one in scope.rows.earlier.values()
+    )
+    if made or (first := scope.lacking(name.split("."))) is None:
+        return None
+    message = f"${{{name}}}: {first.words()} has such a field; {did_you_mean(name, first.names())}"
+    return message if first.complete else f"{message}. If later rows have it, guard the stage: when: has(row.{head})"
 
 
 def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:
@@ -511,6 +547,8 @@ def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:
     if not scope.fields.open:
         more = (ROW_JSON, *variables)
         return _no_such("field", name, name, scope.names(*more), among=Named(scope, dict.fromkeys(more)))
+    if (message := _lacking_placeholder(name, scope)) is not None:
+        return message
     # rows may have any field: only a near miss of a name that surely exists is worth a word
     among = Named(scope, dict.fromkeys(variables))
     near = nearest(name, scope.names(*variables), cutoff=0.8, among=among)

@@ -34,7 +34,7 @@ DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
 SHEETS: tuple[InputFormat, ...] = ("xlsx",)
 WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
     "delimiter": DELIMITED, "encoding": (*DELIMITED, "json", "jsonl", "txt", "files"),
-    "sheet": SHEETS, "header_row": SHEETS,
+    "on_short_record": DELIMITED, "sheet": SHEETS, "header_row": SHEETS,
 }  # fmt: skip
 """Keys that say how a file is written, with the formats of which they may be said."""
 
@@ -269,10 +269,11 @@ class _Resolver:
 
     def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
         keys = self.keys
+        short = keys.on_short_record if "on_short_record" in keys.model_fields_set else None
         return InputSpec(
             path, shown, found, keys.id_field, keys.on_duplicate_id, self.where,
             delimiter=keys.delimiter, encoding=keys.encoding, allow_empty=keys.allow_empty, sql=keys.sql,
-            sheet=keys.sheet, header_row=keys.header_row,
+            sheet=keys.sheet, header_row=keys.header_row, on_short_record=short,
         )  # fmt: skip
 
     def _place(self, text: str) -> Path:

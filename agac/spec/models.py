@@ -128,6 +128,11 @@ class InputFile(FileModel):
         "How text is written: `cp1252`, `latin-1`, …; UTF-8 when left out, or as a byte order mark says.",
         examples=["cp1252"],
     )
+    on_short_record: workflow.OnShortRecord = key(
+        "A csv or tsv record with fewer fields than the header: its row fails if a prompt or condition needs a missing "
+        "field (`fail`), or its missing fields are null (`null`).",
+        default="fail",
+    )
     sql: NonEmpty | None = key(
         "One SELECT over the rows, which are the table `input`: what it gives are the rows of the workflow.",
         examples=["select id, text from input where length(text) > 20"],
@@ -135,6 +140,14 @@ class InputFile(FileModel):
     sheet: NonEmpty | int | None = key("Sheet of an xlsx file, by name or number from 1.", examples=["Prices", 2])
     header_row: int | None = key("Row of the sheet that names the columns; else the first that is not empty.", ge=1)
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_without_quotes(cls, keys: Any) -> Any:
+        """`on_short_record: null`, which YAML reads as no value."""
+        if isinstance(keys, dict) and keys.get("on_short_record", "fail") is None:
+            return keys | {"on_short_record": "null"}
+        return keys
 
 
 _WrittenInput = NonEmpty | list[NonEmpty] | InputFile

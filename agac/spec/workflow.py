@@ -75,6 +75,7 @@ Level = Literal["project", "defaults", "card", "stage", "override"]
 RunMode = Literal["sync", "batch"]
 InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite", "postgres"]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
+OnShortRecord = Literal["fail", "null"]
 ReusePolicy = Literal["content", "row", "never"]
 KeepReplies = Literal["all", "failed"]
 OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
@@ -179,8 +180,9 @@ class InputSpec:
     nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
     from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
     None, for what it begins with to tell. `delimiter` and `encoding` say how text is written, None: as its format is,
-    in UTF-8 or as a byte order mark tells. `allow_empty`: it may lose all its rows. `sql` is a statement over the rows,
-    written at `sql_at`, and `scratch` where it keeps them; `sheet` and `header_row` say where in an xlsx file they are.
+    in UTF-8 or as a byte order mark tells. `on_short_record`: what a csv record does that lacks fields, None: `fail`.
+    `allow_empty`: it may lose all its rows. `sql` is a statement over the rows, written at `sql_at`, and `scratch`
+    where it keeps them; `sheet` and `header_row` say where in an xlsx file they are.
     """
 
     path: Path
@@ -202,6 +204,7 @@ class InputSpec:
     scratch: Path | None = field(default=None, compare=False)
     sheet: str | int | None = None
     header_row: int | None = None
+    on_short_record: OnShortRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

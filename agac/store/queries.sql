@@ -198,6 +198,11 @@ WHERE r.workflow = ? AND e.kind = 'invocation' ORDER BY e.id DESC LIMIT 1;
 SELECT json_extract(body, '$.serving') FROM event
 WHERE run_id = ? AND kind = 'invocation' AND json_extract(body, '$.serving') IS NOT NULL ORDER BY id;
 
+-- name: run_short
+-- How many records of the input had fewer fields than its header, as the last invocation that read some of it found.
+SELECT coalesce(json_extract(body, '$.rows_short'), 0) FROM event
+WHERE run_id = ? AND kind = 'invocation' AND json_extract(body, '$.rows_seen') > 0 ORDER BY id DESC LIMIT 1;
+
 -- name: run_was_read
 -- An invocation that came to its end over the input, and not over rows of the store.
 SELECT id FROM event

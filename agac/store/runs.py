@@ -137,6 +137,7 @@ given_calls: Reads[[str], list[GivenCall]] = reads("chunk_calls", GivenCall)  # 
 counters: Reads[[int], list[Count]] = reads("counters", Count)
 estimates: Reads[[int], dict[str, KeptEstimate]] = reads("estimates", KeptEstimate, by("stage"))
 run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str, Any])
+short_records: Reads[[int], int | None] = reads("run_short", int, first)
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 lane_lengths: Reads[[str], list[tuple[float, float]]] = reads("lane_lengths", tuple[float, float])
 usage_spreads: Reads[[str], dict[str, UsageSpread]] = reads("usage_spreads", UsageSpread, by("stage"))

@@ -331,3 +331,140 @@ def test_a_sample_follows_rows_that_are_added(project: ProjectFolder, id_field: 
     assert second.summary["rows"] == {"total": 700, "done": 700, "skipped": 0, "failed": 0, "dropped": 0, "open": 0}
     assert len(project.envelopes("reviews", "preview/results.jsonl")) == 700
     project.assert_sound()
+
+
+SHORT = "id,name,price\n1,cup,3\n2,mug\n3,pot,5\n"
+PRICED = [{"name": "ask", "prompt": "What is ${name} at ${price}?"}]
+
+
+def test_a_short_record_fails_where_a_prompt_needs_what_it_lacks_and_is_counted(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", SHORT)
+    project.workflow(stages=PRICED)
+    said = "1 of 3 records has fewer fields than the header, the first at data/rows.csv:3; a row fails if a prompt"
+    checked = project.agac("validate")
+    assert (checked.code, said in checked.out + checked.err) == (0, True)
+    plan = project.agac("plan", "-a", "reviews", "--json").json
+    assert (plan["rows"]["short"], plan["stages"][0]["run"], plan["stages"][0]["blocked"]) == (1, 2, 1)
+    ran = project.agac("run", "-a", "reviews")
+    assert (ran.code, "  1 record with fewer fields than the header\n" in ran.out) == (3, True)
+    error = json.loads((project.root / "output/reviews/errors.jsonl").read_text())
+    assert error["error"]["type"] == "MissingTemplateField"
+    assert "this row has no ${price}" in error["error"]["message"]
+    summary = json.loads((project.root / "output/reviews/summary.json").read_text())
+    assert summary["short_records"] == 1
+
+
+def test_a_short_record_runs_where_no_prompt_needs_what_it_lacks(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", SHORT)
+    project.workflow(stages=[{"name": "ask", "prompt": "What is ${name}?"}])
+    assert project.run().summary["rows"]["done"] == 3
+
+
+@pytest.mark.parametrize("value", ["null", '"null"'])
+def test_what_a_short_record_lacks_is_null_on_request(project: ProjectFolder, value: str) -> None:
+    project.write("data/rows.csv", SHORT)
+    stages = "stages: [{name: ask, prompt: 'What is ${name} at ${price}?'}]"
+    source = f"input: {{path: data/rows.csv, id_field: id, on_short_record: {value}}}"
+    project.write("workflows/reviews.yml", f"{source}\n{stages}\n")
+    plan = project.agac("plan", "-a", "reviews", "--show", "3")
+    assert "What is mug at null?" in plan.out
+    assert "their missing fields are null (on_short_record: null)" in plan.err
+    summary = project.run().summary
+    assert (summary["rows"]["done"], summary["short_records"]) == (3, 1)
+
+
+def test_once_records_are_mended_none_is_counted_as_short(project: ProjectFolder) -> None:
+    project.write("data/rows.csv", SHORT)
+    project.workflow(stages=PRICED)
+    project.run()
+    project.write("data/rows.csv", SHORT.replace("mug", "mug,4"))
+    summary = project.run().summary
+    assert (summary["rows"]["done"], "short_records" in summary) == (3, False)
+
+
+def test_short_records_of_several_files_are_named_with_their_file(project: ProjectFolder) -> None:
+    project.write("data/many/1.csv", "id,name,price\n1,cup,3\n")
+    project.write("data/many/2.csv", "id,name,price\n2,mug\n")
+    project.workflow(path="data/many/*.csv", stages=PRICED)
+    assert "the first at data/many/2.csv:2;" in project.agac("validate").out
+    assert project.run().summary["short_records"] == 1
+
+
+def test_on_short_record_is_for_files_with_a_header(project: ProjectFolder) -> None:
+    project.workflow(path="data/rows.jsonl", rows=1, input={"on_short_record": "fail"})
+    project.write("data/rows.jsonl", '{"id": "1", "text": "x"}\n')
+    checked = project.agac("validate")
+    assert "input.on_short_record: on_short_record is for csv, tsv; remove it" in checked.out + checked.err
+
+
+LACKING: dict[str, tuple[str, str]] = {
+    "json": ("data/rows.json", '[{"id": "1", "name": "cup"}, {"id": "2", "name": "mug"}]'),
+    "jsonl": ("data/rows.jsonl", '{"id": "1", "name": "cup"}\n{"id": "2", "name": "mug"}\n'),
+    "several": ("data/*.jsonl", '{"id": "1", "name": "cup"}\n{"id": "2", "name": "mug"}\n'),
+    "csv": ("data/rows.csv", "id,name,price\n1,cup\n2,mug\n"),
+    "tsv": ("data/rows.tsv", "id\tname\tprice\n1\tcup\n2\tmug\n"),
+}
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_a_placeholder_that_no_row_has_stops_plan_validate_and_run(project: ProjectFolder, kind: str) -> None:
+    path, content = LACKING[kind]
+    project.write(path.replace("*", "rows"), content)
+    project.workflow(path=path, stages=PRICED)
+    for command in (("validate",), ("plan", "-a", "reviews"), ("run", "-a", "reviews")):
+        ran = project.agac(*command)
+        assert ran.code == 2
+        assert "stages[0].prompt: ${price}: no row has such a field; known: id, name" in ran.out + ran.err
+    assert not (project.root / "output").exists()
+
+
+def test_a_way_into_a_field_that_no_row_has_is_refused(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id": "1", "who": {"name": "Ada"}}\n{"id": "2", "who": {}}\n')
+    project.workflow(path="data/rows.jsonl", stages=[{"name": "ask", "prompt": "${who.name}: ${who.age}"}])
+    checked = project.agac("validate")
+    assert "${who.age}: no row has such a field" in checked.out + checked.err
+    assert "${who.name}" not in checked.out + checked.err
+
+
+def test_a_field_that_one_row_has_or_a_guard_asks_for_is_no_problem(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id": "1"}\n{"id": "2", "price": 3}\n')
+    project.workflow(path="data/rows.jsonl", stages=[{"name": "ask", "prompt": "${price}"}])
+    assert project.agac("validate").code == 0
+    guarded = {"name": "ask", "prompt": "${colour}", "when": "has(row.colour)"}
+    project.workflow(path="data/rows.jsonl", stages=[guarded])
+    assert project.agac("validate").code == 0
+
+
+def test_only_the_first_rows_are_looked_at_and_the_message_says_so(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", "".join(f'{{"id": "{n}"}}\n' for n in range(1_200)) + '{"id": "x", "price": 1}\n')
+    project.workflow(path="data/rows.jsonl", stages=[{"name": "ask", "prompt": "${price}"}])
+    checked = project.agac("validate")
+    said = "${price}: none of the first 1,000 rows has such a field; known: id. If later rows have it, guard the stage"
+    assert (checked.code, said in checked.out + checked.err) == (2, True)
+
+
+@pytest.mark.parametrize("key", ["group_by", "explode", "dedupe", "select", "id_field"])
+def test_a_key_that_names_a_field_that_no_row_has_is_refused(project: ProjectFolder, key: str) -> None:
+    project.write("data/rows.jsonl", '{"id": "1", "name": "cup"}\n{"id": "2", "name": "mug"}\n')
+    stage: dict[str, Any] = {"name": "one", "prompt": "${name}"}
+    if key in ("dedupe", "select"):
+        stage = {"name": "one", key: ["colour"]}
+    elif key != "id_field":
+        stage = {"name": "one", key: "colour"}
+    project.workflow(
+        path="data/rows.jsonl",
+        stages=[stage, {"name": "two", "prompt": "x"}],
+        input={"id_field": "colour"} if key == "id_field" else {},
+    )
+    checked = project.agac("validate")
+    assert (checked.code, "no row" in checked.out + checked.err) == (2, True)
+
+
+def test_a_plan_of_which_each_row_fails_at_its_guard_is_blocked(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id": "1", "name": "cup"}\n{"id": "2", "name": "mug"}\n')
+    project.workflow(path="data/rows.jsonl", stages=[{"name": "ask", "prompt": "${name}", "when": "row.price > 3"}])
+    plan = project.agac("plan", "-a", "reviews")
+    assert plan.code == 2
+    assert "Blocked: no row would come to a result, and the run would ask nothing. ask: when cannot be" in plan.out
+    planned = project.agac("plan", "-a", "reviews", "--json")
+    assert (planned.code, planned.json["blocked"]) == (2, "ask: when cannot be decided (row '1' for example)")

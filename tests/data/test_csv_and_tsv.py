@@ -69,7 +69,7 @@ GOOD = {
     "spaces around names, not around values": ("id , the text\n 1, x \n", [{"id": " 1", "the text": " x "}]),
     "a header alone": ("id,text", []),
     "a short record lacks columns, an empty cell is a text": ("a,b,c\n1\n,,\n1,2,\n",
-     [{"a": "1", "b": None, "c": None}, {"a": "", "b": "", "c": ""}, {"a": "1", "b": "2", "c": ""}]),
+     [{"a": "1"}, {"a": "", "b": "", "c": ""}, {"a": "1", "b": "2", "c": ""}]),
     "lines end with CR alone": ("id,text\r1,x\r2,y\r", [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
     "the last of them has no end": ("id,text\r1,x\r2,y", [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
     "quotes beside CR": ('id,text\r1,x\r"2","y"\r', [{"id": "1", "text": "x"}, {"id": "2", "text": "y"}]),
@@ -168,8 +168,16 @@ def test_a_header_with_another_separator_is_asked_about(
 def test_a_short_record_without_its_id_says_so(tmp_path: Path) -> None:
     (row,) = read_rows(source_of(tmp_path, "text,id\nx\n"), "id")
     assert (row.id, row.error and row.error.message) == (
-        1, 'rows.csv:2: the id field "id" is null; an id is a string that is not empty, or an integer'
+        1, 'rows.csv:2: the id field "id" is missing'
     )  # fmt: skip
+
+
+def test_what_a_short_record_lacks_is_null_where_the_input_says_so_and_the_record_is_marked(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b,c\n1\n1,2,3\n")
+    found = text_formats.DelimitedSource(tmp_path / "rows.csv", "rows.csv", ",", on_short_record="null").records()
+    assert [(record.data, record.short) for record in found] == [
+        ({"a": "1", "b": None, "c": None}, True), ({"a": "1", "b": "2", "c": "3"}, False),
+    ]  # fmt: skip
 
 
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

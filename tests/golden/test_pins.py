@@ -44,6 +44,7 @@ ADDED = {
             for xlsx in ("", '"xlsx", ')
         ),
         *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
+        *(f'.{key}.on_short_record: "string" ["fail", "null"]' for key in ("input", "inputs")),
         *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
     },
@@ -120,6 +121,7 @@ def without_added(value: Any, listed: bool) -> Any:
         added |= (
             {"least", "most", "valid", "remote"} if value.keys() & {"usd_at_most", "collapsed"} else set()
         )  # of plans
+        added |= {"blocked"} if "segments" in value else set()
         added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         added |= ESTIMATED if {"estimate", "segments", "max_errors"} & value.keys() else set()
