@@ -10,7 +10,7 @@ from typing import Any
 
 from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import project_of
-from agac.api.status import database_path, names_of_files, stored_run, workflow_name
+from agac.api.status import database_path, names_of_files, root_of, stored_run, workflow_name
 from agac.api.sync import asynchronous, blocking
 from agac.core.errors import SpecError, UsageError, any_error
 from agac.core.types import Report
@@ -110,7 +110,7 @@ async def graph(
     nodes: Sequence[StageNode]
     record: RunRecord | None
     if run is not None:
-        async with stored_run(project_root(project), run, workflow_name(workflow)) as (database, stored):
+        async with stored_run(root_of(workflow, project), run, workflow_name(workflow)) as (database, stored):
             definition = await definition_of(database, stored.id)
             outcomes, rows, written = await _counts(database, stored)
         name, shown, output, record = stored.workflow, definition["input"]["path"], stored.output_dir, stored

@@ -20,7 +20,7 @@ from dotenv import dotenv_values
 from dotenv.parser import parse_stream
 from pydantic import BaseModel, ValidationError
 
-from agac.api.status import database_path, position_of, this_shard, workflow_name
+from agac.api.status import database_path, position_of, root_of, this_shard, workflow_name
 from agac.api.sync import INTERRUPTS
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
@@ -250,9 +250,10 @@ class Project:
 
 def project_of(workflow: loader.WorkflowSource, project: Path | str | None, *, untrusted: bool = False) -> Project:
     """The project in which a workflow runs: of one that was made in Python also a folder without agac.yml."""
+    root = root_of(workflow, project)
     if isinstance(workflow, loader.BuiltWorkflow):
-        return open_project(project_root(project, bare=True), bare=True, built=workflow)
-    return open_project(project_root(project), bare=True, untrusted=untrusted)
+        return open_project(root, bare=True, built=workflow)
+    return open_project(root, bare=True, untrusted=untrusted)
 
 
 def open_project(

@@ -191,7 +191,7 @@ async def fix(
     """Sets the result that a stage has for a row, from the text that a model would have answered (JSON where the stage
     has a schema). It holds for this row and this question of the stage. Raises UsageError for what the stage would not
     take as an answer, and while a process or a batch works on the row."""
-    opened = open_project(project, bare=True)
+    opened = open_project(project_root(project), bare=True)
     who = reviewer(who, project=opened.root)
     async with open_database(database_path(opened.root)) as database:
         record = await find_run(database, None, run)

@@ -153,6 +153,12 @@ def workflow_name(workflow: Any) -> str | None:
     return Path(name).stem if name and name.endswith(YAML_SUFFIXES) else name
 
 
+def root_of(workflow: Any, project: Path | str | None) -> Path:
+    """The root for a call about `workflow`: of one made in Python also the current folder. Raises UsageError."""
+    in_python = workflow is not None and not isinstance(workflow, str | Path)
+    return project_root(project, bare=in_python)
+
+
 async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
     """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
     known = {line.workflow for line in await history.run_lines(database, None)} if database else set()
@@ -327,7 +333,7 @@ async def status(
 ) -> StatusReport:  # fmt: skip
     """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
     UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
-    root, workflow = project_root(project), workflow_name(workflow)
+    root, workflow = root_of(workflow, project), workflow_name(workflow)
     path = database_path(root)
     size, indexes = database_bytes(path), index_bytes(path)
     if run is not None:

@@ -22,7 +22,7 @@ from agac.cli.run import batch_lines, call_time, calls_options, next_lines, read
 from agac.cli.terminal import confirmed, from_here, price, print_data, print_json, row_words, say, table
 from agac.core.keys import job_alias
 from agac.core.types import counted
-from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_project
+from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_new_place
 from agac.spec.project_files import read_text
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
         plans = [api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs]
         named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
         return print_plans(plans if as_json else named, (), as_json=bool(as_json))
-    if options.work_dir is None and not settings.quiet and not is_project(settings.project_dir):
+    if options.work_dir is None and not settings.quiet and is_new_place(settings.project_dir):
         say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
     what = source, output, options
     return _run(api.process, settings, *what, summary=as_json is not False, every=every, models=models)

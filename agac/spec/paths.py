@@ -27,14 +27,15 @@ _log = logging.getLogger("agac")
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
-    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward, or with
-    a store; where there is none, `start` itself if it may be `bare`. Raises `UsageError` when there is none."""
+    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward. Where
+    there is none, it is `start` itself if it may be `bare`, else the nearest folder with a store: what was run there
+    can be read from below, and nothing new is put into it. Raises `UsageError` when there is none."""
     if explicit is not None:
         if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (bare and explicit.is_dir()):
             return explicit.resolve()
         raise UsageError(f"{explicit} has no {PROJECT_FILE}", remedy=f"Run `agac init {explicit}` to make a project.")
     here = start.resolve()
-    for file in (PROJECT_FILE, STORE):
+    for file in (PROJECT_FILE,) if bare else (PROJECT_FILE, STORE):
         for folder in (here, *here.parents):
             if (folder / file).is_file() and not _is_laid(folder / file):
                 return folder
@@ -95,12 +96,10 @@ def state_folders(root: Path) -> list[Path]:
     return [root / state for state in STATE_FOLDERS] if home_of(root) == root else [root]
 
 
-def is_project(explicit: Path | None = None) -> bool:
-    """Whether there is a project, named or around the current folder."""
-    try:
-        return bool(find_project(Path.cwd(), explicit))
-    except UsageError:
-        return False
+def is_new_place(explicit: Path | None = None) -> bool:
+    """Whether a job would put its state into a folder that has neither an agac.yml nor a store yet."""
+    root = find_project(Path.cwd(), explicit, bare=True)
+    return not any((root / file).is_file() for file in (PROJECT_FILE, STORE))
 
 
 MAX_LENGTH = 1_000

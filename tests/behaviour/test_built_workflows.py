@@ -100,6 +100,39 @@ def test_it_needs_no_project_and_commands_find_what_it_did(tmp_path: Path, monke
         agac.run("reviews")
 
 
+def test_its_project_is_that_of_the_nearest_agac_yml_and_no_store_further_up(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of what somebody once ran in a folder above, as the home folder, is not taken for a project's."""
+    above, below = project.root, project.root / "work/below"
+    below.mkdir(parents=True)
+    given: dict[str, Any] = {"model": "simulator/small"}
+    workflow = agac.Workflow("reviews", stages=[{"name": "classify", "prompt": "${input}", **given}])
+
+    def once() -> None:
+        agac.run(task="Of {input}", inputs=["a tent"], **given)
+        list(agac.stream(task="So {input}", inputs=["a tent"], **given))
+        agac.map_reduce(map="{item}", reduce="All", inputs=["a tent"], **given)
+        agac.run(workflow, input=[{"input": "a tent"}])
+        agac.process([{"input": "a tent"}], "out.jsonl", agac.ProcessOptions(prompt="Of ${input}", **given))
+
+    monkeypatch.chdir(above)
+    once()
+    (above / "agac.yml").unlink()
+    runs = len(agac.runs().runs)
+    assert runs == 5
+    monkeypatch.chdir(below)
+    assert agac.status().project == above  # what was run there can be looked at from below
+    assert agac.plan(workflow, input=[{"input": "a tent"}]).calls == 1
+    with pytest.raises(agac.UsageError, match="no workflow 'reviews'"):
+        agac.status(workflow)
+    once()
+    assert (agac.status().project, len(agac.runs().runs), len(agac.runs(project=above).runs)) == (below, runs, runs)
+    (above / "agac.yml").write_text("")
+    assert agac.status().project == above
+    assert agac.run(task="Of {input}", inputs=["a tent"], **given).report.invocation["calls"] == 0
+
+
 def test_a_pydantic_model_is_its_schema_and_its_checks(project: ProjectFolder, server: Server) -> None:
     project.rows([{"id": "1", "text": "pears"}, {"id": "2", "text": "apples"}])
     project.write("tools/models.py", "from pydantic import BaseModel\n" + inspect.getsource(Opinion).split("\n\n")[0])

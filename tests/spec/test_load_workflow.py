@@ -389,6 +389,11 @@ def test_the_project_is_found_from_any_folder_below(tree: Tree, tmp_path_factory
     assert "agac init" in str(caught.value.remedy)
     with pytest.raises(UsageError, match=r"has no agac.yml"):
         find_project(tree.root, empty)
+    below = empty / "below"
+    below.mkdir()
+    (empty / ".agac").mkdir()
+    (empty / ".agac/agac.db").write_bytes(b"")
+    assert (find_project(below), find_project(below, bare=True)) == (empty, below)
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root gives files away")
