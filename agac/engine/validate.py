@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from agac.core.errors import ErrorType, RowError, UsageError
@@ -72,10 +72,10 @@ class _CountedText(str):
 
 
 def mended_json(text: str) -> str | None:
-    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, words behind it. None
-    when it does not begin as JSON does, alone or as the one fenced block, and when a value is missing in it: nothing is
-    made out of prose, and nothing is filled in. None also where the repair would take too long. Needs the package
-    json-repair."""
+    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, comments. None when
+    it does not begin as JSON does, alone or as the one fenced block, and when the value would lack something that the
+    reply says, or say more than it: nothing is made out of prose, filled in or left out. None also where the repair
+    would take too long. Needs the package json-repair."""
     bare = text.strip()
     if not bare.startswith(("{", "[")):
         blocks: list[str] = _BLOCK.findall(bare) or [_OPEN_FENCE.sub("", bare)]
@@ -86,15 +86,142 @@ def mended_json(text: str) -> str | None:
         try:
             _, end = _decode(bare)
         except json.JSONDecodeError:
-            from json_repair import loads
-
-            value = loads(_CountedText(bare, [0]), skip_json_loads=True, strict=True)
-            meant = isinstance(value, dict if bare[0] == "{" else list) and value
-            return json.dumps(value, ensure_ascii=False, allow_nan=False) if meant else None
+            return _repaired(bare)
     except (ValueError, RecursionError, _TooManyReads):
         return None
     another = any(mark in bare[end:] for mark in "{[")  # nobody knows which of the two is meant
-    return None if another else bare[:end]
+    return None if another or not _is_only_marks(bare, end) else bare[:end]
+
+
+def _repaired(bare: str) -> str | None:
+    """What the library reads, as JSON, if it is all that the reply says. Raises ValueError, RecursionError and
+    _TooManyReads."""
+    from json_repair import loads
+
+    value = loads(_CountedText(bare, [0]), skip_json_loads=True, strict=True)
+    if not value or not isinstance(value, dict if bare.startswith("{") else list):
+        return None
+    if not _is_all_of(_CountedText(bare, [0]), value):
+        return None
+    # escaped, so that the two halves of a character outside of 16 bits become one
+    return json.dumps(value, allow_nan=False)
+
+
+# Whether a mended value is what the reply says. The library leaves out what it cannot place (`5 000` is 5 to it), so
+# the keys, texts and numbers of the value are looked for in the reply, one after the other. Between two of them only
+# marks of JSON and comments may be.
+
+_MARKS = frozenset("{}[],:;\"'\u201c\u201d\\")
+_QUOTES = frozenset("\"'\u201c\u201d")
+_COMMENT = re.compile(r"/\*.*?\*/|(?<=[\s{}\[\],\"'])(?://|#(?=\s))[^\n]*\n", re.DOTALL)
+"""Without one that has no end, as a text without quotes may look like it: `#1` or `http://…`."""
+
+_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.])")
+_WORDS = {
+    word: re.compile(rf"(?:{spellings})(?!\w)", re.IGNORECASE)
+    for word, spellings in ((True, "true"), (False, "false"), (None, "null|none"))
+}
+_NOT_VALUES = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
+"""What programs write where there is no value. The library takes one without quotes for a text."""
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([nrtbf])|([\"'\\/]))")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+
+
+def _is_all_of(reply: str, value: JSONValue) -> bool:
+    """Whether the reply says this value and nothing more. Raises _TooManyReads."""
+    at: int | None = 0
+    for leaf in _leaves(value):
+        at = _end_of_leaf(reply, at, leaf)
+        if at is None:
+            return False
+    return _is_only_marks(reply, at)
+
+
+def _leaves(value: JSONValue) -> Iterator[str | int | float | bool | None]:
+    """The keys, texts, numbers and words in a value, in their order."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _end_of_leaf(reply: str, at: int, leaf: str | float | bool | None) -> int | None:
+    """Where a key, text, number or word ends that comes next in the reply; None where another thing comes next."""
+    while True:
+        end = _end_of_match(reply, at, leaf)
+        if end is not None:
+            return end
+        after = _after_mark(reply, at)
+        if after is None:
+            return None
+        at = after
+
+
+def _end_of_match(reply: str, at: int, leaf: str | float | bool | None) -> int | None:
+    """Where the leaf ends that begins at this place; None where none does."""
+    if isinstance(leaf, str):
+        if leaf in _NOT_VALUES and reply[at - 1 : at] not in _QUOTES:
+            return None
+        return _end_of_text(reply, at, leaf)
+    if leaf is None or isinstance(leaf, bool):
+        word = _WORDS[leaf].match(reply, at)
+        return word.end() if word else None
+    number = _NUMBER.match(reply, at)
+    if number is None:
+        return None
+    is_whole = number[0].lstrip("+-").isdigit()
+    value = int(number[0]) if is_whole else float(number[0])
+    return number.end() if value == leaf else None
+
+
+def _end_of_text(reply: str, at: int, text: str) -> int | None:
+    """Where a text ends that begins at this place, whatever its escapes; quotes and backslashes in it that the library
+    left out do not count."""
+    start = at
+    for char in text:
+        piece, end = _character(reply, at)
+        while piece != char and at > start and (piece in _QUOTES or piece == "\\"):
+            at = end
+            piece, end = _character(reply, at)
+        if piece != char:
+            return None
+        at = end
+    return at
+
+
+def _character(reply: str, at: int) -> tuple[str, int]:
+    """The character at a place, with its escape read, and where the next one is; "" at the end."""
+    escape = _ESCAPE.match(reply, at) if reply[at : at + 1] == "\\" else None
+    if escape is None:
+        return reply[at : at + 1], at + 1
+    four, two, control, itself = escape.groups()
+    code = four or two
+    return chr(int(code, 16)) if code else _CONTROLS.get(control, itself), escape.end()
+
+
+def _after_mark(reply: str, at: int) -> int | None:
+    """The place after a mark of JSON, white space or a comment; None where another thing is, or the end."""
+    char = reply[at : at + 1]
+    if char in _MARKS or char.isspace():
+        return at + 1
+    comment = _COMMENT.match(reply, at)
+    return comment.end() if comment else None
+
+
+def _is_only_marks(reply: str, at: int) -> bool:
+    """Whether no letter, digit or sign comes after this place, outside of comments."""
+    while at < len(reply):
+        after = _after_mark(reply, at)
+        if after is None:
+            return False
+        at = after
+    return True
 
 
 MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error

@@ -152,8 +152,9 @@ OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 @pytest.mark.parametrize(
     "text",
     [
-        '{"n": 1,}', "{'n': 1}", "{n: 1}", '{"n": 1', '{"n": 1}}', '{"n": 1}\nI hope that helps.',
-        '{ // the first\n"n": 1}', 'Sure! Here it is:\n```json\n{"n": 1,}\n```\nAnything else?',
+        '{"n": 1,}', "{'n': 1}", "{n: 1}", '{"n": 1', '{"n": 1}}', "{\u201cn\u201d: 1}", '{"n":: 1;}', '{"n": +1}',
+        '{ // the first\n"n": 1}', '{"n": 1 # first, of 2\n}', '{"n": /* of 2 */ 1}',
+        'Sure! Here it is:\n```json\n{"n": 1,}\n```\nAnything else?',
         'Sure!\n```\n{"n": 1}\n```', '```json\n{"n": 1}',
     ],
 )  # fmt: skip
@@ -162,8 +163,45 @@ def test_slips_of_form_are_mended_and_marked(text: str) -> None:
     assert error_of(text, body=OBJECT).type is ErrorType.SCHEMA_MISMATCH
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{'a': \"it's\", b: yes,}", {"a": "it's", "b": "yes"}), ('{"a": True, "b": None,}', {"a": True, "b": None}),
+        ('{"a": "\\u00e4\\n\\ud83d\\ude00 \\"x\\"",}', {"a": 'ä\n😀 "x"'}),
+        ('{"a": "he said "hi" to me"}', {"a": 'he said "hi" to me'}),
+        ('{"a": "// 1",\n"b": "# 2",}', {"a": "// 1", "b": "# 2"}),
+        ("{url: http://x.example/1,}", {"url": "http://x.example/1"}),
+        ('{"day": 2026-01-31}', {"day": "2026-01-31"}), ('{"a": [1.50, -2e3, "007"]', {"a": [1.5, -2000.0, "007"]}),
+        ('{"a": "NaN", "b": [],}', {"a": "NaN", "b": []}), ("{1: 2, 'a': '',}", {"1": 2, "a": ""}),
+        ('{"a": "x" "b": "y"}', {"a": "x", "b": "y"}), ('{"a": "one\ntwo",}', {"a": "one\ntwo"}),
+    ],
+)  # fmt: skip
+def test_what_is_mended_says_what_the_reply_says(text: str, value: Any) -> None:
+    assert checked(reply(text), {}, mends=True)[1] == value  # type: ignore[index]
+
+
+LOST = [
+    '{"n": 1 000 000}', '{"n": 5 000}', '{"n": 5\u00a0000}', '{"n": 12:30}', '{"n": 3 or 4}', '{"n": 10%}',
+    '{"n": 10 %}',
+    '{"n": $5}', '{"n": 5€}', '{"n": 5 apples}', '{"n": ~5}', '{"n": <5}', '{"n": ≥5}', '{"n": (5)}', '{"n": - 5}',
+    '{"n": 5½}', '{"n": 007}', '{"n": 5 (of 9)}', '{"n": 5?}', "[1, 2, ...]", "[1, 2, …]",
+    '{"n": [1, 2, ...], "m": 3}', '{"a": "x" "y"}', '{"a": "x"y, "b": 2}', "{'a': 'it''s'}",
+    '{"a": "x", b}', '{"n": 1,}\n5', '{"n": 1,} {"n": 2,}', '{"n": 1} 000', '{"n": 1} or 2',
+    '{"n": 1}\nActually, it is two.', '{"n": 1}\n```\nand 2', "[1, 2,] [3,]", '[1, 2]\n"x"', "{'n': 1, 'n': 2}",
+    "{'n': 1, 'n': 1}", '[{"a": 1, "a": 2,}]', '{"a": {b: 1, b: 2}, "c": 3}', '{"n": 1, "tags": [#1, #2]}',
+    '{"a": NaN,}', '{"a": -Infinity,}', '{"a": undefined,}', '```json\n{"n": 5 000}\n```', '{"n": 1 // of 2}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LOST)
+@pytest.mark.parametrize("body", [{}, {"type": ["object", "array"]}])
+def test_nothing_that_a_reply_says_is_lost_by_mending(text: str, body: Body) -> None:
+    assert error_of(text, body=body, mends=True).type is ErrorType.SCHEMA_MISMATCH
+
+
 LEFT = [
     "The value is 1.", "a: 1", '"a": 1', 'Here is the JSON: {"a": 1}', "I would say {a: 1}, or [1, 2]",
+    '{"n": 1}\nI hope that helps.',
     '{"a": 1}{"a": 2}', '{"a": 1}\n{"a": 2}', '```\n{"a": 1}\n```\nor\n```\n{"a": 2}\n```', '{"a": 1, "a": 2}',
     '{"a": }', '{"a": 1, "b": }', '{"a": NaN}', '{"a": 1e999,}', '{"a": "\\ud800",}', '{"a": ' + "9" * 5000 + ",}",
     "{ I think it is fine", "{" * 5000, "[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 50_000,
@@ -196,6 +234,12 @@ def test_every_text_is_checked_without_an_accident_and_only_json_is_mended(text:
     found = checked(reply(text), {}, mends=True)
     if isinstance(found, ValidReply):
         json.dumps(found.value, allow_nan=False).encode()
+
+
+@given(st.dictionaries(texts, values, min_size=1), st.booleans())
+def test_a_comma_too_many_never_changes_a_value(value: Any, escaped: bool) -> None:
+    mended = mended_json(json.dumps(value, ensure_ascii=escaped)[:-1] + ",}")
+    assert mended is None or json.loads(mended) == value
 
 
 def test_the_repair_of_a_reply_is_given_up_after_so_many_characters() -> None:
