@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
@@ -73,22 +74,66 @@ class TypedRows:
                 yield data, None
 
 
-class ParquetSource(FileSource):
-    """A parquet file. Raises UsageError when it is none, or when duckdb is missing."""
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
-    def __init__(self, path: Path, shown: str) -> None:
+
+def hive_fields(shown: str) -> dict[str, JSONValue]:
+    """The fields that the folders of a path name: `year=2024/lang=de/x.parquet`. All are texts, as nothing says which
+    type they have."""
+    fields: dict[str, JSONValue] = {}
+    for folder in PurePosixPath(shown).parts[:-1]:
+        name, equals, value = folder.partition("=")
+        if name and equals:
+            fields[unquote(name)] = None if value == _HIVE_NULL else unquote(value)
+    return fields
+
+
+def read_parquet(paths: Sequence[Path]) -> str:
+    """The rows of parquet files as duckdb reads them, with the columns of all. It is told to take none from folders:
+    by itself it makes a column of a folder such as `year=2024`, whose value replaces the file's own."""
+    files = ", ".join(literal(no_pattern(path)) for path in paths)
+    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+
+
+def have_same_types(paths: Sequence[Path]) -> bool:
+    """Whether the columns of parquet files have the same types in all of them, so that a table of them changes no
+    value. Files that cannot be read have not."""
+    import duckdb
+
+    first: dict[str, Any] | None = None
+    with suppress(duckdb.Error), closing(memory_database()) as connection:
+        for path in paths:
+            found = connection.sql(f"FROM {read_parquet([path])}")
+            types = dict(zip(found.columns, found.types, strict=True))
+            first = first or types
+            if types != first:
+                return False
+        return True
+    return False
+
+
+class ParquetSource(FileSource):
+    """A parquet file. `hive`: folders named such as `year=2024` are fields of its rows, where the file has none of that
+    name. Raises UsageError when it is no parquet, or when duckdb is missing."""
+
+    def __init__(self, path: Path, shown: str, hive: bool = False) -> None:
         super().__init__(path, shown)
         if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
-            self._table = TypedRows(connection.read_parquet(no_pattern(self._path)))
-            self._columns = self._table.columns
+            self._table = TypedRows(connection.sql(f"FROM {read_parquet([self._path])}"))
+        named = hive_fields(shown) if hive else {}
+        self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
+        self._columns = (*self._table.columns, *self._of_folders)
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        rows = f"read_parquet({literal(no_pattern(self._path))})"
+        rows = read_parquet([self._path])
         with self._opened(), self._connected() as connection:
             for ordinal, (data, problem) in enumerate(self._table.read(connection, rows, start), start=start + 1):
-                yield self._refused(ordinal, None, problem) if problem else Record(ordinal, data)
+                if data is None or problem:
+                    yield self._refused(ordinal, None, problem)
+                else:
+                    yield Record(ordinal, data | self._of_folders)
 
     @contextmanager
     def _connected(self) -> Iterator[DuckDBPyConnection]:

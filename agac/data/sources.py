@@ -209,7 +209,7 @@ def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -
             return source
         assert spec.scratch is not None
         names = matched_files(spec) if spec.patterns else [""]
-        files = [spec.path / name for name in names] if spec.format == "parquet" else []
+        files = [spec.path / name for name in names] if spec.format == "parquet" and not spec.hive else []
         return SqlSource(source, spec.sql, spec.sql_at, spec.scratch, files)
 
 

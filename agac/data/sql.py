@@ -17,7 +17,15 @@ from agac.core.state_files import make_folder
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, Record, Source, explained, remove_leftovers
 from agac.data.json_formats import encode, quoted
-from agac.data.parquet import TypedRows, literal, memory_database, no_pattern, read_json
+from agac.data.parquet import (
+    TypedRows,
+    have_same_types,
+    literal,
+    memory_database,
+    no_pattern,
+    read_json,
+    read_parquet,
+)
 from agac.data.sqlite import quoted as identifier
 from agac.data.tables import distinct
 
@@ -117,8 +125,10 @@ class SqlSource:
         self._statement = self._checked(statement)
         self._spool = _Spool(folder)
         weakref.finalize(self, self._spool.abort)
-        # a pattern is looked for in its folder, which a statement must not see
-        self._files = files if all(no_pattern(path) == str(path) for path in files) else ()
+        # a pattern is looked for in its folder, which a statement must not see; a column of several types would be
+        # converted to the widest one
+        where_they_lie = all(no_pattern(path) == str(path) for path in files) and have_same_types(files)
+        self._files = files if where_they_lie else ()
         if not self._files:
             self._spool.fill(rows)
             self._columns = [f"{name} {_type(kinds)}" for name, (_, kinds) in self._spool.fields.items()]
@@ -201,7 +211,7 @@ class SqlSource:
         """What makes the table input, and what it may read for that."""
         paths, columns = ", ".join(literal(str(path)) for path in self._files or [self._spool.temporary]), "*"
         if self._files:
-            rows = f"read_parquet([{paths}], union_by_name = true)"
+            rows = read_parquet(self._files)
         else:
             fields = self._spool.fields
             names = zip(fields.values(), distinct([*fields]), strict=True)

@@ -171,7 +171,7 @@ class RecordedStage(Stage):
         return task_prints(self, prints, messages, row_id, run)
 
 
-CHOOSING_ROWS = ("sql", "sheet", "header_row")
+CHOOSING_ROWS = ("sql", "sheet", "header_row", "hive")
 """Keys of an input that say which of its rows are meant. They came later: where they are not set nothing is stored."""
 
 

@@ -32,9 +32,10 @@ SUFFIXES: Mapping[str, InputFormat] = {
 PACKED = (".gz", ".zst")  # suffixes of compressed files; the format's own stands before them
 DELIMITED: tuple[InputFormat, ...] = ("csv", "tsv")
 SHEETS: tuple[InputFormat, ...] = ("xlsx",)
+IN_FOLDERS: tuple[InputFormat, ...] = ("parquet",)
 WRITTEN: Mapping[str, tuple[InputFormat, ...]] = {
     "delimiter": DELIMITED, "encoding": (*DELIMITED, "json", "jsonl", "txt", "files"),
-    "on_short_record": DELIMITED, "sheet": SHEETS, "header_row": SHEETS,
+    "on_short_record": DELIMITED, "sheet": SHEETS, "header_row": SHEETS, "hive": IN_FOLDERS,
 }  # fmt: skip
 """Keys that say how a file is written, with the formats of which they may be said."""
 
@@ -273,7 +274,7 @@ class _Resolver:
         return InputSpec(
             path, shown, found, keys.id_field, keys.on_duplicate_id, self.where,
             delimiter=keys.delimiter, encoding=keys.encoding, allow_empty=keys.allow_empty, sql=keys.sql,
-            sheet=keys.sheet, header_row=keys.header_row, on_short_record=short,
+            sheet=keys.sheet, header_row=keys.header_row, on_short_record=short, hive=keys.hive or None,
         )  # fmt: skip
 
     def _place(self, text: str) -> Path:

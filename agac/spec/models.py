@@ -139,6 +139,7 @@ class InputFile(FileModel):
     )
     sheet: NonEmpty | int | None = key("Sheet of an xlsx file, by name or number from 1.", examples=["Prices", 2])
     header_row: int | None = key("Row of the sheet that names the columns; else the first that is not empty.", ge=1)
+    hive: bool = key("Make fields of the folders of parquet files: `year=2024/lang=de`.", default=False)
     allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
 
     @model_validator(mode="before")

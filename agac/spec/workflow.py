@@ -182,7 +182,8 @@ class InputSpec:
     None, for what it begins with to tell. `delimiter` and `encoding` say how text is written, None: as its format is,
     in UTF-8 or as a byte order mark tells. `on_short_record`: what a csv record does that lacks fields, None: `fail`.
     `allow_empty`: it may lose all its rows. `sql` is a statement over the rows, written at `sql_at`, and `scratch`
-    where it keeps them; `sheet` and `header_row` say where in an xlsx file they are.
+    where it keeps them; `sheet` and `header_row` say where in an xlsx file they are. `hive` True: folders of parquet
+    files are fields; else None.
     """
 
     path: Path
@@ -205,6 +206,7 @@ class InputSpec:
     sheet: str | int | None = None
     header_row: int | None = None
     on_short_record: OnShortRecord | None = None
+    hive: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

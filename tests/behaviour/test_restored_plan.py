@@ -13,6 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from support.project import ProjectFolder
 from support.shipped import ROOT, shipped_project
@@ -143,6 +144,10 @@ FROM_SHEET = """\
 input: {path: data/in.xlsx, sheet: 1, header_row: 2, sql: "SELECT id, text FROM input ORDER BY id", id_field: id}
 stages: [{name: a, model: other/big, prompt: "${text}"}]
 """
+IN_FOLDERS = """\
+input: {path: data/year=2024/in.parquet, hive: true, id_field: id}
+stages: [{name: a, model: other/big, prompt: "${text} of ${year}"}]
+"""
 CARD = """\
 ---
 name: card
@@ -228,7 +233,7 @@ FILES = {
 
 WORKFLOWS = {
     "everything": EVERYTHING, "piped": PIPED, "database": FROM_DATABASE, "sheet": FROM_SHEET, "stubbed": STUBBED,
-    "program": PROGRAM,
+    "program": PROGRAM, "folders": IN_FOLDERS,
 }  # fmt: skip
 
 
@@ -244,6 +249,8 @@ def folder(tmp_path: Path) -> ProjectFolder:
         made.write(f"agentcards/{name}.md", text)
     for name, text in {"clean": TOOLS, "helper": HELPER, "models": MODELS, "__init__": ""}.items():
         made.write(f"tools/{name}.py", text)
+    (made.root / "data/year=2024").mkdir()
+    duckdb.sql("SELECT '1' AS id, 'fine' AS text").write_parquet(str(made.root / "data/year=2024/in.parquet"))
     write_sheets(made.root / "data/in.xlsx", {"One": [["rows"], ["id", "text"], ["1", "fine"]]})
     for name, text in FILES.items():
         made.write(name, text)

@@ -8,7 +8,9 @@ import duckdb
 import pytest
 from support.sources import opened
 
-from agac.core.errors import ErrorType, UsageError
+from agac.core.errors import ErrorType, UsageError, Where
+from agac.data.sources import open_input
+from agac.spec.workflow import InputSpec
 
 
 def written(path: Path, select: str) -> Path:
@@ -102,3 +104,67 @@ def test_without_duckdb_the_command_that_installs_it_is_told(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(UsageError, match=r"rows\.parquet: reading parquet needs duckdb>=2.0, which is not installed"):
         opened(path, "rows.parquet")
+
+
+# Folders named such as `year=2024`, of which duckdb makes columns by itself.
+
+FOLDERS = "lr=0.1/year=2024/lang=de/a%2Fb=__HIVE_DEFAULT_PARTITION__"
+
+
+def in_folders(root: Path, select: str, folders: str = FOLDERS, name: str = "rows.parquet") -> Path:
+    path = root / folders / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return written(path, select)
+
+
+@pytest.mark.parametrize("pattern", [(), (f"{FOLDERS}/*.parquet",), ("**/*.parquet",)])
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM input"])
+def test_a_file_has_its_own_columns_and_values_whatever_its_folders_are_called(
+    tmp_path: Path, pattern: tuple[str, ...], sql: str | None
+) -> None:
+    path = in_folders(tmp_path, "SELECT 1999 AS year, 7 AS lang, 'x' AS t")
+    spec = InputSpec(
+        tmp_path if pattern else path, "in", "parquet", None, "error", Where("w.yml"), pattern,
+        sql=sql, scratch=tmp_path / "scratch",
+    )  # fmt: skip
+    source = open_input(spec)
+    assert source.columns() == ("year", "lang", "t")
+    assert [record.data for record in source.records()] == [{"year": 1999, "lang": 7, "t": "x"}]
+
+
+@pytest.mark.parametrize("pattern", [(), ("**/*.parquet",)])
+@pytest.mark.parametrize("sql", [None, "SELECT * FROM input"])
+def test_folders_are_fields_where_the_input_says_so_and_the_file_has_none_of_that_name(
+    tmp_path: Path, pattern: tuple[str, ...], sql: str | None
+) -> None:
+    path = in_folders(tmp_path, "SELECT 1999 AS year")
+    shown = path.relative_to(tmp_path).as_posix()
+    spec = InputSpec(
+        tmp_path if pattern else path, shown, "parquet", None, "error", Where("w.yml"), pattern,
+        sql=sql, scratch=tmp_path / "scratch", hive=True,
+    )  # fmt: skip
+    [record] = open_input(spec).records()
+    assert record.data == {"year": 1999, "lr": "0.1", "lang": "de", "a/b": None}
+
+
+def test_a_statement_over_files_of_other_types_changes_no_value(tmp_path: Path) -> None:
+    in_folders(tmp_path, "SELECT 9007199254740993 AS n, 1 AS t", ".", "1.parquet")
+    in_folders(tmp_path, "SELECT 0.5::DOUBLE AS n, '1' AS t", ".", "2.parquet")
+    spec = InputSpec(
+        tmp_path, "*.parquet", "parquet", None, "error", Where("w.yml"), ("*.parquet",),
+        sql="SELECT * FROM input", scratch=tmp_path / "scratch",
+    )  # fmt: skip
+    found = [record.data for record in open_input(spec).records()]
+    assert found == [{"n": 9007199254740993, "t": 1}, {"n": 0.5, "t": "1"}]
+
+
+def test_columns_called_as_duckdb_calls_its_own_are_the_files(tmp_path: Path) -> None:
+    names = ("filename", "file_row_number", "file_index", "rowid")
+    row = dict(zip(names, ("x", 7, 8, 9), strict=True))
+    select = "'x' AS filename, 7 AS file_row_number, 8 AS file_index, 9 AS rowid"
+    assert values(tmp_path, select) == [row]
+    spec = InputSpec(
+        tmp_path / "rows.parquet", "in", "parquet", None, "error", Where("w.yml"),
+        sql="SELECT filename, file_row_number, file_index, rowid FROM input", scratch=tmp_path / "scratch",
+    )  # fmt: skip
+    assert [record.data for record in open_input(spec).records()] == [row]

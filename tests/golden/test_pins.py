@@ -43,7 +43,7 @@ ADDED = {
             for key in ("input", "inputs")
             for xlsx in ("", '"xlsx", ')
         ),
-        *(f'.{key}.allow_empty: "boolean"' for key in ("input", "inputs")),
+        *(f'.{key}.{inner}: "boolean"' for key in ("input", "inputs") for inner in ("allow_empty", "hive")),
         *(f'.{key}.on_short_record: "string" ["fail", "null"]' for key in ("input", "inputs")),
         *(f'.{key}.{inner}: "string"' for key in ("input", "inputs") for inner in ("delimiter", "encoding")),
         *(f".{key}{kind}" for key in ("input", "inputs") for kind in (': "string"', ': "array"', '[]: "string"')),
