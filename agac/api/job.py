@@ -244,6 +244,13 @@ def said(**keys: Any) -> dict[str, Any]:
     return {name: value for name, value in keys.items() if value is not None and value is not False}
 
 
+def _read_value(text: str) -> str | int | bool:
+    """A value of `--read KEY=VALUE` as YAML would have it: a number, true or false, or the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isdigit() else text
+
+
 def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> dict[str, Any]:  # noqa: A002
     """The keys of the workflow that a job is: those of a workflow's file. Raises UsageError."""
     for one, other in _SAME:
@@ -253,7 +260,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
     tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
     target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
     target |= said(to=options.to and stored_path(options.to, root))
-    read = {name: int(text) if text.isdigit() else text for name, text in options.read.items()}
+    read = {name: _read_value(text) for name, text in options.read.items()}
     read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
     told = {"file": True, "ttft": options.run_mode != "batch"} if options.telemetry_output else None
     more = said(output=target or None, telemetry=told, row_timeout=options.row_timeout, vars=dict(options.vars) or None)

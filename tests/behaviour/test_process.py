@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import duckdb
 import pytest
 import yaml
 from scripted_server import Step, answering, scripted
@@ -122,6 +123,16 @@ def test_how_the_input_is_read_is_said_by_keys_of_a_workflow(project: ProjectFol
     for read, said in {"bom=1": "--read bom: unknown key", "delimiter=ab": "--read delimiter: 'ab' is no "}.items():
         assert said in project.agac("process", "rows.dat", *keys, *format_, "--read", read, code=2).err
     assert "--read x: write NAME=VALUE" in project.agac("process", "rows.dat", *keys, "--read", "x", code=2).err
+
+
+def test_a_key_of_the_input_may_be_true_or_false(project: ProjectFolder) -> None:
+    (folder := project.root / "year=2024").mkdir()
+    duckdb.sql("SELECT 'x' AS t").write_parquet(str(folder / "rows.parquet"))
+    keys = ("year=2024/rows.parquet", "o.jsonl", "--prompt", "{t} of {year}", "--model", "simulator/echo")
+    project.agac("process", *keys, "--read", "hive=true", code=0)
+    assert [one["result"] for one in lines(project.root / "o.jsonl")] == ["x of 2024"]
+    refused = project.agac("process", *keys, "--overwrite", "--read", "hive=false", code=2)
+    assert "year" in refused.err
 
 
 def test_prompts_come_from_texts_files_and_variables(project: ProjectFolder) -> None:
