@@ -134,6 +134,9 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         past = counted(found.estimate.past_tasks, "earlier task") if found.estimate.past_tasks else "a guess of lengths"
         basis = f" (from {counted(found.sampled, 'prompt')} and {past})"
         yield priced(found.estimate, simulated=found.simulated, basis=basis)
+    if found.estimate.usd_off_peak is not None:
+        cheapest = dollars(found.estimate.usd_off_peak, simulated=found.simulated, about="~")
+        yield f"the price depends on the hour (UTC): costs are those of the dearest, {cheapest} at the cheapest"
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.remote:

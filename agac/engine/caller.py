@@ -309,9 +309,10 @@ def call_of(
     connection: ModelConnection, sent: CallResult, checked: ValidReply | RowError | None, number: int, purpose: str, *,
     again: bool = False,
 ) -> Call:  # fmt: skip
-    """The record of a call, with what was found of its reply, at the price of the tier that served it."""
+    """The record of a call, with what was found of its reply, at the price that the tier that served it had then."""
     answer, used = sent.answer, sent.answer.usage
     reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
+    price = connection.price(reply.service_tier if reply else None, sent.at) if used is not None else None
     return Call(
         number=number,
         endpoint=connection.endpoint(reply),
@@ -322,7 +323,7 @@ def call_of(
         error=checked if isinstance(checked, RowError) else None,
         ambiguous=fault is not None and fault.ambiguous,
         usage=used or Usage(),
-        cost=cost(used, connection.price(reply.service_tier if reply else None)) if used is not None else None,
+        cost=cost(used, price) if used is not None else None,
         body=sent.body,
         again=again,
         mended=isinstance(checked, ValidReply) and checked.mended,

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -69,11 +69,10 @@ class Route:
         """The provider's as it may be shown and stored."""
         return self.redactor.clean(self.model.provider.base_url)
 
-    @cached_property
-    def price(self) -> Callable[[str | None], Price | None]:
-        """The model's price by service tier, None when it is unknown. It is looked up with the first reply: the price
-        library takes a third of a second to load."""
-        return cache(partial(price_of, self.model.provider, self.model.model))
+    def price(self, service_tier: str | None, at: float) -> Price | None:
+        """The model's price in a service tier at a time (seconds since 1970), None when it is unknown. The price
+        library is loaded with the first reply, which takes a third of a second."""
+        return price_of(self.model.provider, self.model.model, service_tier, at)
 
     @cached_property
     def tools(self) -> tuple[ToolDefinition, ...]:
@@ -246,7 +245,9 @@ async def open_connections(
                     )  # fmt: skip
                 connection = ModelConnection(
                     stage=stage, model=model, checker=checker, redactor=work.redactor, stage_limit=own,
-                    most=WorstCase(model, in_dollars=in_dollars, session=session) if budgets else None,
+                    most=WorstCase(
+                        model, in_dollars=in_dollars, session=session, wall=work.clocks.wall,
+                    ) if budgets else None,
                     lane=lanes[model.lane, address],
                     sender=hinting(senders[carrier], model.provider, stage, run), prefix=prefix_of(stage, model, work),
                     uncommitted=uncommitted, wall=work.clocks.wall, transport=way,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, floor, hypot, log10, sqrt
 from statistics import fmean
@@ -15,8 +15,8 @@ from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.past_usage import Z80, PastError, PastUsage
 from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
-from agac.providers.prices import BATCH, cost, price_of
-from agac.providers.provider import BatchTraits
+from agac.providers.prices import BATCH, cheapest_price, cost, dearest_price
+from agac.providers.provider import BatchTraits, Price, Provider
 from agac.spec.graph import Makes
 from agac.spec.json_schema import kinds_of, resolved
 from agac.spec.tools import AgentSpec
@@ -38,7 +38,8 @@ CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 class CostEstimate(Report):
     """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too. In
     eight of ten cases it lies in `usd_range`, by `past_tasks` of earlier runs. `ways`: the same by calls (`sync`), in
-    batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`; None: unknown."""
+    batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`; None: unknown. Where the model's
+    price depends on the hour, dollars are those of the dearest, and `usd_off_peak` is `usd` at the cheapest."""
 
     calls: int
     input_tokens: int
@@ -50,6 +51,7 @@ class CostEstimate(Report):
     usd_range: Range | None = None
     ways: Ways = field(default_factory=dict)
     seconds: Seconds | None = None
+    usd_off_peak: Usd | None = None
 
 
 LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local", seconds=0.0)  # of a stage that asks no model
@@ -87,11 +89,15 @@ def estimate(
         elif stage.runtime is not None:  # all the calls of a session are counted as one
             given, made = GUESSED_TURNS * (given + GUESSED_SESSION), made + GUESSED_CALL
     moved, beyond = past.correction(stage)
+    if _by_the_hour(stage):  # earlier runs at a cheaper hour do not make the dearest one cheaper
+        moved = max(moved, 1.0)
     calls, paid = round(expected * a_task), expected * a_task * moved
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
     model, mode = stage.models[0], stage.run_mode
     ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
     whole, at_most, bounds = ways[mode], summed([_at_most(stage, tasks, given), risks]), None
+    off_peak = _dollars(model, paid, usage, mode, cheapest_price)
+    off_peak = off_peak if off_peak != whole else None
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
     if whole:
         input_part = (_dollars(model, paid, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
@@ -103,12 +109,20 @@ def estimate(
             number += not exact  # or others come with it
             variance += number / expected + (0.5 * number) ** 2
         factor = exp(Z80 * sqrt(variance))
-        bounds = whole / factor, whole * factor if at_most is None else max(min(whole * factor, at_most), whole)
+        low = whole if off_peak is None else off_peak
+        bounds = low / factor, whole * factor if at_most is None else max(min(whole * factor, at_most), whole)
     return CostEstimate(
         calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made), usd=whole,
         usd_at_most=at_most, basis="guess" if known is None else "history", past_tasks=known.tasks if known else 0,
         usd_range=bounds, ways={way: one if offered.get(way, True) else None for way, one in ways.items()},
+        usd_off_peak=off_peak,
     )  # fmt: skip
+
+
+def _by_the_hour(stage: PlannedStage) -> bool:
+    """True if the price of the stage's model depends on the time of the call."""
+    about = stage.models[0].provider, stage.models[0].model, stage.params.service_tier
+    return dearest_price(*about) != cheapest_price(*about)
 
 
 def request_characters(stage: PlannedStage, texts: float) -> float:
@@ -168,7 +182,10 @@ def _at_most(stage: PlannedStage, tasks: int, given: float) -> float | None:
     return summed(costs)
 
 
-def _dollars(model: PlannedModel, calls: float, usage: Usage, way: Way) -> float | None:
+def _dollars(
+    model: PlannedModel, calls: float, usage: Usage, way: Way,
+    price_of: Callable[[Provider, str, str | None], Price | None] = dearest_price,
+) -> float | None:  # fmt: skip
     batch = BATCH if way == "batch" and model.provider.batch is not None else None
     tier = "flex" if way == "flex" else batch or model.params.service_tier
     one = cost(usage, price_of(model.provider, model.model, tier)) if calls else 0.0
@@ -275,7 +292,7 @@ def planned_rounds(stage: PlannedStage, tasks: int, found: CostEstimate, times: 
     turns, given, made = found.calls / tasks, found.input_tokens / calls, found.output_tokens / calls
     again = given * (1 - 1 / max(turns, 1.0)) * 2 / 3 if provider.cache != "none" else 0.0
     usage = Usage(round(given), round(made), round(again))
-    usd = {tier: cost(usage, price_of(provider, model, tier)) for tier in (None, "flex")}
+    usd = {tier: cost(usage, dearest_price(provider, model, tier)) for tier in (None, "flex")}
     by_calls, flex = (None if one is None else one * calls for one in usd.values())
     wait = times.p50_s * turns if times else None
     flex = flex if flex != by_calls else None

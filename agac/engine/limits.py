@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, RowId
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
-from agac.providers.prices import BATCH, price_of
+from agac.providers.prices import BATCH, DAY, dearest_price
 from agac.providers.provider import Price
 from agac.spec.graph import stage_of
 from agac.spec.workflow import Budget
@@ -466,21 +467,24 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
 
 
 class WorstCase:
-    """What a call to one model can cost at most, or a request in a `batch`. Made once a model; the price library is
-    only asked for dollars. `lasting`: its beginning may be written to a cache for an hour. `session`: the call is an
-    agent's session, of so many calls with so many tokens at most."""
+    """What a call to one model can cost at most, or a request in a `batch`, at the dearest hour of the day. Made once a
+    model; the price library is only asked for dollars, and once a day. `lasting`: its beginning may be written to a
+    cache for an hour. `session`: the call is an agent's session, of so many calls with so many tokens at most."""
 
     def __init__(
         self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False,
-        session: tuple[int, int] | None = None,
+        session: tuple[int, int] | None = None, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        self._max_tokens, self._session = model.params.max_tokens or 0, session
+        self._model, self._max_tokens, self._session = model, model.params.max_tokens or 0, session
+        self._lasting, self._wall = lasting, wall
         # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
         # to the settings of an account; a batch is a tier of its own
         wanted = model.params.service_tier
         tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
-        prices = (price_of(model.provider, model.model, tier) for tier in tiers) if in_dollars else ()
-        self._steps = max_price_steps((price for price in prices if price is not None), lasting=lasting)
+        self._tiers = tiers if in_dollars else set()
+        self._day: int | None = None
+        self._steps: tuple[tuple[int, float, float], ...] = ()
+        self._price_steps()  # now, since to load the price library takes a third of a second
 
     def of(self, body: bytes) -> Amount:
         """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
@@ -488,10 +492,20 @@ class WorstCase:
         Nothing is taken as cached."""
         calls, size = self._session or (1, len(body))
         usd = 0.0
-        for start, given, made in self._steps:
+        for start, given, made in self._price_steps():
             if size >= start:
                 usd = calls * (size * given + self._max_tokens * made) / 1_000_000
         return Amount(usd, calls * (size + self._max_tokens), 1)
+
+    def _price_steps(self) -> tuple[tuple[int, float, float], ...]:
+        """The highest prices of today; a run may take days."""
+        now = self._wall()
+        if self._day != now // DAY:
+            self._day = int(now // DAY)
+            prices = (dearest_price(self._model.provider, self._model.model, tier, now) for tier in self._tiers)
+            known = (price for price in prices if price is not None)
+            self._steps = max_price_steps(known, lasting=self._lasting)
+        return self._steps
 
 
 def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:

@@ -20,7 +20,7 @@ from agac.engine.rate_limiter import CallLimit
 from agac.engine.settle import Totals
 from agac.plan.stage import PlannedModel, PlannedStage, agent_body, opening
 from agac.providers.backend import engine_counts
-from agac.providers.prices import BATCH, cost, price_of
+from agac.providers.prices import BATCH, cost, dearest_price
 
 FEW_ROWS = 3
 """Rows from which a call that goes alone pays on an engine of one's own, which computes what is not in its cache for
@@ -119,7 +119,7 @@ def planned_primer(stage: PlannedStage, model: PlannedModel, requests: int = PRI
         return None
     tokens = sum(len(one.text) for one in opening(stage, {})) // CHARACTERS_A_TOKEN
     usages = Usage(tokens, 0), Usage(tokens, 0, tokens), Usage(tokens, 0, 0, None, tokens, None, tokens)
-    price, primed = price_of(model.provider, model.model, BATCH), requests - PRIMED_AFTER
+    price, primed = dearest_price(model.provider, model.model, BATCH), requests - PRIMED_AFTER
     plain, read, written = (cost(usage, price) or 0.0 for usage in usages)
     saved = primed * plain - written - (primed - 1) * read
     return PlannedPrimer(tokens, saved, primed * (written - plain)) if tokens >= least and saved > 0 else None

@@ -16,7 +16,7 @@ from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel, call_timeout
 from agac.providers.backend import at_backend, served_model
 from agac.providers.model_string import ModelRef, parse_model
-from agac.providers.prices import dated_versions, lacks_tier, price_of
+from agac.providers.prices import dated_versions, dearest_price, lacks_tier
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
 from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
@@ -364,7 +364,7 @@ def check_budgets(workflow: Workflow, models: Models) -> list[Problem]:
                     "budget in usd or tokens counts it afterwards, and is exceeded by that of calls under way at most"
                 )
                 problems.append(Problem(where, message, "warning"))
-            if dollars and price_of(one.provider, one.model, one.params.service_tier) is None:
+            if dollars and dearest_price(one.provider, one.model, one.params.service_tier) is None:
                 price = f"{{{one.model}: {{input: 1.00, output: 2.00}}}}"
                 message = (
                     f"a budget in usd holds for this stage, and the price of {one.ref} is not known; add to agac.yml: "
@@ -390,7 +390,7 @@ def lint_models(workflow: Workflow, models: Models, readers: Readers, stages: Wh
         message = f"{names} costs money, and nothing limits a run; write `budget: {{usd: 5}}` into the file"
         yield LintFinding(stages, message, rule="missing-budget")
     for stage, number, one in paid:
-        named, price = f"{one.provider.name}/{one.model}", price_of(one.provider, one.model)
+        named, price = f"{one.provider.name}/{one.model}", dearest_price(one.provider, one.model)
         users = readers.of(stage.name)
         if price is not None and price.output > _DEAR and users and users <= {"when", "filter"}:
             message = f"only guards use {stage.name!r}, and {named} costs ${price.output:g} per million output tokens; "

@@ -4,10 +4,14 @@ A price that nobody knows is None: it is said, not guessed, and never 0."""
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from datetime import UTC, datetime
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from agac.core.types import Usage
 from agac.providers.provider import Price, Provider
@@ -15,22 +19,48 @@ from agac.providers.provider import Price, Provider
 BATCH = "batch"  # in the place of a service tier: what requests cost in batches
 
 
-def price_of(provider: Provider, model: str, service_tier: str | None = None) -> Price | None:
-    """A model's price with those of the tools that its provider runs, which no tier changes: see `_tokens`."""
-    price = _tokens(provider, model, service_tier)
+DAY = 86_400  # seconds
+
+Hours = Literal["then", "dearest", "cheapest"]
+"""Some models cost more at some hours: their price at that time, or the highest or lowest of a day."""
+
+
+def price_of(provider: Provider, model: str, service_tier: str | None = None, at: float | None = None) -> Price | None:
+    """A model's price `at` a time (seconds since 1970; None: now), with those of the tools that its provider runs,
+    which no tier changes: see `_tokens`."""
+    return _price(provider, model, service_tier, "then", at)
+
+
+def dearest_price(
+    provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
+) -> Price | None:
+    """What a model costs at most on the day of `at` (UTC) and the next one, whatever the hour: for quotes and budgets.
+    Each kind of token has its own highest price."""
+    return _price(provider, model, service_tier, "dearest", at)
+
+
+def cheapest_price(
+    provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
+) -> Price | None:
+    """What a model costs at least on the day of `at` (UTC) and the next one, whatever the hour."""
+    return _price(provider, model, service_tier, "cheapest", at)
+
+
+def _price(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float | None) -> Price | None:
+    price = _tokens(provider, model, service_tier, hours, time.time() if at is None else at)
     return replace(price, uses=provider.tool_prices) if price is not None and provider.tool_prices else price
 
 
-def _tokens(provider: Provider, model: str, service_tier: str | None) -> Price | None:
-    """A model's price: agac.yml's, else the price library's of today, else None. `service_tier` (`flex`, `priority`)
+def _tokens(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
+    """A model's price: agac.yml's, else the price library's, else None. `service_tier` (`flex`, `priority`)
     picks the library's price for it; a price from agac.yml is multiplied by its own factor for the tier where it has
     one. `BATCH` is the ordinary price times the factor that agac.yml names, else the provider's own, unless the library
     has a price for it. The first look-up imports the library: a third of a second."""
     own = _own(provider, model)
-    price = own or _listed(provider, model, None)
+    price = own or _listed(provider, model, None, hours, at)
     factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(service_tier or "") if own else None
     if own is None and service_tier:
-        listed = _listed(provider, model, service_tier)
+        listed = _listed(provider, model, service_tier, hours, at)
         if service_tier != BATCH or listed != price:
             return listed
     if service_tier == BATCH and factor is None:
@@ -38,21 +68,23 @@ def _tokens(provider: Provider, model: str, service_tier: str | None) -> Price |
     return price if price is None or factor is None else _times(price, factor)
 
 
-def _listed(provider: Provider, model: str, service_tier: str | None) -> Price | None:
+def _listed(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
     if provider.price_id is None:
         return None
     name, _, route = model.partition(":") if provider.routed else (model, "", "")
     if provider.routed and not route:  # who runs the model, and at what price, is decided call by call
         return None
-    return _library_price(f"{provider.price_id}_{route}" if route else provider.price_id, name, service_tier)
+    price_id = f"{provider.price_id}_{route}" if route else provider.price_id
+    return _library_price(price_id, name, service_tier, hours, at)
 
 
 def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
     """Whether the price library knows the model and knows no price of its own for the tier: it is not offered there."""
     if provider.price_id is None or not provider.tiers_priced or _own(provider, model) is not None:
         return False
-    ordinary = _library_price(provider.price_id, model, None)
-    return ordinary is not None and ordinary == _library_price(provider.price_id, model, service_tier)
+    now = time.time()
+    ordinary = _library_price(provider.price_id, model, None, "dearest", now)
+    return ordinary is not None and ordinary == _library_price(provider.price_id, model, service_tier, "dearest", now)
 
 
 def _own(provider: Provider, model: str) -> Price | None:
@@ -74,9 +106,7 @@ def cost(usage: Usage, price: Price | None) -> float | None:
         return uses
     if usage.input_tokens is None or usage.output_tokens is None:
         return None
-    for start, above in price.above:
-        if usage.input_tokens >= start:
-            price = above
+    price = _at_size(price, usage.input_tokens)
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
     cached_price = price.input if price.cached_input is None else price.cached_input
     written, kept = min(usage.cache_write_tokens or 0, usage.input_tokens - cached), 0.0
@@ -118,16 +148,110 @@ def _times(price: Price, factor: float) -> Price:
     return Price(**known, above=tuple((start, _times(step, factor)) for start, step in price.above))
 
 
-@lru_cache(maxsize=256)
-def _library_price(price_id: str, model: str, service_tier: str | None) -> Price | None:
+@dataclass(frozen=True)
+class _Schedule:
+    """A model of the price library, and when its prices may change."""
+
+    found: Any
+    """The library's `ModelInfo`."""
+    dates: tuple[int, ...]
+    """Days since 1970 (UTC) with which another price begins."""
+    times: tuple[int, ...]
+    """Seconds of a day (UTC) at which another price begins, midnight included."""
+
+    def period(self, at: float) -> int:
+        """The same number of seconds since 1970 for all times between two changes of the price."""
+        day, second = divmod(int(at), DAY)
+        passed = bisect_right(self.dates, day)
+        return (self.dates[passed - 1] if passed else 0) * DAY + self.times[bisect_right(self.times, second) - 1]
+
+    def periods(self, day: int) -> tuple[int, ...]:
+        """All periods of a day (since 1970) and of the next one, in order."""
+        begins = (self.period((day + more) * DAY + second) for more in (0, 1) for second in self.times)
+        return tuple(dict.fromkeys(begins))
+
+
+@lru_cache(maxsize=1024)
+def _schedule(price_id: str, model: str) -> _Schedule | None:
+    """The price library's entry for a model; None: it has none."""
     from genai_prices.data_snapshot import get_snapshot
 
     try:
         _, found = get_snapshot().find_provider_model(model, None, price_id, None)
     except LookupError:
         return None
+    conditional = [*(found.prices if isinstance(found.prices, list) else ()), *(found.price_variants or ())]
+    dates, times = set[int](), {0}
+    for price in conditional:
+        begins = getattr(price.constraint, "start_date", None)
+        dates |= set() if begins is None else {(begins - date(1970, 1, 1)).days}
+        bounds = (getattr(price.constraint, name, None) for name in ("start_time", "end_time"))
+        times |= {_second_of_day(bound) for bound in bounds if bound is not None}
+    return _Schedule(found, tuple(sorted(dates)), tuple(sorted(times)))
+
+
+def _second_of_day(bound: time_of_day) -> int:
+    """The second of a day in UTC. The library takes a time without a zone for one in UTC."""
+    aware = bound if bound.tzinfo else bound.replace(tzinfo=UTC)
+    utc = datetime.combine(date(1970, 1, 2), aware).astimezone(UTC)
+    return utc.hour * 3600 + utc.minute * 60 + utc.second
+
+
+def _library_price(price_id: str, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
+    """The library's price. What it says of a period is read once."""
+    schedule = _schedule(price_id, model)
+    if schedule is None:
+        return None
+    if hours == "then":
+        return _price_in(price_id, model, service_tier, schedule.period(at))
+    return _price_of_day(price_id, model, service_tier, schedule.periods(int(at) // DAY), hours)
+
+
+@lru_cache(maxsize=1024)
+def _price_of_day(
+    price_id: str, model: str, service_tier: str | None, periods: tuple[int, ...], hours: Hours
+) -> Price | None:
+    """The highest or lowest price of some periods; None when that of one is unknown."""
+    found = [_price_in(price_id, model, service_tier, period) for period in periods]
+    prices = [price for price in found if price is not None]
+    if len(prices) < len(found):
+        return None
+    return _of_all(prices, max if hours == "dearest" else min)
+
+
+def _of_all(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
+    """For each kind of token, and for each size of a request, the price that `pick` takes."""
+    base = _picked(prices, pick)
+    starts = sorted({start for price in prices for start, _ in price.above})
+    steps = ((start, _picked([_at_size(price, start) for price in prices], pick)) for start in starts)
+    return replace(base, above=tuple(steps))
+
+
+def _picked(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
+    known = dict[str, float]()
+    for name in _COLUMNS:
+        values = [getattr(price, name) for price in prices]
+        if any(value is not None for value in values):  # a kind of input without a price costs what all input does
+            pairs = zip(values, prices, strict=True)
+            known[name] = pick(price.input if value is None else value for value, price in pairs)
+    return Price(**known)
+
+
+def _at_size(price: Price, input_tokens: int) -> Price:
+    """The price of a request of so many tokens."""
+    for start, above in price.above:
+        if input_tokens >= start:
+            price = above
+    return price
+
+
+@lru_cache(maxsize=1024)
+def _price_in(price_id: str, model: str, service_tier: str | None, period: int) -> Price | None:
+    """The library's price in a period; None when it lacks the input's or the output's price."""
+    schedule = _schedule(price_id, model)
+    assert schedule is not None
     context: dict[str, Any] = {"service_tier": service_tier} if service_tier else {}
-    prices = found.get_prices(datetime.now(tz=UTC), context)
+    prices = schedule.found.get_prices(datetime.fromtimestamp(period, UTC), context)
     columns = [getattr(prices, name, None) for name in _COLUMNS.values()]
     # the library's tiers start above their number, ours at it
     starts = {0, *(tier.start + 1 for column in columns for tier in getattr(column, "tiers", ()))}

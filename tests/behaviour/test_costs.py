@@ -1,15 +1,18 @@
 """What each attempt costs: by the tier that really served it, with cached input at its own price, for every attempt."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
 from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 
+from agac.engine.invocation import Clocks
 from agac.providers.prices import price_of
-from agac.providers.table import OPENAI
+from agac.providers.table import OPENAI, SHIPPED
 
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}
 GOOD = '{"sentiment":"positive","reason":"it is"}'
@@ -86,6 +89,31 @@ def test_the_price_library_knows_cached_input_and_flex_and_prices_in_agac_yml_wi
     assert found[1] < found[0]
     own = openai(project, "c", served(), prices={"gpt-5.4-mini": {"input": 7.0, "output": 70.0}})
     assert own[2:] == [pytest.approx(14_000 / MILLION)]
+
+
+def test_each_call_costs_what_its_hour_costs_and_a_plan_and_a_budget_take_the_dearest(project: ProjectFolder) -> None:
+    model = "deepseek/deepseek-reasoner?max_tokens=100"
+    night, morning = (datetime(2026, 12, 1, hour, tzinfo=UTC).timestamp() for hour in (20, 10))
+    deepseek = SHIPPED["deepseek"]
+    cheap, dear = (price_of(deepseek, "deepseek-reasoner", at=at) for at in (night, morning))
+    assert cheap is not None
+    assert dear is not None
+    with scripted(served(), served()) as server:
+        project.write("agac.yml", yaml.safe_dump({"providers": {"deepseek": {"base_url": server.base_url}}}))
+        project.write(".env", "DEEPSEEK_API_KEY=sk-1\n")
+        for at, rows in ((night, "a"), (morning, "ab")):  # one process, as a run that lasts for hours
+            project.workflow(rows=[{"id": row, "text": row} for row in rows], stages=[{**SAY, "model": model}])
+            with patch("agac.api.run.Clocks", lambda at=at: Clocks(wall=lambda: at)):
+                assert project.run(concurrency=1, budget=1.0).exit_code == 0
+        planned = project.agac("plan", "-a", "reviews", "--fresh")
+        as_json = project.agac("plan", "-a", "reviews", "--fresh", "--json").json
+    each = [(1000 * price.input + 100 * price.output) / MILLION for price in (cheap, dear)]
+    assert costs(project) == [pytest.approx(usd) for usd in each]
+    assert "the price depends on the hour (UTC): costs are those of the dearest, ~$" in planned.out
+    estimate = as_json["stages"][0]["estimate"]
+    assert estimate["usd"] == pytest.approx(2 * each[1], rel=0.1)
+    assert estimate["usd_off_peak"] == pytest.approx(2 * each[0], rel=0.1)
+    assert estimate["usd_range"][0] < estimate["usd_off_peak"]
 
 
 def test_uses_of_a_providers_tools_are_priced_and_come_on_top_of_what_a_plan_expects(project: ProjectFolder) -> None:

@@ -1,6 +1,7 @@
 """What a call can cost at most, and what it is counted as afterwards."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
 from agac.engine.limits import NOTHING, Amount, WorstCase, counted, max_price_steps
 from agac.plan.stage import PlannedModel
-from agac.providers.prices import cost
+from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
 from agac.providers.table import SHIPPED, SIMULATOR
 from agac.store.records import Call, Endpoint
@@ -52,6 +53,24 @@ def test_tokens_are_bounded_by_bytes_and_a_price_tells_what_they_cost() -> None:
     assert WorstCase(model, in_dollars=False).of(b"12345") == Amount(0.0, 10, 1)
     steps = max_price_steps([Price(2.0, 8.0, above=((100, Price(1.0, 4.0)),))])
     assert steps[-1] == (100, 2.0, 8.0)  # a cheaper step does not lower it
+
+
+def test_a_worst_case_takes_the_dearest_hour_and_follows_a_price_that_begins_during_the_run() -> None:
+    night, now = datetime(2026, 12, 1, 20, tzinfo=UTC).timestamp(), [datetime(2026, 12, 1, tzinfo=UTC).timestamp()]
+
+    def worst(provider: str, name: str) -> WorstCase:
+        model = PlannedModel(SHIPPED[provider], name, Params(max_tokens=100))
+        return WorstCase(model, in_dollars=True, wall=lambda: now[0])
+
+    off_peak = price_of(SHIPPED["deepseek"], "deepseek-reasoner", at=night)
+    assert off_peak is not None
+    assert (
+        worst("deepseek", "deepseek-reasoner").of(b"x" * 100).usd > 3 * 100 * (off_peak.input + off_peak.output) / 1e6
+    )
+    gemini = worst("gemini", "gemini-3.6-flash")
+    before = gemini.of(b"x").usd
+    now[0] = datetime(2027, 1, 1, tzinfo=UTC).timestamp()
+    assert gemini.of(b"x").usd == pytest.approx(2 * before)
 
 
 @pytest.mark.parametrize(("tier", "factor"), [(None, 2), ("auto", 2), ("priority", 2), ("flex", 1)])

@@ -1,13 +1,14 @@
 """What a call costs: agac.yml's price first, then the price library's, and nothing is guessed."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
-from agac.providers.prices import BATCH, cost, lacks_tier, price_of
+from agac.providers.prices import BATCH, cheapest_price, cost, dearest_price, lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Price, Provider
 from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, build_providers
 from agac.spec.project_models import ProviderSpec
@@ -15,8 +16,8 @@ from agac.spec.project_models import ProviderSpec
 MILLION = 1_000_000
 
 
-def known(provider: Provider, model: str, tier: str | None = None) -> Price:
-    found = price_of(provider, model, tier)
+def known(provider: Provider, model: str, tier: str | None = None, at: float | None = None) -> Price:
+    found = price_of(provider, model, tier, at)
     assert found is not None
     return found
 
@@ -93,6 +94,59 @@ def test_the_library_knows_each_provider_that_the_table_names(name: str) -> None
 
     row, known = SHIPPED[name], {provider.id for provider in get_snapshot().providers}
     assert row.price_id in known or (row.routed and any(one.startswith(f"{row.price_id}_") for one in known))
+
+
+def test_the_library_bounds_prices_by_dates_and_times_alone() -> None:
+    """Another kind of condition would need its own change points: until then each call has a wrong price."""
+    from genai_prices.data_snapshot import get_snapshot
+    from genai_prices.types import StartDateConstraint, TimeOfDateConstraint
+
+    for model in (model for provider in get_snapshot().providers for model in provider.models):
+        conditional = [*(model.prices if isinstance(model.prices, list) else ()), *(model.price_variants or ())]
+        for price in conditional:
+            assert isinstance(price.constraint, StartDateConstraint | TimeOfDateConstraint | None), model.id
+
+
+def seconds(*when: int) -> float:
+    return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[arg-type,misc]
+
+
+@pytest.mark.parametrize(("model", "times"), [("deepseek-reasoner", 4), ("deepseek-v4-pro", 2), ("deepseek-flash", 2)])
+def test_a_price_is_that_of_the_hour_of_the_call(model: str, times: int) -> None:
+    deepseek, night, day = SHIPPED["deepseek"], seconds(2026, 12, 1, 20), seconds(2026, 12, 1, 2)
+    cheap, dear = price_of(deepseek, model, at=night), price_of(deepseek, model, at=day)
+    assert cheap is not None
+    assert dear is not None
+    assert dear.output / cheap.output == pytest.approx(times, rel=0.03)
+    for at in (night, day):  # whatever the hour, a quote and a worst case take the dearest
+        assert dearest_price(deepseek, model, at=at) == dear
+        assert cheapest_price(deepseek, model, at=at) == cheap
+
+
+def test_a_price_changes_at_the_very_second() -> None:
+    deepseek, begins = SHIPPED["deepseek"], seconds(2026, 12, 1, 1)
+    before, after = (price_of(deepseek, "deepseek-flash", at=begins + more) for more in (-0.001, 0.0))
+    assert before is not None
+    assert after is not None
+    assert after.input == 2 * before.input
+    ends = seconds(2026, 12, 1, 4)
+    assert price_of(deepseek, "deepseek-flash", at=ends - 0.001) == after
+    assert price_of(deepseek, "deepseek-flash", at=ends) == before
+
+
+def test_a_price_with_a_date_holds_from_it_on_and_bounds_quotes_of_the_day_before() -> None:
+    gemini, model = SHIPPED["gemini"], "gemini-3.6-flash"
+    assert price_of(gemini, model, at=seconds(2026, 12, 31, 23, 59)) == known(gemini, model, at=seconds(2026, 12, 1))
+    after = known(gemini, model, at=seconds(2027, 1, 1))
+    assert after.input == 2 * known(gemini, model, at=seconds(2026, 12, 31)).input
+    assert dearest_price(gemini, model, at=seconds(2026, 12, 31)) == after
+    assert dearest_price(gemini, model, at=seconds(2026, 12, 30)) == known(gemini, model, at=seconds(2026, 12, 30))
+
+
+@pytest.mark.parametrize("tier", [None, "flex", "priority", BATCH])
+def test_of_a_price_that_stays_the_same_there_is_no_dearest_hour(tier: str | None) -> None:
+    for row, model in ((OPENAI, "gpt-5.4-mini"), (SHIPPED["gemini"], "gemini-2.5-pro"), (SIMULATOR, "small")):
+        assert dearest_price(row, model, tier) == cheapest_price(row, model, tier) == price_of(row, model, tier)
 
 
 def test_a_routes_price_is_that_of_who_runs_the_model() -> None:

@@ -354,8 +354,9 @@ class ResultReader:
         self, task: PlacedTask, line: ResultLine, reply: Reply | None, checked: ValidReply | RowError | None
     ) -> Call:
         record, form = self.record, self.form
-        usage, price = reply.usage if reply is not None else Usage(), form.price(BATCH)
-        began, again = record.submitted_at or record.planned_at, "turn" if form.stage.agent_spec else "repair"
+        usage, again = reply.usage if reply is not None else Usage(), "turn" if form.stage.agent_spec else "repair"
+        began = record.submitted_at or record.planned_at
+        price = form.price(BATCH, began)
         return Call(
             number=task.round + task.repairs, endpoint=form.endpoint(reply),
             purpose=(again if task.repairs else "fallback" if task.position else "ask"), started_at=began,

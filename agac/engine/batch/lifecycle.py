@@ -128,6 +128,7 @@ class Journal:
     async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
         """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it is one itself."""
         token, model = await batches.project_token(self._database), form.model
+        now = self._now()
 
         def write(writer: sqlite3.Connection) -> int:
             number = int(writer.execute(sql("batch_id_max")).fetchone()[0]) + 1
@@ -138,7 +139,7 @@ class Journal:
                 "account": model.provider.account,
                 "intent": intent, "file": f"{intent}.jsonl",
                 "window": form.stage.batch.completion_window or form.traits.windows[0],
-                "priced": form.price(BATCH) is not None, "now": self._now(),
+                "priced": form.price(BATCH, now) is not None, "now": now,
                 "primer": number if primer == 0 else primer,
             }  # fmt: skip
             writer.execute(sql("batch_plan"), values)
