@@ -4,6 +4,7 @@ Frames are known by their methods, so that none of the libraries is needed but b
 from __future__ import annotations
 
 import json
+import re
 from asyncio import sleep
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,8 @@ from decimal import Decimal
 from importlib import import_module
 from pathlib import PurePath
 from time import monotonic
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from agac.core.errors import UsageError, lack_of
@@ -67,16 +69,56 @@ def each_row(rows: Any) -> Iterator[Any]:
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
         if not rows.columns.is_unique:
             raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")
+        levels = [n for n in rows.index.names if isinstance(n, str) and n not in rows.columns]
+        named = {name: rows.index.get_level_values(name) for name in levels if levels.count(name) == 1}
+        rows = rows.assign(**named) if named else rows
         pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
         return (row for piece in pieces for row in piece.to_dict("records"))
     if hasattr(rows, "__arrow_c_stream__"):
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
-            return (row for batch in arrow.RecordBatchReader.from_stream(rows) for row in batch.to_pylist())
+            stream = arrow.RecordBatchReader.from_stream(rows)
+            index = pandas_index((stream.schema.metadata or {}).get(b"pandas"), getattr(rows, "num_rows", None))
+            return _arrow_rows(stream, index)
     if isinstance(rows, Mapping | bytes | str) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
         remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)
+
+
+class PandasIndex(NamedTuple):
+    """What the index of a pandas frame is in Arrow and parquet. It numbers rows, which are others in a frame that was
+    filtered or sorted, so it is no field unless it has a name."""
+
+    hidden: tuple[str, ...] = ()
+    """Columns that hold an index without a name."""
+    numbers: Mapping[str, range] = MappingProxyType({})
+    """Indexes with a name that are described only, by their numbers."""
+
+
+_NO_NAME = re.compile(r"__index_level_\d+__")
+
+
+def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
+    """The index that pandas' own metadata describes (pandas.pydata.org/docs/development/developer.html, read November
+    2026). What does not fit the number of `rows` was written before they changed, and counts as none."""
+    try:
+        levels = json.loads(metadata or b"{}")["index_columns"]
+        hidden = tuple(level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level))
+        described = [level for level in levels if isinstance(level, dict) and isinstance(level["name"], str)]
+        numbers = {level["name"]: range(level["start"], level["stop"], level["step"]) for level in described}
+    except (ValueError, KeyError, TypeError):
+        return PandasIndex()
+    return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})
+
+
+def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:
+    """The rows of an Arrow stream, with the index of a pandas frame as its names say."""
+    numbers = {name: iter(found) for name, found in index.numbers.items() if name not in stream.schema.names}
+    for batch in stream:
+        for row in batch.to_pylist():
+            kept = {name: value for name, value in row.items() if name not in index.hidden}
+            yield kept | {name: next(found) for name, found in numbers.items()}
 
 
 def _line(row: Any, number: int) -> str:

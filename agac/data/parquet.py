@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
+from agac.data.frames import PandasIndex, pandas_index
 from agac.data.json_formats import encode, json_column
 from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
@@ -88,13 +89,6 @@ def hive_fields(shown: str) -> dict[str, JSONValue]:
     return fields
 
 
-def read_parquet(paths: Sequence[Path]) -> str:
-    """The rows of parquet files as duckdb reads them, with the columns of all. It is told to take none from folders:
-    by itself it makes a column of a folder such as `year=2024`, whose value replaces the file's own."""
-    files = ", ".join(literal(no_pattern(path)) for path in paths)
-    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-
-
 def have_same_types(paths: Sequence[Path]) -> bool:
     """Whether the columns of parquet files have the same types in all of them, so that a table of them changes no
     value. Files that cannot be read have not."""
@@ -103,7 +97,7 @@ def have_same_types(paths: Sequence[Path]) -> bool:
     first: dict[str, Any] | None = None
     with suppress(duckdb.Error), closing(memory_database()) as connection:
         for path in paths:
-            found = connection.sql(f"FROM {read_parquet([path])}")
+            found = connection.sql(f"FROM {read_parquet(connection, [path])}")
             types = dict(zip(found.columns, found.types, strict=True))
             first = first or types
             if types != first:
@@ -121,15 +115,16 @@ class ParquetSource(FileSource):
         if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
-            self._table = TypedRows(connection.sql(f"FROM {read_parquet([self._path])}"))
+            self._rows = read_parquet(connection, [self._path])
+            self._table = TypedRows(connection.sql(f"FROM {self._rows}"))
         named = hive_fields(shown) if hive else {}
         self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
         self._columns = (*self._table.columns, *self._of_folders)
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        rows = read_parquet([self._path])
         with self._opened(), self._connected() as connection:
-            for ordinal, (data, problem) in enumerate(self._table.read(connection, rows, start), start=start + 1):
+            found = self._table.read(connection, self._rows, start)
+            for ordinal, (data, problem) in enumerate(found, start=start + 1):
                 if data is None or problem:
                     yield self._refused(ordinal, None, problem)
                 else:
@@ -286,6 +281,44 @@ def read_json(path: str, types: Mapping[str, str], longest: int) -> str:
     how = "format = 'newline_delimited', compression = 'none', hive_partitioning = false"
     bound = max(_MIN_LINE, 4 * longest)  # the bytes of a character; the reader holds some buffers of this size
     return f"read_json({literal(path)}, columns = {{{columns}}}, {how}, maximum_object_size = {bound})"
+
+
+def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path]) -> str:
+    """The rows of parquet files for a FROM of duckdb, with the columns of all, and without what only numbers the rows
+    of a pandas frame: see `PandasIndex`. duckdb is told to take no columns from folders: by itself it makes one of a
+    folder such as `year=2024`, whose value replaces the file's own. Raises duckdb.Error for what is no parquet."""
+    listed = ", ".join(literal(no_pattern(path)) for path in paths)
+    rows = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+    indexes = _pandas_indexes(connection, listed)
+    if any(index.numbers for index in indexes.values()):
+        each = (_with_index(connection, path, indexes.get(str(path), PandasIndex())) for path in paths)
+        rows = f"({' UNION ALL BY NAME '.join(each)})"
+    hidden = ", ".join(sorted({literal(name) for index in indexes.values() for name in index.hidden}))
+    return f"(SELECT COLUMNS(lambda c: c NOT IN ({hidden})) FROM {rows})" if hidden else rows  # noqa: S608 - quoted
+
+
+def _pandas_indexes(connection: DuckDBPyConnection, listed: str) -> dict[str, PandasIndex]:
+    """The indexes of files that were written from frames of pandas, by path."""
+    found = connection.execute(
+        f"SELECT file_name, value, num_rows FROM parquet_kv_metadata([{listed}]) "  # noqa: S608 - quoted
+        f"JOIN parquet_file_metadata([{listed}]) USING (file_name) WHERE key = 'pandas'::BLOB"
+    )
+    return {name: pandas_index(*about) for name, *about in found.fetchall()}
+
+
+def _with_index(connection: DuckDBPyConnection, path: Path, index: PandasIndex) -> str:
+    """The rows of one file as a SELECT, with the columns of an index that it describes and does not hold."""
+    file = f"{literal(no_pattern(path))}, hive_partitioning = false"
+    columns = connection.sql(f"SELECT * FROM read_parquet({file})").columns  # noqa: S608 - quoted
+    added = [
+        f"{numbers.start} + {numbers.step} * file_row_number AS {quoted(name)}"
+        for name, numbers in index.numbers.items()
+        if name not in columns and "file_row_number" not in columns
+    ]
+    if not added:
+        return f"SELECT * FROM read_parquet({file})"  # noqa: S608 - quoted
+    rows = f"read_parquet({file}, file_row_number = true)"
+    return f"SELECT * EXCLUDE (file_row_number), {', '.join(added)} FROM {rows}"  # noqa: S608 - quoted
 
 
 def literal(text: str) -> str:

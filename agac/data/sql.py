@@ -192,7 +192,7 @@ class SqlSource:
         try:
             with closing(memory_database()) as connection:
                 connection.execute(f"SET temp_directory = {literal(str(spill))}")
-                for statement in (*self._opening(), *_LOCKED):
+                for statement in (*self._opening(connection), *_LOCKED):
                     connection.execute(statement)
                 yield connection
         except duckdb.OutOfMemoryException as error:
@@ -207,11 +207,11 @@ class SqlSource:
         finally:
             shutil.rmtree(spill, ignore_errors=True)
 
-    def _opening(self) -> Iterator[str]:
+    def _opening(self, connection: DuckDBPyConnection) -> Iterator[str]:
         """What makes the table input, and what it may read for that."""
         paths, columns = ", ".join(literal(str(path)) for path in self._files or [self._spool.temporary]), "*"
         if self._files:
-            rows = read_parquet(self._files)
+            rows = read_parquet(connection, self._files)
         else:
             fields = self._spool.fields
             names = zip(fields.values(), distinct([*fields]), strict=True)

@@ -70,6 +70,27 @@ def test_rows_of_a_program_are_those_of_a_file_and_pay_for_nothing_again(
     assert (again.summary["run"], again.invocation["rows_unchanged"]) == (report.summary["run"], 3)
 
 
+def test_the_index_of_a_frame_is_a_field_only_where_it_has_a_name(tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+
+    def given(rows: Any) -> list[dict[str, Any]]:
+        kept = asyncio.run(keep_rows(rows, tmp_path))
+        return [json.loads(line) for line in kept.read_text("utf-8").split("\n")[:-1]]
+
+    frame = pandas.DataFrame({"text": ["a", "b", "c"]})
+    gaps, named = frame[frame["text"] != "b"], frame.rename_axis("id")
+    for made in (
+        lambda rows: rows,
+        pyarrow.Table.from_pandas,
+        lambda rows: pyarrow.Table.from_pandas(rows).to_reader(),
+    ):
+        assert given(made(frame)) == [{"text": "a"}, {"text": "b"}, {"text": "c"}]
+        assert given(made(gaps)) == [{"text": "a"}, {"text": "c"}]
+        assert given(made(named.iloc[[2, 0, 1]]))[:2] == [{"text": "c", "id": 2}, {"text": "a", "id": 0}]
+    assert given(pyarrow.Table.from_pandas(named))[2] == given(named)[2] == {"text": "c", "id": 2}
+    assert given(frame.rename_axis("text"))[0] == {"text": "a"}  # the column of this name is the field
+
+
 def test_rows_of_a_program_may_be_those_of_a_row_run(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """What becomes of the kinds of values that parquet has and JSON has not, and files that are no parquet."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,71 @@ def test_names_of_columns_and_files_are_taken_as_they_are_also_without_rows(tmp_
     assert source.columns() == empty.columns() == ("a b", 'q"uote', "select")
     assert [record.data for record in source.records()] == [{"a b": 1, 'q"uote': 2, "select": 3}]
     assert list(empty.records()) == []
+
+
+def frame_file(path: Path, **how: Any) -> Path:
+    """A frame of four rows with this index, as pandas writes it; without some rows, where `keeps` names the others."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    keeps = how.pop("keeps", [0, 1, 2, 3])
+    frame = pandas.DataFrame({"text": ["a", "b", "c", "d"]}, index=how.get("index"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.iloc[keeps].to_parquet(path)
+    return path
+
+
+def rows_of(path: Path) -> list[dict[str, Any] | None]:
+    source = opened(path, "data/rows.parquet")
+    rows = [record.data for record in source.records()]
+    assert all(row is not None and tuple(row) == source.columns() for row in rows)
+    assert [record.data for record in source.records(1)] == rows[1:]
+    return rows
+
+
+def test_an_index_without_a_name_is_no_field(tmp_path: Path) -> None:
+    whole, filtered = frame_file(tmp_path / "a.parquet"), frame_file(tmp_path / "b.parquet", keeps=[0, 2, 3])
+    assert rows_of(whole) == [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"text": "d"}]
+    assert rows_of(filtered) == [{"text": "a"}, {"text": "c"}, {"text": "d"}]
+
+
+def test_an_index_with_a_name_is_a_field_whether_the_file_holds_or_describes_it(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    ids = [{"text": "a", "id": 10}, {"text": "b", "id": 20}, {"text": "c", "id": 30}, {"text": "d", "id": 40}]
+    described, held = pandas.RangeIndex(10, 50, 10, name="id"), pandas.Index([10, 20, 30, 40], name="id")
+    assert rows_of(frame_file(tmp_path / "a.parquet", index=described)) == ids
+    assert rows_of(frame_file(tmp_path / "b.parquet", index=held)) == ids
+    assert rows_of(frame_file(tmp_path / "c.parquet", index=described, keeps=[0, 1, 3])) == [*ids[:2], ids[3]]
+    two = pandas.MultiIndex.from_tuples([(1, "x"), (1, "y"), (2, "x"), (2, "y")], names=["k", None])
+    assert rows_of(frame_file(tmp_path / "d.parquet", index=two))[0] == {"text": "a", "k": 1}
+    own = pandas.RangeIndex(4, name="text")  # the column of this name is the field
+    assert rows_of(frame_file(tmp_path / "e.parquet", index=own))[0] == {"text": "a"}
+
+
+def test_a_described_index_that_does_not_fit_the_rows_is_none(tmp_path: Path) -> None:
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    path = frame_file(tmp_path / "a.parquet", index=pandas.RangeIndex(4, name="id"))
+    parquet.write_table(parquet.read_table(path).slice(1), path)  # the metadata stays as it was
+    assert rows_of(path) == [{"text": "b"}, {"text": "c"}, {"text": "d"}]
+
+
+def test_a_column_that_only_looks_like_an_index_stays_a_field(tmp_path: Path) -> None:
+    [row] = values(tmp_path, "1 AS __index_level_0__")
+    assert row == {"__index_level_0__": 1}
+
+
+def test_a_statement_and_several_files_see_the_same_fields(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame_file(tmp_path / "a.parquet", index=pandas.RangeIndex(0, 4, name="id"))
+    frame_file(tmp_path / "b.parquet", index=pandas.Index([4, 6, 7, 9], name="id"))
+    frame_file(tmp_path / "c.parquet", index=pandas.RangeIndex(20, 24, name="id"), keeps=[1, 3])
+    frame_file(tmp_path / "gaps" / "d.parquet", keeps=[1, 3])
+    for path, ids in (("*.parquet", [0, 1, 2, 3, 4, 6, 7, 9, 21, 23]), ("gaps/*.parquet", None)):
+        spec = InputSpec(tmp_path, path, "parquet", None, "error", Where("w.yml"), patterns=(path,))
+        rows = [record.data for record in open_input(spec).records()]
+        assert [row and row.get("id") for row in rows] == (ids or [None, None])
+        sql = "SELECT * FROM input ORDER BY 1" if ids is None else "SELECT text, id FROM input ORDER BY id"
+        stated = replace(spec, sql=sql, sql_at=Where("w.yml"), scratch=tmp_path / ".scratch")
+        assert [record.data for record in open_input(stated).records()] == rows
 
 
 def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
