@@ -4,7 +4,6 @@ Frames are known by their methods, so that none of the libraries is needed but b
 from __future__ import annotations
 
 import json
-import re
 from asyncio import sleep
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,12 +12,12 @@ from decimal import Decimal
 from importlib import import_module
 from pathlib import PurePath
 from time import monotonic
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from agac.core.errors import UsageError, lack_of
 from agac.data.json_formats import encode
+from agac.data.parquet import PandasIndex, pandas_index
 from agac.data.tables import Kind, TableColumn
 from agac.spec.inputs import GIVEN
 
@@ -84,32 +83,6 @@ def each_row(rows: Any) -> Iterator[Any]:
         remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)
-
-
-class PandasIndex(NamedTuple):
-    """What the index of a pandas frame is in Arrow and parquet. It numbers rows, which are others in a frame that was
-    filtered or sorted, so it is no field unless it has a name."""
-
-    hidden: tuple[str, ...] = ()
-    """Columns that hold an index without a name."""
-    numbers: Mapping[str, range] = MappingProxyType({})
-    """Indexes with a name that are described only, by their numbers."""
-
-
-_NO_NAME = re.compile(r"__index_level_\d+__")
-
-
-def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
-    """The index that pandas' own metadata describes (pandas.pydata.org/docs/development/developer.html, read November
-    2026). What does not fit the number of `rows` was written before they changed, and counts as none."""
-    try:
-        levels = json.loads(metadata or b"{}")["index_columns"]
-        hidden = tuple(level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level))
-        described = [level for level in levels if isinstance(level, dict) and isinstance(level["name"], str)]
-        numbers = {level["name"]: range(level["start"], level["stop"], level["step"]) for level in described}
-    except (ValueError, KeyError, TypeError):
-        return PandasIndex()
-    return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})
 
 
 def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:

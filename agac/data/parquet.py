@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
-from agac.data.frames import PandasIndex, pandas_index
 from agac.data.json_formats import encode, json_column
 from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
@@ -144,6 +146,32 @@ class ParquetSource(FileSource):
             raise AgacError(problem, remedy="Get the file again, then run again.") from error
 
 
+class PandasIndex(NamedTuple):
+    """What the index of a pandas frame is in Arrow and parquet. It numbers rows, which are others in a frame that was
+    filtered or sorted, so it is no field unless it has a name."""
+
+    hidden: tuple[str, ...] = ()
+    """Columns that hold an index without a name."""
+    numbers: Mapping[str, range] = MappingProxyType({})
+    """Indexes with a name that are described only, by their numbers."""
+
+
+_NO_NAME = re.compile(r"__index_level_\d+__")
+
+
+def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
+    """The index that pandas' own metadata describes (pandas.pydata.org/docs/development/developer.html, read November
+    2026). What does not fit the number of `rows` was written before they changed, and counts as none."""
+    try:
+        levels = json.loads(metadata or b"{}")["index_columns"]
+        hidden = tuple(level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level))
+        described = [level for level in levels if isinstance(level, dict) and isinstance(level["name"], str)]
+        numbers = {level["name"]: range(level["start"], level["stop"], level["step"]) for level in described}
+    except (ValueError, KeyError, TypeError):
+        return PandasIndex()
+    return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})
+
+
 def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
     """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
     match kind.id:
@@ -241,12 +269,11 @@ class ParquetSink(AtomicFile):
             try:
                 self._connection.execute(f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})")
             except duckdb.IOException as error:
-                raise OSError(None, str(error).splitlines()[0]) from error
+                raise OSError(None, str(error).partition("\n")[0]) from error
             except duckdb.Error as error:
                 remedy = "Remove parquet from output.format, then run again: all results are safe in the store."
-                raise AgacError(
-                    f"{self.path}: cannot be written: {str(error).splitlines()[0]}", remedy=remedy
-                ) from error
+                first = str(error).partition("\n")[0]
+                raise AgacError(f"{self.path}: cannot be written: {first}", remedy=remedy) from error
         self._spool.abort()
         super().finish()
 
