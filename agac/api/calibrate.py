@@ -19,6 +19,7 @@ from agac.api.status import position_of, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.core.statistics import Interval, proportion, sample_needed
+from agac.core.text import split_lines
 from agac.core.types import Report, inside
 from agac.plan.stage import recorded_stages
 from agac.spec.guards import Guard
@@ -59,7 +60,7 @@ class Threshold(NamedTuple):
     def diff(self, text: str, value: float) -> str:
         """The change of the workflow's file, which has this text, to another value, as `git apply` takes it. Raises
         UsageError where the condition is not written on one line as it is read."""
-        where, guard, lines = self.guard.where, self.guard.text, text.splitlines(keepends=True)
+        where, guard, lines = self.guard.where, self.guard.text, split_lines(text, ends=True)
         row, number, now = (where.line or 1) - 1, json.dumps(value), list(lines)
         begins = lines[row].find(guard, (where.column or 1) - 1)
         if begins < 0:

@@ -14,7 +14,7 @@ import click
 from agac import api
 from agac.cli import main, terminal
 from agac.core.errors import AgacError, ExitCode, UsageError, any_error
-from agac.core.text import plain
+from agac.core.text import plain, split_lines
 from agac.core.types import counted
 from agac.data.files import write_whole
 
@@ -174,11 +174,11 @@ def test_lines(report: WorkflowTestReport) -> Iterator[str]:
     tests = report.tests
     for one in (one for one in tests if one.result != "passed"):
         yield f"{one.result}: {one.name}"
-        yield from (f"  {line}" for line in plain(one.error or "").splitlines())
+        yield from (f"  {line}" for line in split_lines(plain(one.error or "")))
         for what in one.failures:
             yield f"  row {what.row}, stage {what.stage}" if what.row is not None else "  the run"
             yield from (f"    expected: {plain(what.expected)}", f"    got:      {plain(what.got)}")
-            lines = plain(what.prompt or "").splitlines()[:30]
+            lines = split_lines(plain(what.prompt or ""))[:30]
             yield from (f"    {'asked:   ' if not place else ' ' * 9} {line}" for place, line in enumerate(lines))
         yield ""
     yield from (f"stale: {one.name}: {plain(text)} is not asked for" for one in tests for text in one.stale)

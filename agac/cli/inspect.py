@@ -23,7 +23,7 @@ from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
-from agac.core.text import cells, is_unicode, row_command
+from agac.core.text import cells, is_unicode, row_command, split_lines
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def skip_words(reason: dict[str, Any]) -> str:
         return f"{reason['python']} gave None"
     if "dedupe" in reason:
         return f"the same {', '.join(reason['dedupe'])} as row {reason['first']!r}, which went on"
-    guard = " ".join(reason["when"].splitlines())
+    guard = " ".join(split_lines(reason["when"]))
     values = [f"{name} = {_compact(value)}" for name, value in reason["values"].items()]
     return f"not true: {guard}" + (f"   with {', '.join(values)}" if values else "")
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from agac.cli import figures, terminal
 from agac.core.errors import Problem
-from agac.core.text import cropped, duration, escaped, squeezed, unlinked
+from agac.core.text import LINE_END, cropped, duration, escaped, squeezed, unlinked
 from agac.core.types import counted, dollars
 from agac.core.word_diff import as_markdown
 from agac.engine.estimate import summed
@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: I
 
 def _cell(value: object) -> str:
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    return re.sub(r"(?<!\\)\|", r"\\|", "<br>".join(text.splitlines()))
+    return re.sub(r"(?<!\\)\|", r"\\|", LINE_END.sub("<br>", text.rstrip("\r\n")))
 
 
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from agac import api
 from agac.cli import main, terminal
 from agac.cli.figures import change_words, counts_words, version_words
 from agac.core.errors import ExitCode
-from agac.core.text import plain
+from agac.core.text import plain, split_lines
 from agac.core.types import counted
 from agac.core.word_diff import as_html, as_text, value_diff
 from agac.data.files import AtomicFile, refuse_target, write_whole
@@ -289,11 +289,11 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
     if report.beside:
         yield from ("", "Outside of workflows")
         texts = [change_words(change, as_text, plain) for change in report.beside]
-        yield from (f"  {line}" for text in texts for line in plain(text).splitlines())
+        yield from (f"  {line}" for text in texts for line in split_lines(plain(text)))
     for one in report.workflows:
         yield from ("", f"{one.workflow}: {one.how}")
         lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]
         lines += [counts_words(one.plan, stages=True)] if one.plan else []
-        yield from (f"  {line}" for text in lines for line in plain(text).splitlines())
+        yield from (f"  {line}" for text in lines for line in split_lines(plain(text)))
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")

@@ -184,6 +184,17 @@ def json_shown(text: str) -> str:
     return _unseen_in(text).sub(escape, text)
 
 
+LINE_END = re.compile(r"\r\n|\r|\n")
+"""What ends a line of terminals, of Markdown and of event streams."""
+
+
+def split_lines(text: str, *, ends: bool = False) -> list[str]:
+    """The lines of a text, with their `ends` or without. They end at `\\n` alone, as those of JSON lines, of git and of
+    editors do: U+2028, U+0085 and form feeds stay inside. Nothing follows the last line end."""
+    lines: list[str] = re.findall(r"[^\n]*\n|[^\n]+", text)
+    return lines if ends else [line.removesuffix("\n") for line in lines]
+
+
 def on_one_line(text: str, encoding: str | None) -> str:
     """The text on one line, in characters that a stream of this encoding has."""
     line = plain(text).replace("\t", "\\t").replace("\n", "\\n")

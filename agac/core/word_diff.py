@@ -13,7 +13,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Any, Literal
 
-from agac.core.text import cropped, escaped, exposed, plain
+from agac.core.text import cropped, escaped, exposed, plain, split_lines
 
 Span = tuple[Literal["same", "removed", "added"], str]
 
@@ -57,7 +57,7 @@ def word_diff(before: str, now: str) -> list[Span]:
     if max(len(old), len(new)) <= _MOST:
         with suppress(_TooManySteps):
             return _compared(old, new)
-    old, new = before.splitlines(keepends=True), now.splitlines(keepends=True)
+    old, new = split_lines(before, ends=True), split_lines(now, ends=True)
     with suppress(_TooManySteps):
         return _compared(old, new)
     first = _shared(old, new)

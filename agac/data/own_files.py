@@ -81,7 +81,7 @@ def listener_of(address: str) -> int | None:
     owners = set[int]()
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         with suppress(OSError):  # other systems have none
-            for line in table.read_text("ascii").splitlines()[1:]:
+            for line in table.read_text("ascii").removesuffix("\n").split("\n")[1:]:
                 _, local, _, state, *fields = line.split()
                 if state == LISTENS and int(local.rpartition(":")[2], 16) == int(port):
                     owners.add(int(fields[3]))

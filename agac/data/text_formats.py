@@ -66,7 +66,8 @@ class _Lines:
         """Lines that end with CR, LF or both."""
         rest = b""
         while (piece := self._file.read(_LOOK_AHEAD)) and len(rest) <= MAX_RECORD_BYTES:
-            *lines, rest = (rest + piece).splitlines(keepends=True)  # the last one may go on, if only with its LF
+            # of bytes, which splitlines() cuts at CR and LF alone; the last line may go on, if only with its LF
+            *lines, rest = (rest + piece).splitlines(keepends=True)
             yield from lines
         yield from [rest] if rest else []
 

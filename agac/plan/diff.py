@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agac.core.text import split_lines
 from agac.spec.templates import as_text
 
 FRESH = "--fresh"
@@ -105,7 +106,7 @@ def value_changes(
 
 def text_diff(before: str, now: str) -> list[str]:
     """The lines of two texts that differ, with one around them, as `diff -u` shows them."""
-    return list(difflib.unified_diff(before.splitlines(), now.splitlines(), "before", "now", lineterm="", n=1))
+    return list(difflib.unified_diff(split_lines(before), split_lines(now), "before", "now", lineterm="", n=1))
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

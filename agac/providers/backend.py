@@ -12,6 +12,7 @@ from math import inf, isfinite
 from urllib.parse import urlsplit
 
 from agac.core.redact import Redactor
+from agac.core.text import split_lines
 from agac.core.types import counted
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS, url_trouble
@@ -101,7 +102,7 @@ async def engine_counts(row: Provider, env: Mapping[str, str], redactor: Redacto
         bounds = aiohttp.ClientTimeout(total=PATIENCE)
         async with sender.session().get(address, timeout=bounds, allow_redirects=False) as answer:
             text = (await read_body(answer, sender.most)).decode() if answer.status == 200 else ""
-        for found in filter(None, map(_LINE.fullmatch, text.splitlines())):
+        for found in filter(None, map(_LINE.fullmatch, split_lines(text))):
             sums[found[1].removesuffix("_total")] += float(found[2])
     except (aiohttp.ClientError, OSError, ValueError):
         return None

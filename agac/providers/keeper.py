@@ -28,7 +28,7 @@ def _environments() -> Iterator[tuple[int, list[bytes]]]:
             yield int(place.name), (place / "environ").read_bytes().split(b"\0")
     if sys.platform == "darwin":
         listed = subprocess.run(["/bin/ps", "-AEww", "-o", "pid=,command="], capture_output=True, check=False).stdout
-        yield from ((int(line.split()[0]), line.split()) for line in listed.splitlines())
+        yield from ((int(line.split()[0]), line.split()) for line in listed.split(b"\n") if line)
 
 
 def end(folder: Path, sure: int = 1) -> None:

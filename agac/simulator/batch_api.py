@@ -115,7 +115,7 @@ class BatchCall:
             body = cut.value("body")
             if body == "error":
                 return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
-            lines = path.read_bytes().splitlines()
+            lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
             sent = {"array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b""}
             if body in sent:
                 return web.Response(body=sent[body], headers=self.file_headers)

@@ -59,7 +59,7 @@ MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")
 
 def marked_turns(text: str) -> Iterator[list[tuple[str, str]]]:
     """The calls that a text marks, by name and arguments; those in lines that follow each other are one turn."""
-    lines = ((MARK.search(line), line) for line in text.splitlines())
+    lines = ((MARK.search(line), line) for line in text.split("\n"))
     for marked, turn in groupby(lines, lambda one: one[0] is not None):
         if marked:
             yield [(mark[1], marked_arguments(line[mark.end() :])) for mark, line in turn if mark]

@@ -450,4 +450,4 @@ def _foreign(value: Any) -> str | None:
 def _reason(error: Exception) -> str:
     """What the library says, where it says more than that something does not fit."""
     fits = isinstance(error, TypeError) or "Undefined variable" in str(error)
-    return "its values do not fit together" if fits else str(error).split(". ")[0].splitlines()[0]
+    return "its values do not fit together" if fits else str(error).split(". ")[0].partition("\n")[0]

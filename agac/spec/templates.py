@@ -154,7 +154,7 @@ def _dollar_marks(text: str, *, stored: bool = False) -> Iterator[_Mark]:
         elif match["escaped"] is not None or (stored and match["braced"] is not None):
             yield _Mark(start, end, literal="$")
         elif match["braced"] is None:
-            excerpt = text[start : start + 24].splitlines()[0]
+            excerpt = text[start : start + 24].partition("\n")[0]
             message = f"placeholder is never closed: {excerpt!r}; add the }} or write $${{ for the text ${{"
             yield _Mark(start, end, fault=message)
         else:

@@ -27,7 +27,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from agac.core.redact import Redactor
-from agac.core.text import plain
+from agac.core.text import LINE_END, plain
 from agac.spec.mcp_lock import LockedTool, ServerAddress, ServerLock
 from agac.tools.tool_functions import SessionGone, ToolFailed
 
@@ -280,7 +280,7 @@ class McpSession:
             self._note(chunk)
 
     def _note(self, said: bytes) -> None:
-        for text in filter(str.strip, self._clean(said.decode("utf-8", "replace")).splitlines()):
+        for text in filter(str.strip, LINE_END.split(self._clean(said.decode("utf-8", "replace")))):
             self._said.append(text.strip()[:300])
             before, self._logged = self._logged, self._logged + len(text)
             if before < LOG_BYTES:

@@ -19,6 +19,7 @@ from agac import api
 from agac.api import monitor
 from agac.api.status import database_files, database_path
 from agac.core.errors import AgacError, UsageError
+from agac.core.text import LINE_END
 from agac.web.rendering import page_text, render, served
 
 RUNS = 50  # of a page of the list
@@ -133,7 +134,7 @@ async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> A
             name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             if name != sent:
                 sent, said = name, now
-                yield f"id: {name}\n" + "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
+                yield f"id: {name}\n" + "".join(f"data: {line}\n" for line in LINE_END.split(text)) + "\n"
         if now - said >= QUIET:
             said = now
             yield ":\n\n"

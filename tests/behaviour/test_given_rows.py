@@ -99,7 +99,11 @@ def test_rows_of_a_program_may_be_those_of_a_row_run(
     assert agac.process_plan(iter(ROWS), "out.jsonl", job).calls == 3
     report = agac.process(iter(ROWS), "out.jsonl", job)
     assert (report.exit_code, report.invocation["calls"]) == (0, 3)
-    assert [json.loads(line)["id"] for line in Path("out.jsonl").read_text().splitlines()] == ["r-1", "r-2", "r-3"]
+    assert [json.loads(line)["id"] for line in Path("out.jsonl").read_text().split("\n") if line] == [
+        "r-1",
+        "r-2",
+        "r-3",
+    ]
     assert agac.process([*ROWS, {"id": "r-4", "text": "x"}], "out.jsonl", job).invocation["calls"] == 1
     again = agac.resume("last")
     assert (again.invocation["calls"], again.summary["rows"]["done"]) == (0, 4)

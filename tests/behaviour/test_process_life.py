@@ -19,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"label": {"enum": ["a", "b"]}}, "requ
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def process(project: ProjectFolder, *words: str, code: int = 0, **more: Any) -> Ran:

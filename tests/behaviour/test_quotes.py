@@ -34,7 +34,7 @@ def run(project: ProjectFolder, confirm: Any, output: str = "out.jsonl", **optio
 
 
 def ids(project: ProjectFolder) -> set[str]:
-    return {json.loads(line)["id"] for line in (project.root / "out.jsonl").read_text("utf-8").splitlines()}
+    return {json.loads(line)["id"] for line in (project.root / "out.jsonl").read_text("utf-8").split("\n") if line}
 
 
 def test_twenty_rows_are_run_and_kept_until_somebody_says_yes(project: ProjectFolder, server: Server) -> None:

@@ -24,7 +24,7 @@ def streamed(project: ProjectFolder, output: str = "out.jsonl", **options: Any) 
 
 
 def results(project: ProjectFolder) -> list[str]:
-    return [json.loads(line)["result"] for line in (project.root / "out.jsonl").read_text("utf-8").splitlines()]
+    return [json.loads(line)["result"] for line in (project.root / "out.jsonl").read_text("utf-8").split("\n") if line]
 
 
 @pytest.mark.parametrize(("dialect", "transport"), WAYS)

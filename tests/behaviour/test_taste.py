@@ -13,7 +13,14 @@ import agac
 import agac.api
 
 PACKAGE = Path(agac.__file__).parent
-OTHER_DATABASES = {"data/postgres.py", "data/sql.py", "data/sqlite.py", "spec/inputs.py", "simulator/batch_store.py"}
+OTHER_DATABASES = {
+    "data/parquet.py",
+    "data/postgres.py",
+    "data/sql.py",
+    "data/sqlite.py",
+    "spec/inputs.py",
+    "simulator/batch_store.py",
+}
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor",
                 "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share",
@@ -188,6 +195,16 @@ def test_files_of_a_project_are_opened_by_one_module_alone() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OPENERS:
                 found.setdefault(name, set()).add(ast.unparse(node.func))
     assert found == {name: calls for name, (calls, _) in OPENED_OTHERWISE.items()}
+
+
+SPLIT_OTHERWISE = {"data/text_formats.py": "bytes, which are cut at CR and LF alone"}
+"""What calls `splitlines`, by module, and why it may."""
+
+
+def test_lines_are_not_cut_inside_of_texts() -> None:
+    """`splitlines` of a text cuts at U+2028, U+0085, form feeds and others, which a text in JSON holds as they are."""
+    found = {name for name, node in nodes() if isinstance(node, ast.Attribute) and node.attr == "splitlines"}
+    assert found == set(SPLIT_OTHERWISE)
 
 
 def test_a_time_limit_does_not_swallow_a_ctrl_c() -> None:

@@ -182,7 +182,7 @@ def test_what_was_recorded_once_answers_for_ever_and_holds_no_secret(
         (again,) = outcomes(project, record=True)
         assert (again.result, len(sim.requests)) == ("passed", 2)
     file = project.root / "tests/workflows/recorded/reviews.jsonl"
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    lines = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]
     assert [(one["stage"], one["row"], one["provider"], one["model"]) for one in lines] == [
         ("classify", "r-1", "local", "small"), ("classify", "r-2", "local", "small"),
     ]  # fmt: skip
@@ -240,6 +240,25 @@ def test_turns_and_results_of_tools_are_recorded_and_no_tool_runs_again(project:
     (one,) = outcomes(project)
     assert (one.error, one.failures, one.calls) == (None, [], 2)
     assert (project.root / "tools/looked").read_text() == "tents"
+
+
+def test_a_recording_holds_line_separators_of_unicode_as_they_are(project: ProjectFolder) -> None:
+    odd = "a\u2028b\u2029c\x85d\x0ce\x1cf"
+    project.write("tools/t.py", TOOLS)
+    script = [{"turn": 1, "calls": [{"name": "look", "arguments": {"q": odd}}]}, {"turn": 2, "reply": odd}]
+    stage = {"name": "ask", "prompt": "${text}", "tools": {"tools/t.py:look": {}}}
+    with simulator(script=script) as sim:
+        project.configure(sim.base_url)
+        project.workflow(stages=[stage], rows=1)
+        expect = {"each": [f"ask == {json.dumps(odd)}"], "calls": 2}
+        written(project, replies="recorded", rows=[{"id": "r-1", "text": odd}], expect=expect)
+        assert [(one.error, one.result) for one in outcomes(project, record=True)] == [(None, "passed")]
+        assert (project.root / "tools/looked").read_text("utf-8") == odd
+        assert [(one.error, one.result) for one in outcomes(project, record=True)] == [(None, "passed")]
+        assert len(sim.requests) == 2
+    assert [(one.error, one.result, one.stale) for one in outcomes(project)] == [(None, "passed", [])]
+    files = [project.root / f"tests/workflows/recorded/reviews{name}.jsonl" for name in ("", "_calls")]
+    assert [len(file.read_text("utf-8").split("\n")) for file in files] == [3, 2]
 
 
 def test_tools_are_stubs_unless_a_test_says_live(project: ProjectFolder) -> None:

@@ -5,8 +5,10 @@ import sys
 import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agac.core.text import cells, exposed, json_shown, plain, squeezed, unseen
+from agac.core.text import cells, exposed, json_shown, plain, split_lines, squeezed, unseen
 from agac.core.word_diff import as_html, as_markdown, as_text, value_diff, word_diff
 
 UNSEEN = {
@@ -157,6 +159,14 @@ def test_long_values_without_blanks_begin_shortly_before_what_differs() -> None:
 
 def test_white_space_that_nobody_sees_is_kept_where_text_is_put_on_one_line() -> None:
     assert squeezed("a \n b\r\nc\u00a0d\u2028e") == r"a b c\xa0d\u2028e"
+
+
+@given(st.text(st.sampled_from("ab\n\r\x85\u2028\u2029\x0b\x0c\x1c"), max_size=12))
+def test_a_line_ends_at_a_line_feed_alone(text: str) -> None:
+    lines = split_lines(text)
+    assert "\n".join(lines) == text.removesuffix("\n")
+    assert "".join(split_lines(text, ends=True)) == text
+    assert len(lines) == text.removesuffix("\n").count("\n") + bool(text)
 
 
 def test_a_joiner_takes_no_cell_of_a_terminal() -> None:

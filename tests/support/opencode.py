@@ -132,7 +132,7 @@ class FakeOpenCode:
     def starts(self) -> list[dict[str, Any]]:
         """What was noted of each start, but of those for the version."""
         file = self.folder / "starts.jsonl"
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+        return [json.loads(line) for line in file.read_text("utf-8").split("\n") if line] if file.exists() else []
 
     def running(self) -> list[int]:
         """The processes that belong to any of its sessions, children that left their group too."""

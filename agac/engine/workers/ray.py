@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from agac.core.errors import AgacError, UsageError, lack_of
+from agac.core.text import split_lines
 from agac.data.own_files import NotOurs, listener_of, own_bytes
 from agac.engine.workers.pool import BEAT, Chunk, Ended, WorkerFacts, WorkerLost, WorkerSetup
 from agac.engine.workers.work import ChunkWorker
@@ -139,7 +140,7 @@ class RayWorker:
 
 def _reason(error: BaseException) -> str:
     """The line of Ray's error that says what is the matter; the rest names ids."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in split_lines(str(error)) if line.strip()] or [type(error).__name__]
     found = [line for line in lines if line.startswith(("The actor is dead because", "ModuleNotFoundError"))]
     first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]  # a traceback is between them
     return (found[-1] if found else first)[:300]
