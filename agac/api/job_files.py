@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator
 
 from agac.api.job import Job, ProcessOptions, is_outside, said
@@ -16,7 +15,7 @@ from agac.spec import validation as check
 from agac.spec.file_model import Duration, FileModel, NonEmpty, key
 from agac.spec.paths import is_reference, project_root
 from agac.spec.workflow import Budget, Merge
-from agac.spec.yaml import Document, read_yaml
+from agac.spec.yaml import Document, read_yaml, yaml_text
 
 
 class LlmFile(FileModel):
@@ -112,15 +111,6 @@ def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str,
     return {"json_schema": schema if isinstance(schema, dict) or is_reference(schema) else str(path.parent / schema)}
 
 
-class _Blocks(yaml.SafeDumper):
-    """Writes texts of several lines as people do, in blocks."""
-
-
-_Blocks.add_representer(
-    str, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-)
-
-
 def save_job(
     input: str | Path,  # noqa: A002 - the option's name
     output: str | Path,
@@ -143,5 +133,5 @@ def save_job(
     budget = said(**asdict(options.budget)) if isinstance(options.budget, Budget) else None
     keys = job.keys | {"input": job.keys["input"] | said(sql=options.sql), "stages": [job.keys["stages"][0] | told]}
     keys |= said(budget=budget, max_errors=options.max_errors)
-    write_whole(path, yaml.dump(keys, Dumper=_Blocks, sort_keys=False, allow_unicode=True, width=120))
+    write_whole(path, yaml_text(keys))
     return path

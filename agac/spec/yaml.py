@@ -13,7 +13,8 @@ from typing import Any, NoReturn, TypeGuard
 import yaml
 from yaml import MarkedYAMLError
 
-from agac.core.errors import Path_, Problem, Where, key_path
+from agac.core.errors import Path_, Problem, UsageError, Where, key_path
+from agac.core.keys import canonical
 from agac.core.types import JSONValue
 from agac.spec.paths import Refused, Unusable
 from agac.spec.project_files import read_text
@@ -115,6 +116,8 @@ LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it (ten times as fast), else PyYAML's own."""
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+"""Characters that end a line in YAML 1.1, and in libyaml, and none in YAML 1.2 and in editors."""
 
 
 @dataclass(slots=True)
@@ -187,11 +190,16 @@ def read_yaml(path: Path, shown: str, root: Path | None) -> Document:
 
 def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] = LOADER) -> Document:
     """Reads one document from `text`, which starts at `first_line` of the file."""
-    if (found := _CONTROL.search(text)) is not None:
+    if (found := _CONTROL.search(text) or _OTHER_LINE_ENDS.search(text)) is not None:
         line = text.count("\n", 0, found.start())
         column = found.start() - text.rfind("\n", 0, found.start())
         remedy = "remove it or write it as an escape in quotes"
         message = f"control character U+{ord(found[0]):04X} is not allowed; {remedy}"
+        if _OTHER_LINE_ENDS.match(found[0]):
+            code = f"{ord(found[0]):04x}"
+            message = (
+                f'U+{code.upper()} ends a line for some YAML readers only; remove it, or write "\\u{code}" in quotes'
+            )
         return Document(shown, None, [Problem(Where(shown, first_line + line, column), message)])
     composer = _Composer(shown, first_line)
     try:
@@ -204,6 +212,38 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
     except _Stopped:
         return Document(shown, None, composer.problems)
     return Document(shown, root.value if root else None, composer.problems, root)
+
+
+class _Writer(yaml.SafeDumper):
+    """Writes texts so that `parse_yaml` reads them back: those of several lines in blocks, as people do."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """No value is written as an alias of another."""
+        return True
+
+    def text(self, value: str) -> yaml.Node:
+        """A text, in quotes where it would be read as another value without them."""
+        style = "|" if "\n" in value else None
+        try:
+            if plain(value) != value or _OTHER_LINE_ENDS.search(value):
+                style = '"'
+        except Refused:
+            style = '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Writer.add_representer(str, _Writer.text)
+
+
+def yaml_text(data: JSONValue) -> str:
+    """A YAML file that holds `data`, as `parse_yaml` reads it. Raises UsageError for what no YAML file can hold."""
+    text: str = yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=120)
+    read = parse_yaml(text, "")
+    if read.problems or canonical(read.data) != canonical(data):
+        why = read.problems[0].message if read.problems else "it would be read as something else"
+        remedy = "Leave out what no text can hold, such as half of a surrogate pair, or an empty key."
+        raise UsageError(f"this cannot be written as YAML: {why}", remedy=remedy)
+    return text
 
 
 class _Stopped(Exception):

@@ -15,6 +15,7 @@ import agac
 from agac import SpecError
 from agac.cli.main import cli
 from agac.cli.process import process as command
+from agac.spec.yaml import read_yaml
 
 # The options that tools like this one have, with a value each.
 OPTIONS = (
@@ -210,6 +211,20 @@ def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypa
     outside = agac.ProcessOptions(template=str(project.write("../t.md", "x")))
     with pytest.raises(agac.UsageError, match="outside of the project"):
         agac.save_job("data/rows.csv", "o.jsonl", outside, "workflows/x.yml")
+
+
+@pytest.mark.parametrize("value", ["1e3", "08", "0o17", "1.5e3", "007", ".inf", "a\u2028b", "two\nlines\x85", "~", ""])
+def test_a_saved_job_holds_its_texts_as_they_were_given(
+    project: ProjectFolder, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(project.root)
+    project.numbered(1)
+    given = agac.ProcessOptions(prompt="{text}", vars={"tone": value}, model="simulator/small")
+    path = agac.save_job("data/rows.csv", "o.jsonl", given, "workflows/w.yml")
+    found = read_yaml(path, "w.yml", project.root)
+    assert found.problems == []
+    assert found.data["vars"] == {"tone": value}
+    project.agac("validate", "-a", "w", code=0)
 
 
 # Options combine freely.

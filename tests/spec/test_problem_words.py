@@ -36,7 +36,7 @@ FORMS = {
     "JSON file of a card": ("agentcards/shots.json", "@"),
     "YAML": ("", "@\n"),
 }
-ESCAPES = {"n": "\n", "t": "\t", "a": "\a", "0": "\0", "9": "9" * 5000}
+ESCAPES = {"n": "\n", "t": "\t", "a": "\a", "0": "\0", "9": "9" * 5000, "L": "\u2028", "N": "\x85"}
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
@@ -47,7 +47,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
             path, form = FORMS[line.removeprefix("## ")]
         elif line:
             written, arrow, said = line.partition("=> ")
-            written = re.sub(r"\\([nta09])", lambda match: ESCAPES[match[1]], written.strip(" "))
+            written = re.sub(r"\\([nta09LN])", lambda match: ESCAPES[match[1]], written.strip(" "))
             yield path, form.replace("@", written), said if arrow else next(lines).strip()
 
 

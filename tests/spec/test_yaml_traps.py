@@ -4,13 +4,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.spec.yaml import LOADER, MAX_DEPTH, Document, parse_yaml, read_yaml
+from agac.core.errors import UsageError
+from agac.spec.yaml import LOADER, MAX_DEPTH, Document, parse_yaml, read_yaml, yaml_text
 
 LOADERS = [pytest.param(LOADER, id="libyaml"), pytest.param(yaml.SafeLoader, id="pure")]
 
@@ -113,7 +115,7 @@ def test_places_of_keys_values_and_missing_things() -> None:
     assert words(document) == ["card.md:3:1: a: duplicate key, first given on line 2; keep one of them"]
 
 
-# libyaml keeps YAML 1.1's idea of what breaks a line
+# libyaml keeps YAML 1.1's idea of what breaks a line, so these are refused
 _text = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="\u2028\u2029\ufffe\uffff"))
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _text
 _values = st.recursive(
@@ -128,6 +130,28 @@ def test_json_is_read_as_what_it_means(data: dict[str, object]) -> None:
     document = parse_yaml(json.dumps(data, ensure_ascii=False), "f")
     assert words(document) == []
     assert document.data == data
+
+
+_any_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60) | st.sampled_from([
+    "1e3", "08", "0o17", "0x1F", "1.5e3", ".inf", "~", "yes", "2024-01-01", "<<", "- x", "a: b", "# c",
+    "x" * 200 + " y" * 100, "a\x85b", "a\u2028b", "a\u2029b", " a \n b", "a\n\n", "\n", "\r\n", "\ufeff",
+    "\x00", "---", "...", "%x", "\tx",
+])  # fmt: skip
+
+
+@given(st.dictionaries(_any_text.filter(bool), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _any_text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_any_text.filter(bool), inner, max_size=4),
+    max_leaves=12,
+), max_size=4))  # fmt: skip
+def test_what_is_written_as_yaml_is_read_as_the_same(data: dict[str, Any]) -> None:
+    assert parse_yaml(yaml_text(data), "f").data == data
+
+
+@pytest.mark.parametrize("data", [{"a": "\ud800"}, {"": 1}, {"a": float("nan")}, {"a": 10**500}])
+def test_what_no_yaml_file_can_hold_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="this cannot be written as YAML: "):
+        yaml_text(data)
 
 
 @given(st.text())
