@@ -127,8 +127,8 @@ class ParquetSource(FileSource):
         with self._opened(), self._connected() as connection:
             found = self._table.read(connection, self._rows, start)
             for ordinal, (data, problem) in enumerate(found, start=start + 1):
-                if data is None or problem:
-                    yield self._refused(ordinal, None, problem)
+                if data is None:
+                    yield self._refused(ordinal, None, str(problem))
                 else:
                     yield Record(ordinal, data | self._of_folders)
 
