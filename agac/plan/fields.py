@@ -250,21 +250,9 @@ def check_placeholders(
     for scope in stage_scopes(workflow, fields):
         stage, does = scope.stage, scope.stage.operation
         problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
-        known = Named(scope, scope.own)
-        seen: set[str] = set()
-        own = stage.at("prompt").path
-        own = f"{stage.path}.prompt" if own.startswith(stage.path) else own  # else it was typed
-        texts = [(own, stage.prompt), *((one.path, one.content) for one in stage.examples)]
-        texts = [] if stage_of(stage.name) in read else texts  # they are those of the stage that it is of
+        if stage_of(stage.name) not in read:  # else its texts are those of the stage that it is of
+            problems += _texts(scope)
         read.add(stage_of(stage.name))
-        for path, template in texts:
-            for placeholder in template.placeholders:
-                message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
-                seen.add(placeholder.name)
-                if message:
-                    problem = _problem(replace(placeholder.where, path=path), message)
-                    problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
-            problems += templates.foreign_placeholders(template, replace(stage.at("prompt"), path=path), known)
         problems += _hidden_names(scope)
         written = stage.guard if stage.guard and not (PARTS in stage.guard.names and stage.parts) else None
         problems += _condition(scope, written) if written else []
@@ -272,6 +260,30 @@ def check_placeholders(
         problems += _condition(scope, does.when) if isinstance(does, Review) and does.when else []
         for check in stage.checks if stage_of(stage.name) == stage.name else ():
             problems += _condition(scope, check.guard, own=True)
+    return problems
+
+
+def _texts(scope: StageScope) -> list[Problem]:
+    """What is wrong with the placeholders of the prompt and of the messages before it."""
+    stage, known = scope.stage, Named(scope, scope.own)
+    path = stage.at("prompt").path
+    path = f"{stage.path}.prompt" if path.startswith(stage.path) else path  # else it was typed
+    problems, foreign, seen = list[Problem](), list[Problem](), set[str]()
+    said, any_field = "syntax" in stage.levels, scope.fields.open and stage.group is None
+    for place, template in [(path, stage.prompt), *((one.path, one.content) for one in stage.examples)]:
+        for placeholder in template.placeholders:
+            message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
+            seen.add(placeholder.name)
+            if message:
+                problem = _problem(replace(placeholder.where, path=place), message)
+                problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
+        at = replace(stage.at("prompt"), path=place)
+        found = templates.foreign_placeholders(template, at, known, any_field=any_field, said=said)
+        problems += found
+        foreign += found
+    if stage.asks_all_alike and not foreign:
+        message = templates.in_syntax(templates.ALL_ALIKE, stage.prompt.syntax)
+        problems.append(Problem(stage.at("prompt"), message, "warning"))
     return problems
 
 

@@ -27,6 +27,7 @@ from agac.spec.paths import YAML_SUFFIXES, OutsideProject, Unusable, home_of, in
 from agac.spec.project_files import files_in, read_text
 from agac.spec.project_models import RuleName
 from agac.spec.python_code import source_files
+from agac.spec.templates import ALL_ALIKE
 from agac.spec.workflow import JsonSchema, ProjectSpec, Workflow, WrittenStage, family
 from agac.spec.yaml import Document, parse_yaml
 
@@ -207,9 +208,8 @@ def file_findings(workflow: Workflow, document: Document, texts: Texts, readers:
         if _lacks_descriptions(stage, written[stage.name]):
             message = "none of its fields has a description, by which a model knows what to give"
             yield LintFinding(stage.at("output_schema"), message, rule="schema-without-descriptions")
-        if not any(text.placeholders for text in (stage.prompt, *(one.content for one in stage.examples))):
-            message = "has no placeholder: every row asks the same; name a field of the row, as ${text}"
-            yield LintFinding(stage.at("prompt"), message, rule="prompt-without-fields")
+        if stage.asks_all_alike:
+            yield LintFinding(stage.at("prompt"), ALL_ALIKE, rule="prompt-without-fields")
 
 
 def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:

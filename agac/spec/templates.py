@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-from agac.core.errors import Problem, Where, did_you_mean
+from agac.core.errors import Problem, Where, any_error, did_you_mean
 from agac.core.types import JSONValue, Visible, json_encoder
 from agac.spec.paths import MAX_LENGTH, OutsideProject, Unusable, existing_file, inside
 from agac.spec.project_files import read_text
@@ -78,13 +78,15 @@ class Placeholder:
 class Template:
     """A compiled text. `pieces` are its literal parts, with an empty string where a value goes; each of `slots` is
     (index in pieces, name, the name split at its dots). `text` is the same with dollars, whatever the `syntax` was: so
-    it is stored, and a prompt that only changes its syntax is the same prompt."""
+    it is stored, and a prompt that only changes its syntax is the same prompt. `guessed`: what the text holds told the
+    syntax (`auto`)."""
 
     text: str
     placeholders: tuple[Placeholder, ...]
     pieces: tuple[str, ...]
     slots: tuple[tuple[int, str, tuple[str, ...]], ...]
     syntax: Syntax = "dollar"
+    guessed: bool = False
 
     def render(self, visible: Visible) -> str:
         """The text with every placeholder replaced: strings verbatim, other values as compact JSON. Raises
@@ -199,10 +201,13 @@ _MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
 
 def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tuple[Template | None, list[Problem]]:
     """The template of a text that starts at `where`, or None and what is wrong with it."""
-    if syntax == "auto":  # the first that replaces or escapes a name; doubled braces alone are in any JSON
-        used = (a for a, marks in _MARKS.items() if any(m.name or (m.literal and a != "brace") for m in marks(text)))
-        syntax = next(used, "dollar")
-    return _assembled(text, where, syntax, _MARKS[syntax](text))
+    if syntax != "auto":
+        return _assembled(text, where, syntax, _MARKS[syntax](text))
+    # the first that replaces or escapes a name; doubled braces alone are in any JSON
+    used = (a for a, marks in _MARKS.items() if any(m.name or (m.literal and a != "brace") for m in marks(text)))
+    syntax = next(used, "dollar")
+    template, problems = _assembled(text, where, syntax, _MARKS[syntax](text))
+    return template and replace(template, guessed=True), problems
 
 
 def _assembled(text: str, at: Where, syntax: Syntax, marks: Iterable[_Mark]) -> tuple[Template | None, list[Problem]]:
@@ -288,28 +293,62 @@ _FOREIGN = re.compile(
 _DOTTED = re.compile(r"[\w.]+")
 
 
-def foreign_placeholders(template: Template, where: Where, names: Container[str]) -> list[Problem]:
-    """A warning for each that would name a field or a result if the template's syntax read it. Others may be meant."""
-    found: dict[str, str] = {}
+def foreign_placeholders(
+    template: Template, where: Where, names: Container[str], *, any_field: bool = False, said: bool = True
+) -> list[Problem]:
+    """What is wrong with placeholders that another syntax than the template's would read, and that are sent as they
+    stand: those of known `names`, and with `any_field`, where rows may have fields of any name, the others.
+
+    They are errors beside placeholders that the template reads, unless the stage `said` which syntax counts; else
+    warnings. A single `{name}` that may be prose is an error in `auto` alone."""
+    unsure = template.guessed or (not said and bool(template.placeholders))
+    found: dict[str, Problem] = {}
+    for text, name, syntax in _foreign(template):
+        known = name in names or bool(_DOTTED.fullmatch(name) and name.partition(".")[0] in names)
+        readable = syntax is not None and syntax in _reading(name)
+        if readable and unsure and (known or (any_field and (template.guessed or syntax != "brace"))):
+            found[text] = Problem(where, _two_kinds(text, template, str(syntax)))
+        elif known or (any_field and unsure and readable):
+            ways = ", or ".join(_ways_to_name(name, template.syntax, syntax))
+            found[text] = Problem(where, f"{text} is sent as it stands; {ways}", "warning")
+    return list(found.values())
+
+
+def _foreign(template: Template) -> Iterator[tuple[str, str, Syntax | None]]:
+    """What looks like a placeholder in the literal parts: as it is written, its name, and the syntax that reads it."""
     for before, piece in zip(("", *template.pieces), template.pieces, strict=False):
         for match in _FOREIGN.finditer(piece):
             if before in ("$", "{") and match.start() == 0:
                 continue  # $${name}: it is meant as it is written
             name, syntax = match[match.lastindex or 0], cast("Syntax | None", match.lastgroup)
-            name = name.strip() if syntax == "mustache" else name
-            if name in names or (_DOTTED.fullmatch(name) and name.partition(".")[0] in names):
-                found[match[0]] = ", or ".join(_ways_to_name(name, template.syntax, syntax))
-    return [Problem(where, f"{text} is sent as it stands; {ways}", "warning") for text, ways in found.items()]
+            yield match[0], name.strip() if syntax == "mustache" else name, syntax
+
+
+def _two_kinds(text: str, template: Template, other: str) -> str:
+    own = f" than {_FORMS[template.syntax] % template.placeholders[0].name}" if template.placeholders else ""
+    return (
+        f"{text} is a placeholder of another kind{own}; write all placeholders alike, or say by `syntax` which kind "
+        f"counts: {template.syntax} or {other}"
+    )
 
 
 def _ways_to_name(name: str, own: Syntax, other: Syntax | None) -> list[str]:
     """What one can do for the value of `name`, by syntaxes that read such a name."""
-    reading = [one for one, marks in _MARKS.items() if any(mark.name for mark in marks(_FORMS[one] % name))]
+    reading = _reading(name)
     all_as = "write all placeholders as {} with `syntax: {}`"
     ways = [f"write {_FORMS[own] % name} for its value"] if own in reading else []
     if other is not None and other != own and other in reading:
         ways.append(all_as.format(_FORMS[other] % "name", other))
     return ways or ["rename the field", all_as.format(_FORMS["dollar"] % "name", "dollar")]
+
+
+def _reading(name: str) -> list[Syntax]:
+    """The syntaxes that read such a name."""
+    return [one for one, marks in _MARKS.items() if any(mark.name for mark in marks(_FORMS[one] % name))]
+
+
+ALL_ALIKE = "names no field: every row asks the same; name a field of the row, as ${text}"
+"""Said of a prompt that is the same for all rows."""
 
 
 def default_prompt(needs: Sequence[str], where: Where) -> Template:
@@ -357,7 +396,14 @@ class VisibleRow(Mapping[str, JSONValue]):
         return sum(1 for _ in self)
 
 
-_SUFFIXES = (".md", ".markdown", ".txt")
+_SUFFIX = re.compile(r"[\w)]\.[A-Za-z][A-Za-z0-9]{0,9}\Z")
+"""How a single word ends that is the name of a file."""
+
+_OF_TEXTS = re.compile(
+    r"[\w)]\.(?:md|markdown|mdx|txt|text|rst|prompt|j2|jinja2?|tmpl|tpl|hbs|mustache|ya?ml|json)\Z", re.IGNORECASE
+)
+"""How a name with spaces ends: suffixes of files with texts, which sentences seldom end with."""
+
 _STARTS = ("/", "~/", "./", "../")
 
 PlacedText = tuple[str, Where]
@@ -365,17 +411,40 @@ PlacedText = tuple[str, Where]
 
 
 def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
-    """The text itself or, where it names an existing file of the project, that file's text. Raises Unusable, also for a
-    single word that looks like a path (`prompts/x.md`) and names nothing: it is no prompt."""
+    """The text itself or, where it names an existing file of the project, that file's text. Raises Unusable, also for
+    what looks like a path (`prompts/x.md`, `my notes.md`) and names nothing: it is no prompt."""
     own = value, where
     if "\n" in value or len(value) > MAX_LENGTH or "${" in value:
         return own
-    looks_like_path = not any(map(str.isspace, value)) and (value.endswith(_SUFFIXES) or value.startswith(_STARTS))
     try:
         is_file = inside(root, value).is_file()
     except OutsideProject:  # a text that may not be a path, unless it happens to be one, or behind a link
         is_file = "\0" not in value and os.path.lexists(root / value)
-    return template_file(value, root, where) if is_file or looks_like_path else own
+    if is_file:
+        return template_file(value, root, where)
+    if not _looks_like_path(value, root):
+        return own
+    try:
+        return template_file(value, root, where)
+    except Unusable as error:
+        stop = "" if error.problem.message.endswith("?") else "."
+        message = f"{error.problem.message}{stop} If it is a text, end it with a full stop"
+        raise Unusable(replace(error.problem, message=message)) from None
+
+
+def _looks_like_path(value: str, root: Path) -> bool:
+    """True for one line that is rather the name of a file than a text: by its suffix, a slash, or how it begins."""
+    if set(value) & set("{}\0") or "://" in value or value[-1:] in (*".!?:;,", ""):
+        return False
+    if not any(map(str.isspace, value)):
+        return bool("/" in value or _SUFFIX.search(value))
+    if _OF_TEXTS.search(value) or value.startswith(_STARTS):
+        return True
+    folder = value.rpartition("/")[0]
+    try:
+        return bool(folder) and inside(root, folder).is_dir()
+    except OutsideProject:
+        return False
 
 
 def template_file(value: str, root: Path, where: Where) -> PlacedText:
@@ -413,7 +482,8 @@ def fill(
     facts: Mapping[str, str] | None = None,
     syntax: Syntax = "dollar",
 ) -> tuple[str | None, list[Problem]]:
-    """The text with every placeholder replaced, or None and what cannot be. `facts`, if any, are for double braces."""
+    """The text with every placeholder replaced, or None where one cannot be, and what is wrong. `facts`, if any, are
+    for double braces."""
     text, where = source
     template, problems = compile_template(text, where, syntax)
     if template is None:
@@ -432,7 +502,9 @@ def fill(
             return match[0][1:] if match[1] else as_text(known.get(match[2].strip()))
 
         template = replace(template, pieces=tuple(_BRACES.sub(fact, piece) for piece in template.pieces))
-    return (None, problems) if problems else (template.render({VARS: variables}), [])
+    else:
+        problems += foreign_placeholders(template, where, (VARS,))
+    return (None if any_error(problems) else template.render({VARS: variables})), problems
 
 
 def _cannot_fill(name: str, variables: Mapping[str, JSONValue], *, in_card: bool) -> str | None:

@@ -16,7 +16,7 @@ from agac.spec.json_schema import field_shape
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, Group, Join, Operation, Vote, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
-from agac.spec.templates import NO_TEXT, PlacedText, Template, sound_template
+from agac.spec.templates import NO_TEXT, VARS, PlacedText, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSettings, ToolsMode
 
 if TYPE_CHECKING:
@@ -466,6 +466,14 @@ class WrittenStage(Stage):
     def answer_shape(self) -> dict[str, Any] | None:
         """The JSON Schema of one answer; `{}` where only a class of the project tells it."""
         return {} if isinstance(self.output_schema, PythonSchema) else super(WrittenStage, self).answer_shape
+
+    @property
+    def asks_all_alike(self) -> bool:
+        """True if a model is asked, and the prompt and its examples name nothing but variables: for each row the same
+        text is sent."""
+        texts = (self.prompt, *(one.content for one in self.examples))
+        names = (placeholder.name for text in texts for placeholder in text.placeholders)
+        return self.operation is None and all(name.partition(".")[0] == VARS for name in names)
 
     def at(self, key: str) -> Where:
         """The place of `key`, or of the stage when the key is written nowhere."""

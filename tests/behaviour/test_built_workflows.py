@@ -59,7 +59,7 @@ def test_what_is_wrong_with_it_is_said_as_of_a_file(project: ProjectFolder) -> N
         "Workflow('a/b'): stages[0].promt: unknown key; did you mean 'prompt'?",
         "Workflow('a/b'): inputt: unknown key; did you mean 'input'?",
     ]
-    broken = agac.Workflow("reviews", input="no.csv", stages=[{"name": "one", "prompt": "x", "needs": "two"}])
+    broken = agac.Workflow("reviews", input="no.csv", stages=[{"name": "one", "prompt": "x ${a}", "needs": "two"}])
     with pytest.raises(agac.SpecError) as refused:
         agac.run(broken, project=project.root)
     assert {str(problem.where) for problem in refused.value.problems} == {"Workflow('reviews')"}

@@ -122,6 +122,46 @@ def test_a_message_names_the_line_of_a_job_file(
     assert str(refused.value.problems[0]).startswith(said)
 
 
+# What a prompt may hold.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kinds"),
+    [
+        ("${review} of {{product}}", "{{product}} is a placeholder of another kind than ${review}"),
+        ("{{review}} of {product}", "{product} is a placeholder of another kind than {{review}}"),
+        ("${review} of {product}", "{product} is a placeholder of another kind than ${review}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["data/rows.jsonl", "data/rows.csv"])
+def test_placeholders_of_two_kinds_are_refused_until_the_syntax_is_said(
+    name: str, prompt: str, kinds: str, project: ProjectFolder
+) -> None:
+    """Also where nothing tells the fields of the rows before they are read."""
+    project.rows([{"review": "good", "product": "mug"}], name)
+    words = ("process", name, "o.jsonl", "--prompt", prompt)
+    ran = project.agac(*words, code=2)
+    assert f"--prompt: {kinds}; write all placeholders alike, or say by `syntax` which kind counts" in ran.err
+    assert not (project.root / "o.jsonl").exists()
+    syntax = "mustache" if "{{review" in prompt else "dollar"
+    assert "1 done" in project.agac(*words, "--syntax", syntax, code=0).err
+
+
+@pytest.mark.parametrize("text", ["my notes.md", "notes.txt", "prompts/system", "prompts/my system.md"])
+def test_a_missing_file_is_not_sent_as_the_instruction(text: str, project: ProjectFolder) -> None:
+    project.numbered(1)
+    ran = project.agac("process", "data/rows.csv", "o.jsonl", "--prompt", "{text}", "--instruction", text, code=2)
+    assert f"--instruction: no such file: '{text}'" in ran.err
+    assert "If it is a text, end it with a full stop" in ran.err
+
+
+@pytest.mark.parametrize("prompt", ["Classify the review.", "Be {{vars.tone}}."])
+def test_a_prompt_that_is_the_same_for_all_rows_is_warned_of(prompt: str, project: ProjectFolder) -> None:
+    project.numbered(2)
+    words = ("process", "data/rows.csv", "o.jsonl", "--prompt", prompt, "--var", "tone=kind")
+    assert "--prompt: warning: names no field: every row asks the same" in project.agac(*words, code=0).err
+
+
 # AgentCards.
 
 CARDS = {

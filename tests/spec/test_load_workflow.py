@@ -168,7 +168,44 @@ def test_problems_of_a_prompt_file_are_shown_there(tree: Tree) -> None:
         "prompts/latin.md:1:4: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
     ]
     [problem] = tree.stage_problems("{name: a, prompt: prompts/latn.md}")  # a misspelt file is no prompt
-    assert problem.endswith("no such file: 'prompts/latn.md'; did you mean 'prompts/latin.md'?")
+    meant = "no such file: 'prompts/latn.md'; did you mean 'prompts/latin.md'?"
+    assert problem.endswith(f"{meant} If it is a text, end it with a full stop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["my notes.md", "prompts/my notes.txt", "prompts/notes", "notes.prompt", "a/b.j2", "prompts/the notes", "./x"],
+)
+@pytest.mark.parametrize("key", ["prompt", "instructions"])
+def test_what_looks_like_a_path_and_names_nothing_is_not_sent_as_a_text(tree: Tree, key: str, text: str) -> None:
+    """With spaces in it, or without a suffix, too."""
+    tree.write("prompts/other.md", b"x")
+    [problem] = tree.stage_problems(f"{{name: a, {key}: '{text}'}}")
+    assert f"stages[0].{key}: no such file: '{text}'" in problem
+    assert problem.endswith("If it is a text, end it with a full stop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Translate",
+        "Is it good/bad",
+        "Write my notes.md.",
+        "Answer yes/no.",
+        "Look at https://e.org/a b.md",
+        "1.5",
+        "v1.2",
+    ],
+)
+def test_a_text_is_no_path(tree: Tree, text: str) -> None:
+    assert tree.stage_problems(f"{{name: a, prompt: 'x ${{text}}', instructions: '{text}'}}") == []
+
+
+def test_a_file_whose_name_has_spaces_is_read(tree: Tree) -> None:
+    tree.write("my notes.md", b"Be ${kind}.")
+    found = tree.stage_problems("{name: a, prompt: 'x ${text}', instructions: my notes.md}")
+    assert len(found) == 1
+    assert found[0].startswith("my notes.md:1:4: ")
 
 
 def test_links_out_of_the_project_are_refused_wherever_a_file_is_named(tree: Tree, tmp_path_factory: Any) -> None:
