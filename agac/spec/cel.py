@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -272,7 +274,9 @@ class _Parser:
         if token.text == ".":
             raise Unparsed("a name starts with a dot; write it without", token.start)
         if token.kind in ("text", "number"):  # the library knows the escapes of texts and the forms of numbers
-            return self._node("literal", cel_library().compile(token.text).execute(), (), token.start)
+            # the smallest whole number has no positive one
+            value = 2**63 if token.text == str(2**63) else cel_library().compile(token.text).execute()
+            return self._node("literal", value, (), token.start)
         if token.text in WORDS:
             return self._node("literal", WORDS[token.text], (), token.start)
         if not self._is("("):
@@ -280,3 +284,107 @@ class _Parser:
         arguments = self._arguments("(", ")")
         has = token.text == "has" and len(arguments) == 1
         return self._node("has" if has else "call", token.text, arguments, token.start)
+
+
+# Where the library differs from CEL, functions of ours take the place of its own. A function of ours cannot have the
+# name of one of the library's, so calls are written in other words before they are compiled.
+
+_BOUND = "agac_value"
+_REWRITTEN = frozenset({"size", "string", "timestamp"})
+_INSTANT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})([.][0-9]+)?([+-][0-9]{2}:[0-9]{2})")
+
+
+class CelProgram:
+    """An expression that the library accepts, ready to be computed as CEL says. Raises ValueError for a text that it
+    does not accept, and Unparsed."""
+
+    def __init__(self, text: str) -> None:
+        self._program = cel_library().compile(text)
+        tree = parse(text)
+        self._calls_ours = any(node.kind in ("call", "method") and node.value in _REWRITTEN for node in tree.walk())
+        if self._calls_ours:
+            self._program = cel_library().compile(_in_other_words(tree, text))
+
+    def execute(self, values: Mapping[str, Any]) -> Any:
+        """What the expression comes to for these values. Raises what the library raises."""
+        if not self._calls_ours:
+            return self._program.execute(values)
+        context = cel_library().Context(variables=values, functions=_FUNCTIONS)
+        return self._program.execute(context)
+
+
+def _in_other_words(tree: CelNode, text: str) -> str:
+    """The text of an expression, with calls of ours in place of what the library computes otherwise than CEL says."""
+    has_times = any(node.kind == "call" and node.value in ("timestamp", "duration") for node in tree.walk())
+
+    def written(node: CelNode) -> str:
+        if node.kind in ("call", "method") and node.value in _REWRITTEN and len(node.parts) == 1:
+            argument = written(node.parts[0])
+            if node.value == "timestamp":
+                return f"timestamp(agac_in_utc({argument}))"
+            if is_plain_way(node.parts[0]):
+                return _by_kind(node.value, argument, has_times)
+            # computed once
+            return f"[{argument}].map({_BOUND}, {_by_kind(node.value, _BOUND, has_times)})[0]"
+        pieces, at = list[str](), node.start
+        for part in node.parts:
+            pieces += [text[at : part.start], written(part)]
+            at = part.end
+        return "".join((*pieces, text[at : node.end]))
+
+    return written(tree)
+
+
+def is_plain_way(node: CelNode) -> bool:
+    """Whether a part only names a value, so that it can be written twice: that takes less than to copy the value."""
+    if node.kind == "index":
+        key = node.parts[1]
+        return is_plain_way(node.parts[0]) and (key.kind == "literal" or is_plain_way(key))
+    return node.kind == "name" or (node.kind == "select" and is_plain_way(node.parts[0]))
+
+
+def _by_kind(function: str, value: str, has_times: bool) -> str:
+    """A call of `size` or `string` on a value, by the kind of the value."""
+    if function == "size":
+        return f'(type({value}) == type("") ? agac_size({value}) : size({value}))'
+    text = f"string({value})"
+    if has_times:
+        is_duration = f'type({value}) == type(duration("0s"))'
+        is_time = f'type({value}) == type(timestamp("1970-01-01T00:00:00Z"))'
+        text = f"({is_duration} ? agac_seconds({value}) : {is_time} ? agac_time_text({text}) : {text})"
+    return f'(type({value}) == type(true) ? ({value} ? "true" : "false") : {text})'
+
+
+def _in_utc(value: Any) -> Any:
+    """A time with an offset as the same time in UTC, in which CEL's functions read it. What is none is left as it
+    is, for the library to refuse: it writes a line to a log where a function raises."""
+    moment = _INSTANT.fullmatch(value) if isinstance(value, str) else None
+    if moment is None:
+        return value
+    seconds, fraction, offset = moment.groups()
+    try:
+        shifted = datetime.fromisoformat(seconds.upper() + offset).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return value
+    return f"{shifted.replace(tzinfo=None).isoformat()}{fraction or ''}Z"
+
+
+def _time_text(text: str) -> str:
+    """A time in UTC as CEL writes it, `2026-01-31T12:00:00.5Z`; `text` is what the library writes."""
+    moment, point, fraction = text.removesuffix("+00:00").partition(".")
+    fraction = fraction.rstrip("0")
+    return f"{moment}{point if fraction else ''}{fraction}Z"
+
+
+def _seconds(value: timedelta) -> str:
+    """A duration as CEL writes it: `5400s`, `-1.5s`."""
+    seconds = format(Decimal(value // timedelta(microseconds=1)) / 1_000_000, "f")
+    return f"{seconds.rstrip('0').rstrip('.') if '.' in seconds else seconds}s"
+
+
+_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    "agac_size": len,  # of a text in characters: the library counts bytes
+    "agac_in_utc": _in_utc,
+    "agac_seconds": _seconds,
+    "agac_time_text": _time_text,
+}

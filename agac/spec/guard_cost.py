@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from agac.spec.cel import CelNode
+from agac.spec.cel import CelNode, is_plain_way
 
 MAX_STEPS = 10_000_000
 """Steps that one evaluation may take. A step is some 25 ns of the library, so all of them are about 0.25 s. Steps are
@@ -22,6 +22,9 @@ _EACH_ELEMENT = 4
 _HANDED = 3  # for a value that is given to the library, for one in which it is copied
 _SCALAR = 2
 _SCALARS = frozenset({int, float, bool, type(None)})
+_REWRITTEN = {"size": 50, "string": 50, "timestamp": 200}
+"""For a call that `CelProgram` writes in other words, with a function of Python in it."""
+
 _TEXT = 3
 _CHARACTERS_COPIED = 64  # by one step
 _READ_AS_COPIED = 4  # steps in which a text is read for `contains` or a comparison, for one in which it is copied
@@ -275,6 +278,10 @@ class CostMeter:
         if node.value == "matches":
             self._charge(node, self._matching(node, parts, loop))
             return _PLAIN
+        if node.value in _REWRITTEN:
+            self._charge(node, _REWRITTEN[node.value] * loop.times)
+            if not is_plain_way(node.parts[0]):
+                self._charge(node, _READ_AS_COPIED * self._total(node, parts[0], loop))
         if node.value == "size" and _has_no_text(parts[0]):
             return _PLAIN  # a list knows its length
         read = sum(self._total(node, part, loop) for part in parts)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from agac.core.errors import Problem, Where, listed
-from agac.spec.cel import CelNode, Chain, cel_library, parse, shown, spot
+from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
 from agac.spec.guard_checks import METHODS, text_faults
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
 
@@ -93,9 +93,11 @@ class Evaluator:
     def __init__(self, guard: Guard, *, stages: Collection[str] = ()) -> None:
         self._guard = guard
         self._stages = frozenset(stages)
-        self._program = cel_library().compile(guard.text)
+        self._program = CelProgram(guard.text)
         self._picked = [(name, _members(guard.chains, name)) for name in guard.names]
         self._tree = parse(guard.text)
+        macros = {node.value for node in self._tree.walk() if node.kind == "macro"}
+        self._has_deciding_elements = not macros.isdisjoint(("exists", "all"))
         try:
             self._room = plain_room(self._tree)
         except TooManySteps:  # in a run that was recorded before such guards were refused
@@ -108,7 +110,7 @@ class Evaluator:
         guard = self._guard
         handed = self._handed(visible)
         try:
-            result = self._program.execute(handed) if self._is_small(handed) else self._measured(handed)
+            result = self._value(handed)
         except FAILURES as error:
             values = {name: visible[name] for name in guard.names if name in visible}
             explainer = _Explainer(guard.text, visible, self._stages)
@@ -119,6 +121,19 @@ class Evaluator:
         if result is None and text in self._stages and guard.chains == ((text,),):
             raise GuardFailed(_skipped(text))
         raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
+
+    def _value(self, handed: Mapping[str, Any]) -> Any:
+        """What the guard comes to. Raises GuardFailed, and FAILURES where no part decides it."""
+        try:
+            return self._program.execute(handed) if self._is_small(handed) else self._measured(handed)
+        except FAILURES as error:
+            if not self._has_deciding_elements:
+                raise
+            try:
+                parts = _Parts(self._guard.text, MAX_STEPS, _EACH_ELEMENT)
+                return parts.decided(self._tree, handed, elements=True)
+            except (*FAILURES, TooManySteps):
+                raise error from None
 
     def _is_small(self, handed: Mapping[str, Any]) -> bool:
         """Whether values are so small that the guard cannot take long, whatever they hold."""
@@ -197,6 +212,9 @@ def _cut(value: Any) -> Any:
 
 # Why a guard fails for a row, in words.
 
+_EACH_ELEMENT = 1000
+"""Steps for an element that is evaluated by itself, so that at most 10,000 are."""
+
 MAX_ELEMENTS = 1000
 """Elements of a list that are looked at for the one that fails: this is for a sentence, not for the result."""
 
@@ -206,35 +224,60 @@ Values = Mapping[str, Any]  # what a part of a guard sees: what the row shows, a
 
 
 class _Parts:
-    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all."""
+    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all. `each`: the steps that
+    a part takes at least, as to evaluate many small ones takes longer than the library takes for all together."""
 
-    def __init__(self, text: str, steps: int) -> None:
+    def __init__(self, text: str, steps: int, each: int = 0) -> None:
         self._text = text
         self._left = steps
-        self._programs: dict[str, Any] = {}
+        self._each = each
+        self._programs: dict[str, CelProgram] = {}
 
     def value(self, node: CelNode, values: Values) -> Any:
         """What a part comes to. Raises TooManySteps before it would take more steps than are left."""
         used = {part.value for part in node.walk() if part.kind == "name"}
         seen = {name: values[name] for name in used if name in values}
-        self._left -= CostMeter(seen, self._left).count(node)
+        self._left -= max(CostMeter(seen, self._left).count(node), self._each)
+        if self._left < 0:
+            raise TooManySteps(node)
         text = self._text[node.start : node.end]
         if text not in self._programs:
-            self._programs[text] = cel_library().compile(text)
+            self._programs[text] = CelProgram(text)
         return self._programs[text].execute(seen)
 
-    def decided(self, node: CelNode, values: Values) -> Any:
-        """The same of a whole guard, part by part from the left until one decides, as the library does."""
-        if node.kind != "op" or node.value not in ("&&", "||"):
-            return self.value(node, values)
-        decides = node.value == "||"
-        result: Any = not decides
-        for part in node.parts:
-            result = self.decided(part, values)
-            if not isinstance(result, bool):
-                raise ValueError(f"{self._text[part.start : part.end]} is not true or false")
-            if result is decides:
-                break
+    def decided(self, node: CelNode, values: Values, *, elements: bool = False) -> Any:
+        """The same of a whole guard, part by part from the left until one decides; with `elements`, element by element
+        for `exists` and `all` too. As CEL says, a part that fails counts only where no other one decides."""
+        if node.kind == "op" and node.value in ("&&", "||"):
+            parts = ((part, values) for part in node.parts)
+            return self._first_deciding(parts, decides=node.value == "||", elements=elements)
+        if node.kind == "op" and node.value == "!":
+            return not self._flag(node.parts[0], values, elements=elements)
+        if elements and node.kind == "macro" and node.value in ("exists", "all"):
+            over, name, body = node.parts
+            several = self.value(over, values)
+            if isinstance(several, list | dict):
+                parts = ((body, {**values, name.value: element}) for element in several)
+                return self._first_deciding(parts, decides=node.value == "exists", elements=True)
+        return self.value(node, values)
+
+    def _first_deciding(self, parts: Iterable[tuple[CelNode, Values]], *, decides: bool, elements: bool) -> bool:
+        """`decides` if one of the parts comes to it. Raises what the first part raised that fails, if none does."""
+        failure: Exception | None = None
+        for part, values in parts:
+            try:
+                if self._flag(part, values, elements=elements) is decides:
+                    return decides
+            except FAILURES as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return not decides
+
+    def _flag(self, node: CelNode, values: Values, *, elements: bool) -> bool:
+        result = self.decided(node, values, elements=elements)
+        if not isinstance(result, bool):
+            raise ValueError(f"{self._text[node.start : node.end]} is not true or false")
         return result
 
 

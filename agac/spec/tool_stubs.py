@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agac.core.keys import canonical
 from agac.core.types import JSONValue
-from agac.spec.cel import CelNode, Unparsed, cel_library, parse, spot
+from agac.spec.cel import CelNode, CelProgram, Unparsed, parse, spot
 from agac.spec.guard_checks import MAX_LENGTH, refusals
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps
 from agac.spec.guards import FAILURES
@@ -99,9 +99,9 @@ def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue
 
 
 @cache
-def _compiled(text: str) -> tuple[Any, CelNode]:
+def _compiled(text: str) -> tuple[CelProgram, CelNode]:
     """An expression made ready, and its tree. Raises ValueError and Unparsed for one that cannot be read."""
-    return cel_library().compile(text), parse(text)
+    return CelProgram(text), parse(text)
 
 
 @lru_cache(maxsize=16)

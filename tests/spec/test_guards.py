@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.core.errors import Where
-from agac.spec.cel import Chain, parse, shown
+from agac.spec.cel import CelProgram, Chain, parse, shown
 from agac.spec.guard_checks import FUNCTIONS, MAX_LENGTH, GuardScope
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, pattern_size, plain_room, weight_of
-from agac.spec.guards import STORED, Evaluator, Guard, GuardFailed, compile_guard
+from agac.spec.guards import FAILURES, STORED, Evaluator, Guard, GuardFailed, compile_guard
 from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11, "stages[1].when")
@@ -170,7 +170,11 @@ def test_a_row_makes_true_or_false_or_a_sentence(made: Made, row: dict[str, Any]
         assert outcome
         assert "overload" not in outcome
     else:
-        assert outcome is cel.compile(made[0]).execute(visible)  # handing over less changes nothing
+        try:
+            expected = CelProgram(made[0]).execute(visible)
+        except FAILURES:
+            return  # an element decides, though another one fails
+        assert outcome is expected  # handing over less changes nothing
 
 
 @given(text=st.text(alphabet=st.sampled_from(list("ab.1 =&|!()[]\"'\\${}?:<>é\n")), max_size=12))
