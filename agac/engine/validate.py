@@ -24,7 +24,7 @@ from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.graph import stage_of
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, goes_back, schema_cost
+from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, WholeNumbers, compiled, goes_back, schema_cost
 from agac.spec.schema_errors import MAX_WORK, TOO_MANY, some_errors
 from agac.spec.templates import VARS
 from agac.spec.workflow import Stage
@@ -285,6 +285,7 @@ class Checker:
             self._schema = getattr(stage, "judge", None) or stage.schema
             self._validators: dict[tuple[bool, int, int], Draft202012Validator] = {}
             if self._schema is not None:
+                self._whole_numbers = WholeNumbers(self._schema.body)
                 self._cost = schema_cost(self._schema.body)
                 self._goes_back = goes_back(self._schema.body, "pattern", "patternProperties")
                 self._validator("")
@@ -348,11 +349,15 @@ class Checker:
         except ValueError as problem:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
         problems = self._problems(text, value)
-        if problems and enforced and not self._problems(text, value, formats=False):
-            return ValidReply(encoded, value, misformatted=True)
-        if problems:
+        misformatted = bool(problems) and enforced and not self._problems(text, value, formats=False)
+        if problems and not misformatted:
             return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
-        return ValidReply(encoded, value)
+        return self._valid(encoded, value, misformatted=misformatted)
+
+    def _valid(self, text: str, value: JSONValue, **how: bool) -> ValidReply:
+        """The result that a valid value is, with 2 for a 2.0 where the schema says integer."""
+        whole = value if self._schema is None else self._whole_numbers.of(value)
+        return ValidReply(text if whole is value else _encode(whole), whole, **how)
 
     def _only(self, texts: tuple[str, ...], *, enforced: bool) -> ValidReply | RowError:
         """The one message that is the answer: of several the one that is valid. The same one twice is one. Mended ones
@@ -378,7 +383,7 @@ class Checker:
             encoded, value = parsed(mended)
         except ValueError:
             return None
-        return None if self._problems(mended, value) else ValidReply(encoded, value, mended=True)
+        return None if self._problems(mended, value) else self._valid(encoded, value, mended=True)
 
     def _problems(self, text: str, value: JSONValue, *, formats: bool = True) -> list[str]:
         if self._schema is None:

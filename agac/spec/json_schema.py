@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import is_not
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -585,3 +586,83 @@ TEXT = FieldShape({"type": "string"})
 WHOLE_NUMBER = FieldShape({"type": "integer"})
 SINGLE = FieldShape({"type": ["string", "number", "integer", "boolean", "null"]})
 """A cell of a table that holds no structures."""
+
+
+# Whole numbers. To JSON Schema 2.0 is an integer as 2 is; to CEL, Python and databases it is another kind of number.
+
+_MOST_KNOWN = 10_000
+_EXACT = 2**63
+"""From here on a whole number is no longer one to CEL."""
+
+
+class WholeNumbers:
+    """Where a schema says that a value is an integer."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._root = body
+        nodes = [sub for _, sub in subschemas(body)]
+        self._has_integers = any("integer" in kinds_of(sub) for sub in nodes)
+        # places of a list from this one on have the same schema
+        self._most_places = max((len(sub.get("prefixItems") or ()) for sub in nodes), default=0)
+        self._known: dict[Path_, bool] = {}
+
+    def of(self, value: Any) -> Any:
+        """The valid value, with 2 for a 2.0 that the schema calls an integer; the same object where nothing changes."""
+        try:
+            return self._written(value, ()) if self._has_integers else value
+        except RecursionError:  # nested more deeply than anybody looks
+            return value
+
+    def _written(self, value: Any, at: Path_) -> Any:
+        if isinstance(value, float):
+            is_whole = value.is_integer() and abs(value) < _EXACT and self._is_integer(at)
+            return int(value) if is_whole else value
+        if isinstance(value, dict):
+            fields = {name: self._written(inner, (*at, name)) for name, inner in value.items()}
+            return fields if any(fields[name] is not value[name] for name in fields) else value
+        if isinstance(value, list):
+            items = [self._written(inner, (*at, min(n, self._most_places))) for n, inner in enumerate(value)]
+            return items if any(map(is_not, items, value)) else value
+        return value
+
+    def _is_integer(self, at: Path_) -> bool:
+        if at not in self._known:
+            if len(self._known) >= _MOST_KNOWN:  # an object may have other names in each row
+                self._known.clear()
+            self._known[at] = self._says_integer(self._root, at, 0)
+        return self._known[at]
+
+    def _says_integer(self, schema: Any, way: Path_, depth: int) -> bool:
+        """Whether what is at the end of the way is an integer in every value that the schema allows there, if it is a
+        number."""
+        found = resolved(self._root, schema)
+        if found is None or depth > LOCAL_HOPS:
+            return False
+        if way:
+            inner = _members_at(found, way[0])
+            if inner and all(self._says_integer(one, way[1:], depth) for one in inner):
+                return True
+        elif kinds_of(found) & NUMBERS == {"integer"}:
+            return True
+        if any(self._says_integer(one, way, depth + 1) for one in found.get("allOf") or ()):
+            return True
+        holds = NUMBERS if not way else {"object"} if isinstance(way[0], str) else {"array"}
+        return any(self._each_says_integer(found.get(word) or (), way, depth, holds) for word in ("anyOf", "oneOf"))
+
+    def _each_says_integer(self, choices: Sequence[Any], way: Path_, depth: int, holds: Collection[str]) -> bool:
+        """The same of every alternative that may be meant; False when none may."""
+        resolved_choices = [resolved(self._root, one) or {} for one in choices]
+        meant = [one for one in resolved_choices if not kinds_of(one) or not kinds_of(one).isdisjoint(holds)]
+        return bool(meant) and all(self._says_integer(one, way, depth + 1) for one in meant)
+
+
+def _members_at(schema: Mapping[str, Any], part: str | int) -> list[Any]:
+    """The schemas of which one is that of the member of an object, or of the element of a list."""
+    if isinstance(part, int):
+        first = schema.get("prefixItems") or ()
+        return [first[part] if part < len(first) else schema.get("items")]
+    properties = _mapping(schema.get("properties"))
+    if part in properties:
+        return [properties[part]]
+    others = [*_mapping(schema.get("patternProperties")).values(), schema.get("additionalProperties")]
+    return [one for one in others if one is not False]

@@ -14,6 +14,7 @@ from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usa
 from agac.engine.validate import MAX_ERRORS, MAX_READS, Checker, ValidReply, mended_json, parsed, repair_request
 from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
+from agac.spec.json_schema import WholeNumbers
 from agac.spec.templates import compile_template
 
 
@@ -287,3 +288,53 @@ def test_the_order_of_messages_decides_nothing(drawn: list[Any]) -> None:
     valid = {text for text in drawn if isinstance(text, int)}
     for order in (texts, texts[::-1]):
         assert isinstance(checked(reply(*order), OBJECT), ValidReply) == (len(valid) == 1)
+
+
+# To JSON Schema 2.0 is an integer; to a guard, and to whoever reads the result, it is 2.
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+NUMBER: dict[str, Any] = {"type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "written"),
+    [
+        (INTEGER, "2.0", "2"), (INTEGER, "-0.0", "0"), (INTEGER, "2e3", "2000"), (NUMBER, "2.0", "2.0"),
+        ({"type": ["integer", "null"]}, "2.0", "2"), ({"type": ["integer", "number"]}, "2.0", "2.0"),
+        (INTEGER, "1e19", "1e+19"), ({"enum": [1, 2]}, "2.0", "2"), ({}, "[2.0]", "[2.0]"),
+        ({"type": "array", "items": INTEGER}, "[1, 2.0]", "[1,2]"),
+        ({"type": "array", "prefixItems": [NUMBER], "items": INTEGER}, "[1.0, 2.0, 3.0]", "[1.0,2,3]"),
+        ({"type": "object", "properties": {"n": INTEGER, "x": NUMBER}}, '{"n": 2.0, "x": 2.0, "y": 2.0}',
+         '{"n":2,"x":2.0,"y":2.0}'),
+        ({"type": "object", "additionalProperties": INTEGER}, '{"n": 2.0}', '{"n":2}'),
+        ({"type": "object", "properties": {"x": NUMBER}, "additionalProperties": INTEGER}, '{"n": 2.0, "x": 2.0}',
+         '{"n":2,"x":2.0}'),
+        ({"type": "object", "patternProperties": {"^n": INTEGER}, "additionalProperties": False}, '{"n": 2.0}',
+         '{"n":2}'),
+        ({"type": "object", "patternProperties": {"^n": INTEGER, "x$": NUMBER}}, '{"x": 2.0}', '{"x":2.0}'),
+        ({"$ref": "#/$defs/part", "$defs": {"part": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}},
+          "n": INTEGER}}, '{"n": 2.0}', '{"n":2}'),
+        ({"anyOf": [INTEGER, {"type": "null"}]}, "2.0", "2"), ({"anyOf": [INTEGER, NUMBER]}, "2.0", "2.0"),
+        ({"oneOf": [{"type": "object", "properties": {"n": INTEGER}}, {"type": "string"}]}, '{"n": 2.0}', '{"n":2}'),
+        ({"allOf": [{"properties": {"n": INTEGER}}], "properties": {"n": NUMBER}}, '{"n": 2.0}', '{"n":2}'),
+        ({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {
+          "n": INTEGER, "below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}}},
+         '{"n": 1.0, "below": [{"n": 2.0, "below": []}]}', '{"n":1,"below":[{"n":2,"below":[]}]}'),
+    ],
+)  # fmt: skip
+def test_what_a_schema_calls_an_integer_is_one(body: dict[str, Any], text: str, written: str) -> None:
+    found = checked(reply(text), body)
+    assert isinstance(found, ValidReply)
+    assert found.text == written
+    assert json.dumps(found.value, separators=(",", ":")) == written
+
+
+def test_integers_of_a_mended_reply_and_of_several_equal_messages_are_integers() -> None:
+    assert checked(reply('{"n": 2.0,}'), OBJECT, mends=True) == ValidReply('{"n":2}', {"n": 2}, mended=True)
+    assert checked(reply('{"n": 2.0}', '{"n": 2}'), OBJECT) == ValidReply('{"n":2}', {"n": 2})
+
+
+@given(values)
+def test_no_value_is_another_one_with_whole_numbers(value: Any) -> None:
+    body = {"additionalProperties": INTEGER, "items": INTEGER, "type": ["object", "array", "integer", "number", "null"]}
+    assert WholeNumbers(body).of(value) == value
