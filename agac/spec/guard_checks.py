@@ -116,6 +116,25 @@ def _node_faults(node: CelNode, text: str) -> Iterator[str]:
             yield f"{spot(text, pattern.start)}: {pattern.value!r} is no regular expression: {why}"
 
 
+_DAY = "[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}"
+_DATE = re.compile(
+    rf"{_DAY}|(?:19|20|21)[0-9]{{2}}-(?:0[1-9]|1[0-2])"
+    r"|[0-9]{4}/[0-9]{1,2}/[0-9]{1,2}|[0-9]{1,2}(?P<sign>[-/])[0-9]{1,2}(?P=sign)[0-9]{4}"
+)
+_MOMENT = re.compile(rf"{_DAY}[Tt][0-9]{{2}}(?::[0-9]{{2}}){{0,2}}(?:\.[0-9]+)?(?:[Zz]|[+-][0-9]{{2}}:?[0-9]{{2}})?")
+
+
+def date_faults(tree: CelNode, text: str) -> Iterator[str]:
+    """Dates without quotes, which CEL computes: `2026-01-31` is 1994."""
+    written = "".join(text[tree.start : tree.end].split()).strip("()")
+    if tree.kind == "op" and tree.value in ("-", "/") and _DATE.fullmatch(written):
+        operation = "a subtraction" if tree.value == "-" else "a division"
+        yield f'{spot(text, tree.start)}: `{written}` is {operation} of numbers; write a date in quotes: `"{written}"`'
+        return
+    for part in tree.parts:
+        yield from date_faults(part, text)
+
+
 def _type_faults(tree: CelNode, text: str) -> Iterator[str]:
     """`string` where it is no type: somebody has a field of that name."""
     operators = (node for node in tree.walk() if node.kind == "op")
@@ -174,6 +193,8 @@ def _slips(text: str) -> Iterator[_Slip]:
 def _slip(text: str, before: Token, piece: Token, after: Token) -> _Slip | None:
     """What is wrong with a piece of this text, after the one before it and before the one after it."""
     word, is_member, end = piece.text, before.text == ".", piece.end
+    if piece.kind == "number" and (moment := _MOMENT.match(text, piece.start)):
+        return piece.start, moment.end(), f'a time is written in quotes: `timestamp("{moment[0]}")`'
     match piece.kind:
         case "name" if word in _OTHER_OPERATORS and not is_member and after.text != "." and before.text != "not":
             message = _OTHER_OPERATORS[word]
@@ -279,6 +300,7 @@ class GuardScope:
                 yield node, self._element(node.way)
             elif node.kind == "op" and len(node.parts) == 2:
                 yield node, self._compared(node)
+        yield from ((node, self._computed(node)) for node in _sums(tree))
 
     def _written(self, node: CelNode) -> str:
         return self.text[node.start : node.end]
@@ -367,6 +389,26 @@ class GuardScope:
             if message := _impossible(sign, self._written(side), schemas, written.value):
                 yield f"`{self._written(node)}` {message}", False
 
+    def _computed(self, node: CelNode) -> Iterator[_Finding]:
+        """Arithmetic with a field that may be a whole number or not: CEL computes with numbers of one kind only."""
+        parts = list(_operands(node))
+        either = [part for part in parts if self._is_either_number(part)]
+        if not either:
+            return
+        name = self._written(either[0])
+        if node.value == "%":
+            remedy = f"int({name})"
+            reason = "`%` takes whole numbers"
+        else:
+            remedy = doubled(node, self.text)
+            reason = "CEL computes with two whole numbers or with two that have a point"
+        yield f"`{self._written(node)}` fails in some rows: {reason}, and {name} may be either; write `{remedy}`", True
+
+    def _is_either_number(self, node: CelNode) -> bool:
+        schemas = self._schemas(node)
+        kinds = frozenset().union(*map(kinds_of, schemas or ()))
+        return "number" in kinds and kinds <= NUMBERS | {"null"}
+
     def _schemas(self, node: CelNode) -> Sequence[Mapping[str, Any]] | None:
         """What a way may hold: its alternatives; None when nothing is known of it."""
         if node.way is None:
@@ -429,6 +471,41 @@ def _conditions(node: CelNode) -> Iterator[CelNode]:
         yield node
 
 
+ARITHMETIC = ("+", "-", "*", "/", "%")
+
+
+def _sums(node: CelNode) -> Iterator[CelNode]:
+    """The arithmetic of an expression, each sum as a whole, also in what macros compute of elements."""
+    if node.kind == "op" and node.value in ARITHMETIC and len(node.parts) == 2:
+        yield node
+        for part in _operands(node):
+            yield from _sums(part)
+        return
+    for part in node.parts if node.chain is None else ():
+        yield from _sums(part)
+
+
+def _operands(node: CelNode) -> Iterator[CelNode]:
+    """What is added, multiplied and so on, in sums of sums too."""
+    for part in node.parts:
+        if part.kind == "op" and part.value in ARITHMETIC and len(part.parts) == 2:
+            yield from _operands(part)
+        else:
+            yield part
+
+
+def doubled(node: CelNode, text: str) -> str:
+    """Arithmetic as it is written with numbers that have a point: `double(x) + 1.0`."""
+    written = text[node.start : node.end].strip()
+    if node.kind == "op" and node.value in ARITHMETIC and len(node.parts) == 2:
+        left, right = (doubled(part, text) for part in node.parts)
+        between = text[node.parts[0].end : node.parts[1].start]
+        return f"{text[node.start : node.parts[0].start]}{left}{between}{right}{text[node.parts[1].end : node.end]}"
+    if node.kind == "literal":
+        return f"{written}.0" if type(node.value) is int and written.lstrip("-").isdecimal() else written
+    return written if (node.kind, node.value) == ("call", "double") else f"double({written})"
+
+
 def _impossible(sign: str, name: str, schemas: Sequence[Mapping[str, Any]], value: Any) -> str | None:
     """What is wrong with comparing a value of these schemas with `value`, None when it may be met."""
     kinds = frozenset().union(*map(kinds_of, schemas))
@@ -448,8 +525,9 @@ def _impossible(sign: str, name: str, schemas: Sequence[Mapping[str, Any]], valu
         near = nearest(value, [one for one in choices if isinstance(one, str)]) if kind == "string" else None
         meant = f"; did you mean {json.dumps(near, ensure_ascii=False)}?" if near else ""
         return f"{end}: {name} is one of {listed(json.dumps(one, ensure_ascii=False) for one in choices)}{meant}"
+    is_text = any("format" in schema for schema in schemas)  # such as a date, which is no number
     remedies = {
-        ("string", "number"): f"; write `double({name})`",
+        ("string", "number"): "; write the value in quotes" if is_text else f"; write `double({name})`",
         ("string", "boolean"): f'; write `{name} == "{json.dumps(value)}"`',
         ("boolean", "string"): f"; write `{name}` or `!{name}`",
         ("number", "string"): "; write the number without quotes",

@@ -11,7 +11,7 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
-from agac.spec.guard_checks import METHODS, text_faults
+from agac.spec.guard_checks import ARITHMETIC, METHODS, date_faults, doubled, text_faults
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
 
 MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
@@ -57,6 +57,8 @@ def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]
     if faults:
         return None, [Problem(where, message) for message in dict.fromkeys(faults)]
     tree = parse(text)
+    if where is not STORED and (faults := [*date_faults(tree, text)]):
+        return None, [Problem(where, message) for message in faults]
     if where is not STORED and (fault := _cost_fault(text, tree)) is not None:
         return None, [Problem(where, fault)]
     chains = tuple(tree.references())
@@ -355,7 +357,9 @@ class _Explainer:
             return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
         given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
         what += f": {' and '.join(given) or _reason(error)}"
-        return _failed_operation(node, text, said, what, error) if node.kind == "op" else _failed_call(node, said, what)
+        if node.kind != "op":
+            return _failed_call(node, said, what)
+        return _failed_operation(node, text, said, what, error, doubled(node, self._text))
 
     def _shown(self, node: CelNode) -> str:
         return self._text[node.start : node.end].strip()
@@ -409,30 +413,44 @@ def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
     """What to write instead of a function's call; `what` says why it fails."""
     function, (name, value) = node.value, sides[0]
     if function in _NUMERIC and isinstance(value, str):
+        if function != "double" and _A_NUMBER.fullmatch(value):
+            return f"{what}, which is no whole number of 64 bits; write `double({name})`"
         return f'{what}, which is no number; write `{name}.matches("{_NUMERIC[function]}") && …`'
+    if function in _NUMERIC and isinstance(value, bool):
+        return f"{what}; write `{name} ? 1 : 0`"
     if function in _FORMS:
         return f"{what}; a {function} is written as {_FORMS[function]}"
     if node.kind == "method" and function in METHODS and not isinstance(value, str):
-        return f"{what}; `{function}` is for texts: write `string({name}).{function}(…)`"
+        remedy = ""
+        if isinstance(value, bool | int | float):
+            remedy = f": write `string({name}).{function}(…)`"
+        elif isinstance(value, list):
+            remedy = f": write `{name}.exists(item, item.{function}(…))`"
+        return f"{what}; `{function}` is for texts{remedy}"
     return f"{what}; the pattern is no regular expression" if function == "matches" else what
 
 
-def _failed_operation(node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception) -> str:
-    """What to write instead of an operation; `what` says why it fails."""
+def _failed_operation(
+    node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception, as_doubles: str
+) -> str:
+    """What to write instead of an operation; `what` says why it fails, `as_doubles` is the same with numbers that have
+    a point."""
     texts = [name for name, value in sides if isinstance(value, str)]
     if node.value in ("&&", "||", "!", "?:"):
         name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
         return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
     if isinstance(error, ArithmeticError):
         return f"{what}; {'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
-    if node.value in ("+", "-", "*", "/", "%") and not texts:
-        return f"{what}; `{node.value}` takes numbers of one kind: write `int(x)` or `double(x)`"
+    if node.value in ARITHMETIC:
+        return f"{what}; {_arithmetic_remedy(node.value, sides, as_doubles)}"
     if node.value == "in":
         remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`" if isinstance(sides[1][1], str) else ""
         return f"{what}; `in` looks into lists and objects{remedy}"
     if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):  # values of csv files are texts
         if texts[0].startswith(("'", '"')):
             return f"{what}, not a text; write {texts[0]} without quotes"
+        if not _A_NUMBER.fullmatch(next(value for _, value in sides if isinstance(value, str))):
+            return f"{what}, which is no number; compare it with a text in quotes"
         remedy = text.replace(texts[0], f"double({texts[0]})")
         return f"{what}, not a number (values of csv files are text); write `{remedy}`"
     if any(value != value for _, value in sides if isinstance(value, float)):
@@ -440,6 +458,29 @@ def _failed_operation(node: CelNode, text: str, sides: list[tuple[str, Any]], wh
     if len(sides) > 1:
         return f"{what}; values of different kinds can only be told apart with `==` and `!=`"
     return what
+
+
+_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _arithmetic_remedy(sign: str, sides: list[tuple[str, Any]], as_doubles: str) -> str:
+    """What to write instead of arithmetic, after the values of its sides are said."""
+    if len(sides) == 1:
+        return f"`{sign}` takes a number: write `{sign}double({sides[0][0]})` of a text that is one"
+    if any(not _is_number(value) for _, value in sides):
+        others = ", two texts or two lists" if sign == "+" else ""
+        return f"`{sign}` takes two numbers{others}"
+    if sign == "%":
+        name = next((name for name, value in sides if not isinstance(value, int)), sides[0][0])
+        return f"`%` takes whole numbers: write `int({name})`"
+    return f"`{sign}` takes two whole numbers or two with a point: write `{as_doubles}`"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or a text that `double` reads as one."""
+    if isinstance(value, str):
+        return _A_NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _skipped(name: str) -> str:

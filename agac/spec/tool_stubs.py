@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from agac.core.keys import canonical
 from agac.core.types import JSONValue
 from agac.spec.cel import CelNode, CelProgram, Unparsed, parse, spot
-from agac.spec.guard_checks import MAX_LENGTH, refusals
+from agac.spec.guard_checks import MAX_LENGTH, date_faults, refusals
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps
 from agac.spec.guards import FAILURES
 from agac.spec.paths import Unusable
@@ -59,7 +59,8 @@ def _expression_fault(text: str) -> str | None:
     if len(text) > MAX_LENGTH:
         return f"cel is longer than {MAX_LENGTH:,} characters; write a shorter one, or the stub as a value"
     try:
-        CostMeter({}).count(_compiled(text)[1])
+        tree = _compiled(text)[1]
+        CostMeter({}).count(tree)
     except ValueError as error:
         return next(iter(refusals(text, str(error))), str(error))
     except Unparsed as unknown:
@@ -67,7 +68,7 @@ def _expression_fault(text: str) -> str | None:
         return f"{spot(text, offset)}: {message}"
     except TooManySteps as refused:
         return f"{spot(text, refused.node.start)}: {_too_long()}"
-    return None
+    return next(date_faults(tree, text), None)
 
 
 def _too_long() -> str:

@@ -172,6 +172,23 @@ def test_json_repair_mends_without_a_call_and_says_so_and_what_it_cannot_mend_fa
     project.assert_sound()
 
 
+def test_an_integer_that_the_model_writes_with_a_point_is_one_to_guards_checks_and_outputs(
+    project: ProjectFolder,
+) -> None:
+    counts = {
+        "name": "count",
+        "prompt": "Count ${text}",
+        "output_schema": {"n": "integer"},
+        "checks": {"count.n + 1 == 3": "say two"},
+    }
+    even = {"name": "even", "prompt": "${count.n} is even", "when": "count.n % 2 == 0", "model": "local/echo"}
+    keys = {"stages": [counts, even], "output": {"stages": ["count", "even"]}}
+    report, asked = run_at(project, '{"n": 2.0}', "fine", **keys)
+    assert (report.exit_code, len(asked)) == (0, 2)
+    assert json.dumps(project.output()) == '[{"count": {"n": 2}, "even": "fine"}]'
+    assert asked[1]["messages"][-1]["content"] == "2 is even"
+
+
 def test_json_repair_without_its_library_is_said_before_any_call(
     project: ProjectFolder, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,6 +216,20 @@ SLIPS = {
      "at column 6: the number is larger than 64 bits can hold; compare with a smaller one, or with a double (1e20)",
     "has(a)": 'at column 5: `has` takes a field: `has(row.name)`, or `"odd name" in row`',
     "a.exists(1, true)": "at column 10: the first argument names the element: `x.exists(item, item.ok)`",
+    "d == 2026-01-31":
+     'at column 6: `2026-01-31` is a subtraction of numbers; write a date in quotes: `"2026-01-31"`',
+    "d >= 2026-01 && true":
+     'at column 6: `2026-01` is a subtraction of numbers; write a date in quotes: `"2026-01"`',
+    "d in [2026-1-31]":
+     'at column 7: `2026-1-31` is a subtraction of numbers; write a date in quotes: `"2026-1-31"`',
+    "xs.exists(x, x.d < (2026 - 01 - 31))":
+     'at column 20: `2026-01-31` is a subtraction of numbers; write a date in quotes: `"2026-01-31"`',
+    "d == 01/31/2026":
+     'at column 6: `01/31/2026` is a division of numbers; write a date in quotes: `"01/31/2026"`',
+    "31-01-2026 != d":
+     'at column 1: `31-01-2026` is a subtraction of numbers; write a date in quotes: `"31-01-2026"`',
+    "d > 2026-01-31T12:00:00Z":
+     'at column 5: a time is written in quotes: `timestamp("2026-01-31T12:00:00Z")`',
     "  ": 'the guard is empty; write a condition, as `FIELD == "value"`, or leave `when` out',
     "a &&\n b = 1": "at line 2, column 4 of the guard: `=` compares nothing; write `==`",
     ".a == 1": "at column 1: a name starts with a dot; write it without",
@@ -364,6 +378,29 @@ FAULTS = {
 }  # fmt: skip
 
 
+SUMS = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "number"}, "count": {"type": "integer"}, "day": {"type": "string", "format": "date"},
+        "xs": {"type": "array", "items": {"type": ["number", "null"]}}, "x": {"type": ["number", "string"]},
+    },
+}  # fmt: skip
+POINT = "CEL computes with two whole numbers or with two that have a point, and"
+COMPUTED = [
+    ("s.n + 1 > 0", 1, f"`s.n + 1` fails in some rows: {POINT} s.n may be either; write `double(s.n) + 1.0`"),
+    ("1.5 < (s.n - s.count) / 2", 7,
+     (f"`(s.n - s.count) / 2` fails in some rows: {POINT} s.n may be either; "
+     "write `(double(s.n) - double(s.count)) / 2.0`")),
+    ("s.n % 2 == 0", 1,
+     "`s.n % 2` fails in some rows: `%` takes whole numbers, and s.n may be either; write `int(s.n)`"),
+    ("s.xs.all(e, e * 2.0 > 1.0)", 13,
+     f"`e * 2.0` fails in some rows: {POINT} e may be either; write `double(e) * 2.0`"),
+    ("double(s.n) + 1.0 > 0", 0, ""), ("s.count + 1 > 0 && s.count % 2 == 0", 0, ""), ("s.n > 1 && s.n != 2.5", 0, ""),
+    ("s.x + 1 > 0", 0, ""), ("int(s.n) % 2 == 0", 0, ""), ("s.day + '' == s.day", 0, ""),
+]  # fmt: skip
+"""Guards, the columns of what may fail, and why."""
+
+
 AMBIGUOUS = "could be the input's column or the result of stage 'classify'; rename the one or the other"
 OPEN = {"columns": (), "closed": False}
 CHECKED: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -385,6 +422,11 @@ CHECKED: list[tuple[str, dict[str, Any], list[str]]] = [
         "at column 1: `rows_cont`: no such field; did you mean 'rows_count'?"
     ]),
     ("price > 10 && review.x == 1", {"fields": {}}, []),
+    *((text, {"stages": {"s": SUMS}}, [f"warning: at column {at}: {message}"] if message else [])
+      for text, at, message in COMPUTED),
+    ("s.day > 5", {"stages": {"s": SUMS}}, [
+        "at column 1: `s.day > 5` cannot be compared: s.day is text; write the value in quotes"
+    ]),
     ("check-tone == 1", {"closed": True}, [
         "at column 1: `check`: a guard reads the `-` of stage 'check-tone' as minus; rename the stage",
         "at column 7: `tone`: a guard reads the `-` of stage 'check-tone' as minus; rename the stage",
@@ -427,6 +469,40 @@ def test_true_and_false_and_numbers_of_every_size_and_kind() -> None:
     assert holds("a > 1e300", a=float("inf"))
     assert not holds("a == a", a=float("nan"))
     assert holds("a == null && b.c[1].d == null", a=None, b={"c": [1, {"d": None}]})
+
+
+_KINDS = "`{}` takes two whole numbers or two with a point: write"
+REMEDIES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("n % 2 == 0", {"n": 2.5}, "n is the number 2.5", "`%` takes whole numbers: write `int(n)`"),
+    ("n + 1 > 0", {"n": 2.0}, "n is the number 2.0", f"{_KINDS.format('+')} `double(n) + 1.0`"),
+    ("n * half > 0.0", {"n": 2, "half": 0.5}, "n is the number 2 and half is the number 0.5",
+     f"{_KINDS.format('*')} `double(n) * double(half)`"),
+    ("price + 1 > 3", {"price": "2.5"}, 'price is the text "2.5"', f"{_KINDS.format('+')} `double(price) + 1.0`"),
+    ('day - "2026-01-31" == 1', {"day": "2026-02-01"}, 'day is the text "2026-02-01"', "`-` takes two numbers"),
+    ("xs + 1 == xs", {"xs": [1]}, "xs is a list of 1", "`+` takes two numbers, two texts or two lists"),
+    ("-price > 1", {"price": "2"}, 'price is the text "2"',
+     "`-` takes a number: write `-double(price)` of a text that is one"),
+    ('n.contains("5")', {"n": 15}, "n is the number 15", "`contains` is for texts: write `string(n).contains(…)`"),
+    ('flag.contains("t")', {"flag": True}, "flag is true",
+     "`contains` is for texts: write `string(flag).contains(…)`"),
+    ('xs.contains("t")', {"xs": ["t"]}, "xs is a list of 1",
+     "`contains` is for texts: write `xs.exists(item, item.contains(…))`"),
+    ('o.contains("t")', {"o": {"t": 1}}, "o is an object of 1 fields", "`contains` is for texts"),
+    ("int(flag) == 1", {"flag": True}, "flag is true", "write `flag ? 1 : 0`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "row", "value", "remedy"), REMEDIES, ids=[text for text, *_ in REMEDIES])
+def test_a_remedy_is_one_that_works(text: str, row: dict[str, Any], value: str, remedy: str) -> None:
+    part = text.partition(" == ")[0].partition(" > ")[0]
+    assert failed(text, **row) == f"`{part}` cannot be computed: {value}; {remedy}"
+
+
+def test_a_text_that_is_no_number_is_not_to_be_read_as_one() -> None:
+    said = failed("day > 5", day="2026-02-01")
+    assert said.endswith('day is the text "2026-02-01", which is no number; compare it with a text in quotes')
+    said = failed("int(n) == 2", n="2.0")
+    assert said.endswith('n is the text "2.0", which is no whole number of 64 bits; write `double(n)`')
 
 
 FAILED: list[tuple[str, dict[str, Any], str]] = [
@@ -615,6 +691,19 @@ PATTERNS = [
 def test_the_size_of_a_pattern_is_that_with_its_repetitions_written_out(pattern: str, parts: int) -> None:
     assert pattern_size(pattern).parts == parts
     assert pattern_size(pattern).compiled >= parts
+
+
+def test_every_remedy_for_arithmetic_can_be_computed() -> None:
+    for text in ("double(n) + 1.0 > 0", "int(n) % 2 == 0", "double(n) * double(half) > 0.0"):
+        assert holds(text, n=2.0, half=0.5)
+        assert holds(text, n=2, half=1)
+
+
+def test_a_recorded_guard_keeps_its_arithmetic() -> None:
+    guard, problems = compile_guard("d == 2026-01-31", STORED)
+    assert (guard is not None, problems) == (True, [])
+    for text in ("n == 1000 - 5", "n > 60*60*24", "n - 1 - 2026 == 5", 'd == "2026-01-31"', "n == 2026-13"):
+        guard_of(text)
 
 
 def test_a_recorded_guard_that_takes_too_long_fails_each_row() -> None:
