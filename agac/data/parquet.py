@@ -93,13 +93,13 @@ def hive_fields(shown: str) -> dict[str, JSONValue]:
 
 def have_same_types(paths: Sequence[Path]) -> bool:
     """Whether the columns of parquet files have the same types in all of them, so that a table of them changes no
-    value. Files that cannot be read have not."""
+    value. Files that duckdb cannot read have not. Raises UsageError for decimals that duckdb would round."""
     import duckdb
 
     first: dict[str, Any] | None = None
     with suppress(duckdb.Error), closing(memory_database()) as connection:
         for path in paths:
-            found = connection.sql(f"FROM {read_parquet(connection, [path])}")
+            found = connection.sql(f"FROM {read_parquet(connection, [path], str(path))}")
             types = dict(zip(found.columns, found.types, strict=True))
             first = first or types
             if types != first:
@@ -117,7 +117,7 @@ class ParquetSource(FileSource):
         if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
-            self._rows = read_parquet(connection, [self._path])
+            self._rows = read_parquet(connection, [self._path], shown)
             self._table = TypedRows(connection.sql(f"FROM {self._rows}"))
         named = hive_fields(shown) if hive else {}
         self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
@@ -310,11 +310,13 @@ def read_json(path: str, types: Mapping[str, str], longest: int) -> str:
     return f"read_json({literal(path)}, columns = {{{columns}}}, {how}, maximum_object_size = {bound})"
 
 
-def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path]) -> str:
+def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path], shown: str) -> str:
     """The rows of parquet files for a FROM of duckdb, with the columns of all, and without what only numbers the rows
     of a pandas frame: see `PandasIndex`. duckdb is told to take no columns from folders: by itself it makes one of a
-    folder such as `year=2024`, whose value replaces the file's own. Raises duckdb.Error for what is no parquet."""
+    folder such as `year=2024`, whose value replaces the file's own. Raises duckdb.Error for what is no parquet,
+    UsageError for decimals that duckdb would round."""
     listed = ", ".join(literal(no_pattern(path)) for path in paths)
+    _refuse_wide(connection, listed, shown)
     rows = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
     indexes = _pandas_indexes(connection, listed)
     if any(index.numbers for index in indexes.values()):
@@ -322,6 +324,20 @@ def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path]) -> str:
         rows = f"({' UNION ALL BY NAME '.join(each)})"
     hidden = ", ".join(sorted({literal(name) for index in indexes.values() for name in index.hidden}))
     return f"(SELECT COLUMNS(lambda c: c NOT IN ({hidden})) FROM {rows})" if hidden else rows  # noqa: S608 - quoted
+
+
+_MAX_DIGITS = 38  # of a decimal of duckdb; it reads others as doubles
+
+
+def _refuse_wide(connection: DuckDBPyConnection, listed: str, shown: str) -> None:
+    """Raises UsageError for columns of decimals with more digits than duckdb reads, within structures too."""
+    found = connection.execute(
+        f"SELECT DISTINCT name, precision FROM parquet_schema([{listed}]) "  # noqa: S608 - quoted
+        f"WHERE precision > {_MAX_DIGITS} ORDER BY ALL"
+    )
+    if wide := [f"{name!r} of up to {digits} digits" for name, digits in found.fetchall()]:
+        problem = f"{shown}: decimals of more than {_MAX_DIGITS} digits cannot be read exactly: {', '.join(wide)}"
+        raise UsageError(problem, remedy="Write these columns as text.")
 
 
 def _pandas_indexes(connection: DuckDBPyConnection, listed: str) -> dict[str, PandasIndex]:

@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from decimal import Decimal
 from functools import cache
 from math import isfinite
+from struct import pack, unpack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -295,7 +297,31 @@ _UNFIT = re.compile("[\0\ud800-\udfff]")
 _UNFIT_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000|[\ud800-\udfff]")
 """The same in the text of JSON, where backslashes before an escape are characters of their own, two by two."""
 
-_EXACT = 1 << 53
+_SCALED = re.compile(r"numeric\(\d+,(-?\d+)\)")
+
+
+def _changes(value: float, column: sqlite.Known) -> bool:
+    """True if a column of numbers would keep another one than `value`: it has fewer digits."""
+    if column.family == "N":
+        scale = 2 if column.type == "money" else int(found[1]) if (found := _SCALED.fullmatch(column.type)) else None
+        exact = Decimal(encode(value))
+        return scale is not None and exact != round(exact, scale)
+    if column.family == "float" and column.type == "real":
+        return not _is_real(value)
+    return column.family == "float" and isinstance(value, int) and not sqlite.is_double(value)
+
+
+def _is_real(value: float) -> bool:
+    """True if a floating point number of 32 bits is shown as `value`: by the fewest digits that tell it from others."""
+    try:
+        (real,) = unpack("f", pack("f", value))
+    except OverflowError:
+        return False
+    if isinstance(value, int):
+        return int(real) == value
+    texts = (f"{real:.{digits}g}" for digits in range(1, 10))
+    shortest = next(text for text in texts if unpack("f", pack("f", float(text)))[0] == real)
+    return float(shortest) == value
 
 
 class PostgresSink(sqlite.TableSink):
@@ -348,7 +374,7 @@ class PostgresSink(sqlite.TableSink):
             return None
         if isinstance(value, str) and column.family != "json":
             return _UNFIT.sub("\ufffd", value)
-        if column.family == "float" and type(value) is int and abs(value) > _EXACT and int(float(value)) != value:
-            what = f"the column {column.name!r} of floating point numbers would change {value}"
-            raise AgacError(f"{self._shown}: {what}", remedy="Make it numeric.")
+        if type(value) in (int, float) and _changes(value, column):  # type: ignore[arg-type]
+            what = f"the column {column.name!r} is {column.type}, which would change {encode(value)}"
+            raise AgacError(f"{self._shown}: {what}", remedy="Make it numeric, without a number of digits.")
         return _UNFIT_JSON.sub(lambda match: f"{match[1] or ''}\ufffd", encode(value))

@@ -211,7 +211,7 @@ class SqlSource:
         """What makes the table input, and what it may read for that."""
         paths, columns = ", ".join(literal(str(path)) for path in self._files or [self._spool.temporary]), "*"
         if self._files:
-            rows = read_parquet(connection, self._files)
+            rows = read_parquet(connection, self._files, self.describe())
         else:
             fields = self._spool.fields
             names = zip(fields.values(), distinct([*fields]), strict=True)

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import isfinite, isinf, isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, did_you_mean, sentence
@@ -217,12 +217,38 @@ def _clash(column: TableColumn, known: Known | None) -> str:
         return ""
     if known.computed:
         return f"the column {known.name!r} is computed by SQLite"
-    # SQLite's rules of type affinity: whether the column makes numbers of texts that look like one
-    declared = known.type
-    converts = "INT" in declared or not any(word in declared for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
-    if declared and converts and column.kind in NO_NUMBERS:
-        return f"the column {known.name!r} is {declared}, but {NO_NUMBERS[column.kind]} would be written into it"
+    if _affinity(known.type) in _NUMBERS and column.kind in NO_NUMBERS:  # it makes numbers of texts that look like one
+        return f"the column {known.name!r} is {known.type}, but {NO_NUMBERS[column.kind]} would be written into it"
     return ""
+
+
+Affinity = Literal["integer", "text", "as it is", "real", "numeric"]
+_NUMBERS: tuple[Affinity, ...] = ("integer", "real", "numeric")
+
+
+def _affinity(declared: str) -> Affinity:
+    """What a column of this declared type makes of values (sqlite.org/datatype3.html, 3.1, read November 2026)."""
+    if "INT" in declared:
+        return "integer"
+    if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
+        return "text"
+    if not declared or "BLOB" in declared:
+        return "as it is"
+    return "real" if any(word in declared for word in ("REAL", "FLOA", "DOUB")) else "numeric"
+
+
+def _changes(value: int, affinity: Affinity) -> bool:
+    """True if a column of this affinity would keep another number than `value`."""
+    kept = affinity == "real" or (affinity in _NUMBERS and not -_MAX_INTEGER <= value < _MAX_INTEGER)
+    return kept and not is_double(value)
+
+
+def is_double(value: int) -> bool:
+    """True if a floating point number of 64 bits holds just this integer."""
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _is_unique(connection: sqlite3.Connection, table: str, key: str) -> bool:
@@ -305,6 +331,7 @@ class TableSink:
             self.abort()
             raise
         self._columns = [one for column in columns if (one := find_column(known, column.name))]
+        self._affinities = [_affinity(column.type) for column in self._columns]
         key, *others = (quoted(column.name) for column in self._columns)
         places = ", ".join(map(self.place.format, range(1, len(columns) + 1)))
         change = ", ".join(f"{name} = excluded.{name}" for name in others)
@@ -357,7 +384,13 @@ class TableSink:
         return f"{quoted(column.name)} {_TYPES.get(column.kind, '') if declared else ''}".rstrip()
 
     def _storable(self, values: list[JSONValue]) -> list[JSONValue]:
-        return [_storable(value) for value in values]
+        """The values as SQLite keeps them. Raises AgacError for a number that the type of its column would change."""
+        stored = [*map(_storable, values, self._affinities)]
+        for column, affinity, value in zip(self._columns, self._affinities, values, strict=True):
+            if type(value) is int and _changes(value, affinity):
+                what = f"the column {column.name!r} is {column.type}, which would change {value}"
+                raise AgacError(f"{self._shown}: {what}", remedy=f"Give it the type TEXT. {OTHER_TABLE}")
+        return stored
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -390,10 +423,13 @@ class FreshDatabase(AtomicFile):
         super().abort()
 
 
-def _storable(value: JSONValue) -> JSONValue:
-    """A value as SQLite keeps it: integers beyond 64 bits, lists and objects as their JSON text."""
+def _storable(value: JSONValue, affinity: Affinity) -> JSONValue:
+    """A value as SQLite keeps it: integers beyond 64 bits, lists and objects as their JSON text, and fractions in a
+    column of texts, for which SQLite would write 15 digits."""
     if isinstance(value, float):
-        return value if isfinite(value) else None
+        if not isfinite(value):
+            return None
+        return encode(value) if affinity == "text" else value
     if isinstance(value, dict | list) or (isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER):
         return encode(value)
     return value

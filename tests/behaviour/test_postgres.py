@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -138,7 +139,7 @@ def test_what_only_the_results_tell_keeps_no_other_file_from_being_written(
         ([{"id": "a", "text": 2**40}], "out of range for type integer"),
         (
             [{"id": "a", "text": 1, "x": 2**53 + 1}],
-            f"the column 'x' of floating point numbers would change {2**53 + 1}",
+            f"the column 'x' is double precision, which would change {2**53 + 1}",
         ),
         ([{"id": "a\0", "text": 1}], "the id 'a\\x00' holds a character that PostgreSQL cannot store"),
         ([{"id": "a", "text": 1, "x" * 64: 1}], "is longer than PostgreSQL's 63 bytes"),
@@ -158,6 +159,32 @@ def test_what_only_the_results_tell_keeps_no_other_file_from_being_written(
         assert project.agac("status", "--json").json["runs"][0]["not_written"] == [postgres.address]
     agac.export("reviews", project=project.root)
     assert postgres.sql("SELECT id, text FROM results") == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "kept", "changed"),
+    [
+        ("real", [0.1, -2.5, 3, 16777216, 1e30, 0.0], [0.123456789, 16777217, 1e300, 3.14159265358979]),
+        ("double precision", [0.1, 0.30000000000000004, 2**53], [2**53 + 1]),
+        ("numeric(10,2)", [0.25, 7, -1.5, 1e3], [0.125, 0.30000000000000004]),
+        ("numeric", [0.30000000000000004, 2**62 + 1, 1e300], []),
+        ("text", [0.30000000000000004, 2**62 + 1], []),
+    ],
+)
+def test_a_number_is_stored_with_all_its_digits_or_refused(
+    project: ProjectFolder, postgres: PostgresServer, declared: str, kept: list[float], changed: list[float]
+) -> None:
+    postgres.sql(f"CREATE TABLE results (id text PRIMARY KEY, x {declared})")
+    for value in kept:
+        assert run(project, postgres, [{"id": "a", "x": value, "text": "t"}]).exit_code == 0
+        ((stored,),) = postgres.sql("SELECT x::text FROM results")
+        assert type(value)(Decimal(stored)) == value
+    for value in changed:
+        report = run(project, postgres, [{"id": "a", "x": value, "text": "t"}])
+        assert report.not_written is not None
+        assert f"the column 'x' is {declared}, which would change {json.dumps(value)}" in report.not_written.message
+        ((unchanged,),) = postgres.sql("SELECT x::text FROM results")
+        assert unchanged == stored
 
 
 KILL = """

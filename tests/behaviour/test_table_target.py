@@ -245,6 +245,31 @@ def test_texts_are_not_turned_into_numbers_but_refused(project: ProjectFolder, s
 
 
 @pytest.mark.parametrize(
+    ("declared", "kept", "changed"),
+    [
+        ("TEXT", [0.30000000000000004, 2**60 + 1, 0.1], []),
+        ("REAL", [0.30000000000000004, 2**53, 2**60], [2**53 + 1, 2**62 + 1]),
+        ("DOUBLE PRECISION", [0.1], [2**53 + 1]),
+        ("NUMERIC", [0.30000000000000004, 2**62 + 1], []),
+        ("INTEGER", [0.30000000000000004, 2**62 + 1], []),
+    ],
+)
+def test_a_number_is_stored_with_all_its_digits_or_refused(
+    project: ProjectFolder, declared: str, kept: list[float], changed: list[int]
+) -> None:
+    sql(project, f"CREATE TABLE results (id TEXT PRIMARY KEY, x {declared})")
+    for number, value in enumerate(kept):
+        assert run(project, rows=[{"id": f"r{number}", "x": value, "text": "t"}]).exit_code == 0
+        ((stored,),) = sql(project, f"SELECT x FROM results WHERE id = 'r{number}'")
+        assert type(value)(stored) == value
+    for value in changed:
+        report = run(project, rows=[{"id": "a", "x": value, "text": "t"}])
+        assert report.not_written is not None
+        assert f"the column 'x' is {declared}, which would change {value}" in report.not_written.message
+        assert sql(project, "SELECT count(*) FROM results WHERE id = 'a'") == [(0,)]
+
+
+@pytest.mark.parametrize(
     ("column", "words"),
     [
         ("text AS (id || 'x')", "the column 'text' is computed by SQLite"),

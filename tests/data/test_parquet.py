@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ def test_names_of_columns_and_files_are_taken_as_they_are_also_without_rows(tmp_
     assert source.columns() == empty.columns() == ("a b", 'q"uote', "select")
     assert [record.data for record in source.records()] == [{"a b": 1, 'q"uote': 2, "select": 3}]
     assert list(empty.records()) == []
+
+
+def test_decimals_that_duckdb_would_round_are_refused_by_name(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kept = arrow.array([Decimal("12345678901234567890123456789012345678")], arrow.decimal256(38, 0))
+    wide = arrow.array([Decimal("1.5")], arrow.decimal256(39, 2))
+    inner = arrow.array([{"deep": Decimal("1")}], arrow.struct([("deep", arrow.decimal256(60, 1))]))
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.table({"a": kept}), path)
+    assert rows_of(path) == [{"a": "12345678901234567890123456789012345678"}]
+    parquet.write_table(arrow.table({"a": kept, "b": wide, "c": inner}), path)
+    words = "decimals of more than 38 digits cannot be read exactly: 'b' of up to 39 digits, 'deep' of up to 60 digits"
+    with pytest.raises(UsageError, match=f"^data/rows.parquet: {words}\n"):
+        opened(path, "data/rows.parquet")
+    spec = InputSpec(path, "data/rows.parquet", "parquet", None, "error", Where("w.yml"))
+    stated = replace(spec, sql="SELECT a FROM input", sql_at=Where("w.yml"), scratch=tmp_path / ".scratch")
+    with pytest.raises(UsageError, match=words):
+        open_input(stated)
 
 
 def frame_file(path: Path, **how: Any) -> Path:
