@@ -204,6 +204,8 @@ def next_line(file: BufferedReader) -> bytes:
 
 GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+"""A frame that holds none of the content: `pzstd` writes one before each other frame."""
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
 _PIECE = 1024  # bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
 
@@ -212,6 +214,8 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
     """The file itself, or what a compressed one holds. What it begins with tells, whatever its name. Raises UsageError
     when the name says that it is compressed and it is not, or when a library is missing."""
     head = file.peek(4)[:4]
+    if _SKIPPABLE.match(head):
+        head = ZSTANDARD
     expected = _BY_SUFFIX.get(path.suffix.lower())
     if expected is not None and not head.startswith(expected):
         what = "is empty" if not head else "is not what its name says"
@@ -221,7 +225,7 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
     elif head.startswith(ZSTANDARD):
         if lack := lack_of(f"{shown}: unpacking", "zstandard"):
             raise UsageError(lack, remedy="Or unpack the file.")
-        pieces = _zstandard_pieces(file)
+        pieces = _zstandard_pieces(file, shown)
     else:
         return file
     return io.BufferedReader(_Unpacked(pieces, shown), BUFFER)
@@ -261,22 +265,45 @@ class _Unpacked(io.RawIOBase):
         raise AgacError(f"{self.name}: {problem}", remedy="Get the file again, then run again.")
 
 
-def _zstandard_pieces(file: io.BufferedReader) -> Iterator[bytes]:
-    """What a zstandard file holds. The library's own reader takes a torn one for a finished one. Raises as gzip's."""
+_LONGEST_HEADER = 18  # bytes of a zstandard frame before its first block
+_WINDOW = 1 << 27  # bytes that the library keeps of what it unpacked, at most: as `zstd` without an option
+
+
+def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
+    """What a zstandard file holds. The library's own reader takes a torn one for a finished one. Raises as gzip's, and
+    AgacError for a frame that takes more memory than `_WINDOW`."""
     import zstandard
 
-    frame, packed = None, b""
+    frame, packed, header = None, b"", b""
     while packed := packed or file.read(_PIECE):
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        if frame is None:
+            frame, header = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), b""
+        header = (header + packed)[:_LONGEST_HEADER]
         try:
             yield frame.decompress(packed)
         except zstandard.ZstdError as error:
+            _refuse_window(header, shown)
             raise zlib.error(str(error)) from None
         packed = b""
         if frame.eof:
             packed, frame = frame.unused_data, None
     if frame is not None:
         raise EOFError
+
+
+def _refuse_window(header: bytes, shown: str) -> None:
+    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives it."""
+    import zstandard
+
+    with suppress(zstandard.ZstdError):
+        window = zstandard.get_frame_parameters(header).window_size
+        if window > _WINDOW:
+            option = f"--long={window.bit_length() - 1}"
+            problem = (
+                f"{shown}: it was compressed with `zstd {option}`; unpacking it needs {window >> 20:,} MiB of memory"
+            )
+            remedy = f"Unpack it first (zstd -d {option}), or compress it again with at most --long=27."
+            raise AgacError(f"{problem}, and agac gives it {_WINDOW >> 20}", remedy=remedy)
 
 
 # Writing. A crash before the rename leaves the old file and a temporary one, which the next commit in that folder

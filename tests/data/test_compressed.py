@@ -67,6 +67,40 @@ def test_parts_that_were_put_together_are_one_file_and_what_it_begins_with_tells
     assert [record.data for record in source.records()] == [{"id": "1", "t": "x"}]
 
 
+SKIPPED = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
+"""A frame without content, as pzstd writes one before each other frame."""
+
+
+def test_frames_without_content_are_passed_over_wherever_they_are(tmp_path: Path) -> None:
+    first, second = zstandard.compress(b'{"a": 1}\n'), zstandard.compress(b'{"a": 2}\n')
+    other = SKIPPED.replace(b"\x50", b"\x5f", 1)
+    for name in ("rows.jsonl.zst", "rows.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(SKIPPED + first + other + second + SKIPPED)
+        assert [record.data for record in opened(path, "x").records()] == [{"a": 1}, {"a": 2}]
+        path.write_bytes((SKIPPED + first)[:-3])
+        with pytest.raises(AgacError, match="the file is cut off: its compressed data has no end"):
+            list(opened(path, "x").records())
+
+
+@pytest.mark.parametrize("bits", [27, 28, 31])
+def test_a_window_that_takes_too_much_memory_is_said_with_its_option(tmp_path: Path, bits: int) -> None:
+    how = zstandard.ZstdCompressionParameters.from_level(3, window_log=bits)
+    packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    path = tmp_path / "rows.jsonl.zst"
+    path.write_bytes(zstandard.compress(b'{"a": 1}\n') + packer.compress(b'{"a": 2}\n') + packer.flush())
+    if bits == 27:
+        assert [record.data for record in opened(path, "x").records()] == [{"a": 1}, {"a": 2}]
+        return
+    with pytest.raises(AgacError) as caught:
+        list(opened(path, "x").records())
+    needed = f"unpacking it needs {1 << (bits - 20):,} MiB of memory, and agac gives it 128"
+    assert caught.value.message == f"x: it was compressed with `zstd --long={bits}`; {needed}"
+    assert (
+        caught.value.remedy == f"Unpack it first (zstd -d --long={bits}), or compress it again with at most --long=27."
+    )
+
+
 @pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"id\n1\n", "is not what its name says")])
 def test_a_name_that_promises_too_much_is_refused(suffix: str, tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / f"rows.csv{suffix}"
