@@ -386,7 +386,8 @@ class EndedRows:
             observed = Observed(None)
             for row in rows:
                 observed.row(json.loads(row.data) or {})
-                observed.result(json.loads(row.value or "null"))
+                if row.value is not None:
+                    observed.result(json.loads(row.value))
             layout = observed.layout(self._merge, STAGE, self._id_field)
         lines = Lines(rows, self._inputs, layout, self._merge).results
         return [line.replace("\n", " ").replace("\r", " ") for line in lines]  # white space of the model's JSON

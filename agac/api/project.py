@@ -28,6 +28,7 @@ from agac.core.state_files import make_folder
 from agac.core.types import Report, Row, counted
 from agac.data.files import Source, unreadable
 from agac.data.frames import GivenRows
+from agac.data.json_formats import JsonSource
 from agac.data.remote import FOLDER, RemoteContents, kept_here
 from agac.data.sources import (
     STANDARD_INPUT,
@@ -530,6 +531,8 @@ def check_workflow(
     problems += [problem for problem in found if problem.path not in said]
     if source is None or any_error(problems) or not workflow.whole:
         return None, problems
+    if workflow.output.places is not None and isinstance(source, JsonSource) and source.single:
+        workflow = replace(workflow, output=replace(workflow.output, one_value=True))
     return CheckedWorkflow(workflow, models, source, problems), problems
 
 

@@ -179,13 +179,18 @@ class LineSource(FileSource, ABC):
                 if ordinal <= start:
                     continue
                 if len(raw) > MAX_RECORD_BYTES:
-                    yield self._refused(ordinal, line, f"the line is longer than {MAX_RECORD_BYTES} bytes")
+                    problem = f"the line is longer than {MAX_RECORD_BYTES} bytes"
+                    yield self._refused(ordinal, line, problem)._replace(data=self.known(line))
                     continue
                 try:
                     yield self.record(ordinal, line, raw.decode())
                 except UnicodeDecodeError:
                     problem = unreadable(raw.decode(errors="surrogateescape"), "line", self._read_as)
-                    yield self._refused(ordinal, line, str(problem))
+                    yield self._refused(ordinal, line, str(problem))._replace(data=self.known(line))
+
+    def known(self, line: int) -> dict[str, JSONValue] | None:
+        """What is known of a line that cannot be read."""
+        return None
 
     @abstractmethod
     def record(self, ordinal: int, line: int, text: str) -> Record:

@@ -247,12 +247,14 @@ class _Broken(NamedTuple):
 
 
 class JsonSource(FileSource):
-    """A file that holds one JSON array of objects, or one object. Raises UsageError when it begins as neither."""
+    """A file that holds one JSON array of objects, or one object, then `single`. Raises UsageError when it begins as
+    neither."""
 
     def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
         super().__init__(path, shown, encoding)
         with self._opened() as file:
             first = _Text(file).peek()
+        self.single = first == "{"
         if not first:
             raise UsageError(f"{shown}: is empty", remedy="Write [] for no rows.")
         if first not in "[{":

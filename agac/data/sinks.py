@@ -44,6 +44,7 @@ class Framing:
 
 LINES = Framing(opening="", between="\n", closing="\n", empty="")
 ARRAY = Framing(opening="[\n", between=",\n", closing="\n]\n", empty="[]\n")
+ONE_VALUE = Framing(opening="", between="", closing="\n", empty="[]\n")
 DOCUMENT = Framing(opening="", between="", closing="\n", empty="", indent=True)
 
 
@@ -127,9 +128,10 @@ class OutputFolder:
         with explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def open(self, name: str) -> JsonSink:
-        """A sink for one of `FILES`; raises KeyError for any other name."""
-        return self.add(FILES[name](self.path / name if self._places is None else self._places[name]))
+    def open(self, name: str, *, one_value: bool = False) -> JsonSink:
+        """A sink for one of `FILES`, that of `one_value` and no list; raises KeyError for any other name."""
+        path = self.path / name if self._places is None else self._places[name]
+        return self.add(JsonSink(path, ONE_VALUE) if one_value else FILES[name](path))
 
     def add(self, sink: Joined) -> Joined:
         """Something else that is shown, or forgotten, together with the folder's files; gives it back."""

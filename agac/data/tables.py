@@ -92,11 +92,14 @@ def result_name(stages: Sequence[str]) -> str:
 
 class OutputRow(NamedTuple):
     """A settled row on its way into tables and lines. `id` is the row's own; None where it lacks one, or repeats
-    another's. `cells` are in the order of the layout's columns; `record` is its one value, None where it failed."""
+    another's. `cells` are in the order of the layout's columns; `record` is its one value, None where it failed, and
+    `failure` says why. `line` is the line of the text file that it was, None where lines need not correspond."""
 
     id: RowId | None
     cells: list[JSONValue]
     record: JSONValue
+    failure: str | None = None
+    line: int | None = None
 
 
 def fields_of(value: JSONValue) -> Fields:
@@ -134,6 +137,9 @@ class Merger:
         """The record of a row that is done. It shares its values with what it was made of."""
         if self._merge == "append":
             return {**data, self._stage: value}
+        if value is None:  # every stage whose result is written was skipped: all that it would have is null
+            own = {} if self._merge == "replace" else data
+            return {**own, **{name: None for name in self.origin if name not in own}}
         if self._merge == "replace":
             return fields_of(value)
         if self._merge == "update":

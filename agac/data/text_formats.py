@@ -199,6 +199,9 @@ class TextSource(LineSource):
 
     _columns = ("line_number", "content")
 
+    def known(self, line: int) -> dict[str, JSONValue]:
+        return {"line_number": line}
+
     def record(self, ordinal: int, line: int, text: str) -> Record:
         content = text.removesuffix("\n").removesuffix("\r")
         return Record(ordinal, {"line_number": line, "content": content}, None, line)
@@ -311,10 +314,27 @@ class _Written(list[str]):
         self.append(line[: -len(_END)] + "\n")
 
 
+FAILED = "[failed] "
+"""How the line of a row begins that failed; what follows says why."""
+
+
 class TextSink(AtomicFile):
-    """One result a line, in the order of the rows; a row that failed is an empty line. A line end within a result is
-    written as `\\n` or `\\r`; a result that is no text is written as JSON."""
+    """One result a line, in the order of the rows; the line of a row that failed is marked, and says why. A line end
+    within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON. Rows that were lines of a
+    text file stand at the same lines: between them are empty ones, for blank lines and for rows without a result."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._line = 0  # of the input, as the row before told
 
     def write(self, rows: Sequence[OutputRow]) -> None:
-        texts = [cell_text(row.record).replace("\r", "\\r").replace("\n", "\\n") for row in rows]
-        self.append("".join([f"{text}\n" for text in texts]))
+        self.append("".join(map(self._written, rows)))
+
+    def _written(self, row: OutputRow) -> str:
+        text = cell_text(row.record) if row.failure is None else f"{FAILED}{row.failure}"
+        blank = 0
+        if row.line is not None:
+            before = self._line if row.line >= self._line else 0  # else the next file begins
+            blank = max(row.line - before - 1, 0)
+            self._line = row.line
+        return "\n" * blank + text.replace("\r", "\\r").replace("\n", "\\n") + "\n"

@@ -49,7 +49,8 @@ Stamps = dict[str, list[int]]  # what files were when they were written: name â†
 class Outputs:
     """The outputs of a run as its last invocation wanted them. A preview keeps its table in a database of its own. `to`
     is the `table` of a database, at a `path` relative to the project root. `fields` are the result's in the order of
-    its schema, as far as that says them: stored definitions are sorted."""
+    its schema, as far as that says them: stored definitions are sorted. `one_value`: JSON is the one result and no
+    list."""
 
     def __init__(self, run: RunRecord, root: Path, rows: int) -> None:
         """`rows` are those of the run's input that are stored."""
@@ -61,6 +62,7 @@ class Outputs:
         self.csv_safe: bool = body.get("csv_safe", False)
         self.bom: bool = body.get("bom", False)
         self.how: bool = body.get("how", False)
+        self.one_value: bool = body.get("one_value", False) and rows == 1
         self.fields = tuple(body.get("fields", ()))
         self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
         self.filtered: bool = body.get("filtered", False)
@@ -150,7 +152,7 @@ def outputs_text(plan: Plan) -> str:
     body: dict[str, object] = {
         "formats": sorted(spec.formats) or None, "merge": spec.merge, "csv_safe": spec.csv_safe or None,
         "to": spec.to and {"path": spec.to.shown, "table": spec.to.table}, "bom": spec.bom or None,
-        "how": spec.how or None,
+        "how": spec.how or None, "one_value": spec.one_value or None,
         "places": None if spec.places is None else dict(spec.places),
     }  # fmt: skip
     body = {name: value for name, value in body.items() if value is not None}
@@ -258,6 +260,7 @@ async def export_run(
     outputs = Outputs(run, root, summary["rows"]["total"])
     outputs.telemetry = outputs.telemetry and source is None
     ended, layout = await _final_rows(database, run, outputs, tables=outputs.tables, source=source)
+    by_line, marks = await _by_line(database, run), outputs.places is not None
     written = await runs.files_written(database, run.output_dir)
     token, place = await project_token(database), place_of_project(root)
     keep = outputs.previous(run, written)
@@ -273,9 +276,13 @@ async def export_run(
     await write(database, "run_exporting", run.id)
     with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
-        opened = {name: out.open(name) for name in sinks.FILES if name in outputs.names and name not in sinks.OPTIONAL}
+        opened = {
+            name: out.open(name, one_value=outputs.one_value and name == "results.json")
+            for name in sinks.FILES
+            if name in outputs.names and name not in sinks.OPTIONAL
+        }
         async for rows in ended.rows(database, run.id):
-            lines = Lines(rows, run.include_input, layout, outputs.merge)
+            lines = Lines(rows, run.include_input, layout, outputs.merge, by_line=by_line, marks=marks)
             for name, texts in lines.by_file.items():
                 if name in opened:
                     opened[name].write_texts(texts)
@@ -337,6 +344,13 @@ async def _final_rows(
     return source or await rows_of_run(database, run, outputs, formed=formed), layout
 
 
+async def _by_line(database: Database, run: RunRecord) -> bool:
+    """Whether lines of a text output are to correspond to those of a text input: all are selected, or the first."""
+    source = (await runs.definition_of(database, run.id))["input"]
+    chosen = run.selection.get("offset") or run.selection.get("sample")
+    return source["format"] == "txt" and "sql" not in source and not chosen
+
+
 async def rows_of_run(database: Database, run: RunRecord, outputs: Outputs, *, formed: bool) -> FinalRows:
     """What reads the rows that are written; `formed`: with what tables need."""
     definition = await runs.definition_of(database, run.id)
@@ -354,16 +368,19 @@ async def export_file(
 ) -> None:  # fmt: skip
     """Writes into one file, anywhere, what `results.FORMAT` in the run's output folder holds or would hold. It appears
     whole or not at all; nothing is noted of it but by `note`, before a file of JSON appears; the store is read."""
-    outputs = Outputs(run, root, 0)
+    outputs = Outputs(run, root, runs.row_counts(await runs.counters(database, run.id))["total"])
     ended, layout = await _final_rows(database, run, outputs, tables=format in sinks.TABLES)
+    by_line, marks = await _by_line(database, run), outputs.places is not None
     sink: sinks.RowSink | sinks.JsonSink
     if layout is not None and format in sinks.TABLES:
         sink = sinks.TABLES[format](file, layout, outputs.csv_safe, outputs.bom)
     else:
         sink = sinks.FILES[sinks.file_of(format)](file)
+        if outputs.one_value and format == "json":
+            sink = sinks.JsonSink(file, sinks.ONE_VALUE)
     try:
         async for rows in ended.rows(database, run.id):
-            lines = Lines(rows, run.include_input, layout, outputs.merge)
+            lines = Lines(rows, run.include_input, layout, outputs.merge, by_line=by_line, marks=marks)
             if isinstance(sink, sinks.JsonSink):
                 sink.write_texts(lines.results if format == "jsonl" else lines.values)
             else:
@@ -504,13 +521,15 @@ def _fields(row: ExportRow) -> Fields:
 
 class Lines:
     """Some rows as the lines of the output files; with a `layout` also as rows of tables. Where they are merged with
-    the fields of their rows (`merge`), the results in the JSON files are too."""
+    the fields of their rows (`merge`), the results in the JSON files are too. `by_line`: rows of tables have the line
+    of the text file that they were. `marks`: among the values a row that failed is its envelope."""
 
     def __init__(
         self, rows: Iterable[ExportRow], include_input: bool, layout: TableLayout | None = None,
-        merge: Merge | None = None,
+        merge: Merge | None = None, *, by_line: bool = False, marks: bool = False,
     ) -> None:  # fmt: skip
         self._include_input, self._layout, self._merge = include_input, layout, merge
+        self._by_line, self._marks = by_line, marks
         self.results: list[str] = []
         self.values: list[str] = []
         self.errors: list[str] = []
@@ -528,7 +547,7 @@ class Lines:
                 data, result = _fields(row), _decoded(value)
                 cells = layout.cells(layout.merger.record(data, result), None)
                 record = layout.merger.value(data, result) if self._merge is not None else result
-                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record))
+                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record, line=self._line(row)))
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
             self.results.append(
                 sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input, row.how)
@@ -537,12 +556,20 @@ class Lines:
         elif (failed := row.error) is not None:
             if layout is not None:
                 data = _fields(row)
-                cells = layout.cells(layout.merger.failed(data), f"{failed.type}: {failed.message}")
-                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None))
+                why = f"{failed.type}: {failed.message}"
+                cells = layout.cells(layout.merger.failed(data), why)
+                self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None, why, self._line(row)))
             self.results.append(
                 sinks.envelope(row.id, row.ordinal, None, failed, row.data, self._include_input, row.how)
             )
             self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True, row.how))
+            if self._marks:
+                self.values.append(sinks.envelope(row.id, row.ordinal, None, failed))
+
+    def _line(self, row: ExportRow) -> int | None:
+        """The line of a text file that the row was; None where that is not asked for or not known."""
+        number = (_decoded(row.data) or {}).get("line_number") if self._by_line else None
+        return number if type(number) is int else None
 
 
 async def filtered_lines(database: Database, run: RunRecord) -> AsyncIterator[list[tuple[Any, str]]]:

@@ -229,7 +229,8 @@ class OutputSpec:
     the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
     the output. `places` are the only files that a row run writes, by their names in an output folder, relative to the
     project where they are inside; its `dir` is the file with the results, or stands for standard output.
-    `how`: with each result stands how people had to do with it."""
+    `how`: with each result stands how people had to do with it. `one_value`: a row run's JSON file holds the one result
+    and no list, as its input holds one object and no list."""
 
     dir: Path
     include_input: bool
@@ -243,6 +244,7 @@ class OutputSpec:
     rows: str | None = None
     places: Mapping[str, str] | None = None
     how: bool = False
+    one_value: bool = False
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:

@@ -365,6 +365,39 @@ def test_failed_rows_are_no_success(project: ProjectFolder, faulty: Faulty) -> N
     assert "was made by `agac process`" in project.agac("retry", "job_1", code=2).err
 
 
+def test_failed_rows_stand_in_a_json_output_and_are_marked_in_text(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "number 2"}]).base_url)
+    project.numbered(3)
+    process(project, "data/rows.csv", "o.json", "--prompt", PROMPT, "--id-field", "id", code=3)
+    found = json.loads((project.root / "o.json").read_text("utf-8"))
+    assert [type(one) for one in found] == [str, dict, str]
+    assert {key: found[1][key] for key in ("id", "row_number", "ok", "result")} == {
+        "id": "r-2", "row_number": 2, "ok": False, "result": None,
+    }  # fmt: skip
+    assert found[1]["error"]["type"] == "Refused"
+    process(project, "data/rows.csv", "o.txt", "--prompt", PROMPT, "--id-field", "id", code=3)
+    text = (project.root / "o.txt").read_text("utf-8").split("\n")
+    assert [line.startswith("[failed] Refused: ") for line in text] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("content", "kind"), [('{"text": "one"}', str), ('[{"text": "one"}]', list)])
+def test_one_json_object_in_gives_one_result_out_and_a_list_a_list(
+    project: ProjectFolder, content: str, kind: type[Any]
+) -> None:
+    project.write("data/in.json", content)
+    process(project, "data/in.json", "o.json", "--prompt", PROMPT)
+    assert isinstance(json.loads((project.root / "o.json").read_text("utf-8")), kind)
+    project.agac("export", "--run", "1", "--to", "again.json")
+    assert (project.root / "again.json").read_bytes() == (project.root / "o.json").read_bytes()
+
+
+def test_one_json_object_whose_row_fails_gives_one_envelope(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "one"}]).base_url)
+    project.write("data/in.json", '{"text": "one"}')
+    process(project, "data/in.json", "o.json", "--prompt", PROMPT, code=3)
+    assert json.loads((project.root / "o.json").read_text("utf-8"))["error"]["type"] == "Refused"
+
+
 FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("Truncated", {"kind": "length"}),
     ("Refused", {"kind": "refusal"}),

@@ -60,7 +60,8 @@ budget: {usd: 9}
 defaults: {run_mode: batch, batch: {poll_interval: 5s}, max_tokens: 100}
 """
 EVERYTHING = """\
-input: {path: data/rows.csv, id_field: id, on_duplicate_id: suffix, delimiter: ",", encoding: cp1252}
+input:
+  {path: data/rows.csv, id_field: id, on_duplicate_id: suffix, delimiter: ",", encoding: cp1252, on_short_record: null}
 vars: {tone: {zeta: 1, alpha: [2, {y: 3, x: 4}]}, name: n}
 budget: {usd: 3, tokens: 100000, calls: 900}
 row_budget: {usd: 0.5}
@@ -243,6 +244,7 @@ def folder(tmp_path: Path) -> ProjectFolder:
     made = ProjectFolder(tmp_path / "project")
     made.write("agac.yml", PROJECT)
     made.rows([{"id": "1", "text": "fine", "list": "x"}])
+    made.write("data/one.json", '{"id": "1", "text": "fine"}')
     with closing(sqlite3.connect(made.root / "data/in.db")) as database:
         database.execute("CREATE TABLE t (id)")
     for name, text in {"card": CARD, "talker": TALKER, "second": SECOND}.items():
@@ -260,7 +262,7 @@ def folder(tmp_path: Path) -> ProjectFolder:
 
 
 def planned(folder: ProjectFolder, name: str = "everything", **options: Any) -> tuple[Plan, Mapping[str, Provider]]:
-    paths = ("data/rows.csv", "out.csv")
+    paths = ("data/one.json", "out.json")
     source = name if name != "job" else Job(folder.root, *paths, ProcessOptions(model="local/small"), None)
     try:
         return folder.plan(source, **options), open_project(folder.root).providers

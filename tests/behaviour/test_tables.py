@@ -63,7 +63,7 @@ def test_a_table_has_the_rows_columns_the_result_and_the_error(project: ProjectF
         'id\ttext\tresult\terror\na\tone\tone\t\nb\ttwo\t\t"Refused: the model refused: no, ""never"""\n'
         "c\tthrée\tthrée\t\n"
     )
-    assert raw(project, "results.txt") == "one\n\nthrée\n"
+    assert raw(project, "results.txt") == 'one\n[failed] Refused: the model refused: no, "never"\nthrée\n'
 
 
 def test_the_columns_of_a_schema_stand_in_its_order_without_a_single_result_too(
@@ -111,6 +111,60 @@ def test_each_way_of_merging_in_each_format(project: ProjectFolder, merge: str) 
     assert stored(project) == [(*key, *expected)]
     found = pytest.importorskip("duckdb").read_parquet(str(project.root / "output/reviews/results.parquet"))
     assert (found.columns, found.fetchall()) == (header, [tuple(expected)])
+
+
+SKIPPED = {
+    "extend": {"id": "b", "text": "two", "note": None, "say.text": None},
+    "update": {"id": "b", "text": "two", "note": None},
+    "append": {"id": "b", "text": "two", "say": None},
+}
+
+
+@pytest.mark.parametrize("merge", SKIPPED)
+def test_a_row_whose_last_stage_was_skipped_has_the_fields_of_the_others_as_null(
+    project: ProjectFolder, merge: str
+) -> None:
+    project.rows([{"id": "a", "text": "one"}, {"id": "b", "text": "two"}])
+    schema = {"note": "string", "text": "string"}
+    stage = {"name": "say", "prompt": "${text}", "output_schema": schema, "when": 'text == "one"'}
+    project.workflow(stages=[stage], output={"format": EVERY, "merge": merge})
+    with project.asking(scripted(json.dumps({"text": "T", "note": "N"}))):
+        assert project.run().exit_code == 0
+    done, skipped = project.output()
+    assert (skipped, set(done)) == (SKIPPED[merge], set(skipped))
+    assert [one["result"] for one in project.envelopes()] == [done, skipped]
+    assert json.loads(raw(project, "results.txt").split("\n")[1]) == skipped
+    header, _, cells = table(project)
+    assert dict(zip(header, cells, strict=True)) == {
+        **{name: value or "" for name, value in skipped.items()}, "error": "",
+    }  # fmt: skip
+
+
+def test_lines_of_a_text_file_keep_their_numbers(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([{"kind": "refusal", "match": "two", "message": "no\nnever"}]).base_url)
+    project.root.joinpath("data").mkdir()
+    project.root.joinpath("data/in.txt").write_bytes(b"one\n\n \ntwo\n\xff\n\nleft\n\nthree\n")
+    stages = [{**SAY[0], "prompt": "${content}", "when": 'content != "left"', "otherwise": "drop"}]
+    project.workflow(
+        path="data/in.txt", defaults=ECHO, stages=stages, input={"id_field": None}, output={"format": "txt"}
+    )
+    assert project.run().exit_code == 3
+    lines = raw(project, "results.txt").split("\n")
+    assert (lines[0], lines[1:3], lines[3]) == ("one", ["", ""], "[failed] Refused: the model refused: no\\nnever")
+    assert lines[4].startswith("[failed] InvalidRow: data/in.txt:5: ")
+    assert lines[5:] == ["", "", "", "three", ""]
+
+
+def test_lines_of_several_text_files_follow_one_another(project: ProjectFolder, faulty: Faulty) -> None:
+    project.configure(faulty([]).base_url)
+    project.write("data/a.txt", "one\n\ntwo\n")
+    project.write("data/b.txt", "\nthree\n")
+    stages = [{**SAY[0], "prompt": "${content}"}]
+    project.workflow(
+        path="data/*.txt", defaults=ECHO, stages=stages, input={"id_field": None}, output={"format": "txt"}
+    )
+    project.run()
+    assert raw(project, "results.txt") == "one\n\ntwo\n\nthree\n"
 
 
 def test_the_fields_of_replies_in_json_are_columns(project: ProjectFolder) -> None:
@@ -237,7 +291,7 @@ def test_a_dropped_row_is_in_no_table_and_one_that_cannot_be_read_has_its_error(
     assert (header, first) == (["id", "text", "result", "error"], ["a", "two", "two", ""])
     assert second[:3] == ["", "", ""]
     assert second[3].startswith("InvalidJSON: data/rows.jsonl:3: ")
-    assert raw(project, "results.txt") == "two\n\n"
+    assert raw(project, "results.txt").startswith("two\n[failed] InvalidJSON: data/rows.jsonl:3: ")
     assert stored(project) == [("a", "two", "two", None)]
 
 
