@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
-from agac.api.status import go_on
+from agac.api.status import MERGED, SHARDS, go_on
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError
 from agac.core.keys import canonical, is_job
@@ -143,7 +143,7 @@ async def merge(
     selection = replace(options.selection(), shard=None)
     plan = make_plan(checked.workflow, checked.models, opened.root, selection, None)
     folder, manifests = await _complete(opened, plan, of)
-    path = opened.root / STORE.parent / "shards" / "merged" / STORE.name  # knows the files that it wrote
+    path = opened.root / SHARDS / MERGED / STORE.name  # knows the files that it wrote
     async with open_database(path) as database, lease_held(database, plan.workflow, time.time):
         identity, now = (plan.workflow, plan.hash, selection.text()), time.time()
         await write(database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now)

@@ -415,9 +415,11 @@ async def report_of(
     workflow: Workflow | None = None,
     *,
     writes: bool = True,
+    count: Callable[[], RowCount | None] | None = None,
 ) -> RunReport:
     """How an invocation ended; writes the run's outputs where they are to be replaced, and the invocation `writes`.
-    `workflow` says where its keys stand; without it they are named alone."""
+    `workflow` says where its keys stand; without it they are named alone. `count` tells how many rows are selected,
+    where not all of them were read."""
     record = await runs.run_record(database, invocation.run)
     summary = await summarise(database, record)
     rows = summary["rows"]["total"]
@@ -432,6 +434,11 @@ async def report_of(
     reused = {one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged}
     if names := [stage.name for stage in work.plan.stages if stage.tooling.record and stage.name in reused]:
         about["not_recorded"] = NOT_RECORDED.format(", ".join(names))
+    selected = count() if count is not None and not invocation.totals.all_read else None
+    if selected is not None and selected.rows > summary["rows"]["total"]:
+        about["rows_selected"] = {"rows": selected.rows, "exact": selected.exact}
+    if replaced and exported.lines is not None:
+        about["lines_written"] = exported.lines
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code
     if code is ExitCode.DONE:  # nothing stopped it

@@ -173,7 +173,8 @@ async def invoke(
         with interruptible(invocation.stop_signal, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
         writes = not elsewhere and work.sharding is None
-        report = await report_of(database, work, invocation, warnings, checked.workflow, writes=writes)
+        selected = count if retry is None else None
+        report = await report_of(database, work, invocation, warnings, checked.workflow, writes=writes, count=selected)
         report = await reported(database, work, invocation, report)
         if not elsewhere:
             report = await ended(database, opened, work, invocation, report)

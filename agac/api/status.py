@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,10 @@ SHARD = "AGAC_SHARD"
 """The variable of the environment that names a shard; `--shard` of the command line sets it."""
 
 
+SHARDS, MERGED = STORE.parent / "shards", "merged"
+"""Where the stores of shards are, relative to the project; and that of what `agac merge` wrote, among them."""
+
+
 def this_shard() -> Shard | None:
     """The shard at which this process works. Raises UsageError for a variable that names none."""
     text = os.environ.get(SHARD, "")
@@ -49,7 +54,7 @@ def this_shard() -> Shard | None:
 def database_path(root: Path) -> Path:
     """Where a project keeps its state: each shard of a run has a store of its own."""
     shard = this_shard()
-    return root / STORE if shard is None else root / STORE.parent / "shards" / shard.name / STORE.name
+    return root / STORE if shard is None else root / SHARDS / shard.name / STORE.name
 
 
 def database_files(path: Path) -> list[Path]:
@@ -313,12 +318,14 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
-    """The state of a project: its newest runs, what they came to, how large the store is, and its indexes of words."""
+    """The state of a project: its newest runs, what they came to, how large the store is, and its indexes of words.
+    `sharded` are the runs whose shards have stores in this folder, as `runs_in_shards` has them."""
 
     project: Path
     database_bytes: int
     runs: list[dict[str, Any]]
     index_bytes: int = 0
+    sharded: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
@@ -341,10 +348,48 @@ async def status(
             return StatusReport(root, size, [await full_report(database, record)], indexes)
     async with open_for_reading(database_path(root)) as found:
         await refuse_unknown(found, root, workflow)
+        sharded = await runs_in_shards(root, workflow) if this_shard() is None else []
         if found is None:
-            return StatusReport(root, 0, [])
+            return StatusReport(root, 0, [], sharded=sharded)
         numbers = (await runs.run_ids(found, workflow))[:newest]
         listed = [await run_report(found, await runs.run_record(found, number)) for number in numbers]
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
-        return StatusReport(root, size, listed, indexes)
+        return StatusReport(root, size, listed, indexes, sharded)
+
+
+async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any]]:
+    """What the stores of shards in this folder hold of the newest run of each workflow, or of one: its `shards`, of
+    which others may have run elsewhere, and their `rows` together; `merged`, where that was done here: into which
+    folder, and how many rows it wrote."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
+    for path in sorted((root / SHARDS).glob(f"*/{STORE.name}")):
+        shard = Shard.read(path.parent.name, "-of-")
+        async with open_for_reading(path) as database:
+            numbers = await runs.run_ids(database, workflow) if database is not None else []
+            for number in reversed(numbers):  # the newest one comes last
+                assert database is not None
+                record = await runs.run_record(database, number)
+                if shard is None:
+                    merged[record.workflow] = _merged(root, record)
+                    continue
+                key = record.workflow, shard.of
+                one = found.setdefault(key, {"workflow": record.workflow, "of": shard.of, "shards": {}})
+                one["shards"][str(shard)] = runs.row_counts(await runs.counters(database, number))
+    return [
+        {
+            "workflow": name, "of": of, "shards": list(one["shards"]),
+            "rows": dict(sum(map(Counter, one["shards"].values()), Counter[str]())), "merged": merged.get(name),
+        }
+        for (name, of), one in found.items()
+    ]  # fmt: skip
+
+
+def _merged(root: Path, record: runs.RunRecord) -> dict[str, Any]:
+    """Into which folder a run was merged, and its rows as the summary there tells them."""
+    rows: dict[str, int] = {}
+    with suppress(OSError, ValueError, LookupError):
+        told = json.loads((root / record.output_dir / "summary.json").read_bytes())
+        rows = told["rows"] if told["workflow"] == record.workflow and told["shards"] else {}
+    return {"output": record.output_dir, "rows": rows}

@@ -207,7 +207,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
 
 
 def say_stop(report: RunReport, command: str) -> None:
-    summary, invocation = report.summary, report.invocation
+    invocation = report.invocation
     if report.stop in ("limit", "loss"):
         for line in limit_lines(report, command):
             terminal.say(line)
@@ -220,12 +220,29 @@ def say_stop(report: RunReport, command: str) -> None:
             one = "call in flight was cancelled. It may be billed, and the next run sends it again."
             many = "calls in flight were cancelled. They may be billed, and the next run sends them again."
             terminal.say(counted(cancelled, one, many))
-        terminal.say(
-            f"Interrupted; every answer is stored. Rows read so far and still open: {summary['rows']['open']:,}"
-        )
+        terminal.say(f"Interrupted; every answer is stored. {terminal.sentence(finished_words(report))}")
         if last := invocation["waiting_for"]:
             terminal.say(f"  The last call brought no answer: {terminal.first_line(last['message'])}")
         terminal.say(f"  Resume with: {command}")
+
+
+def finished_words(report: RunReport) -> str:
+    """`719 of 2,400 rows are finished, 1,681 are open`: of all that are selected, where that is known."""
+    rows, selected = report.summary["rows"], report.invocation.get("rows_selected")
+    ended, total, about = rows["total"] - rows["open"], rows["total"], ""
+    if selected is not None:
+        total, about = selected["rows"], "" if selected["exact"] else "about "
+    are = "is" if ended == 1 else "are"
+    return f"{ended:,} of {about}{counted(total, 'row')} {are} finished, {about}{total - ended:,} open"
+
+
+def read_words(report: RunReport) -> str:
+    """`2,400 rows`, or `1,024 of 2,400 rows read` where the run stopped before it had read all of them."""
+    total, selected = report.summary["rows"]["total"], report.invocation.get("rows_selected")
+    if selected is None:
+        return str(counted(total, "row"))
+    about = "" if selected["exact"] else "about "
+    return f"{total:,} of {about}{counted(selected['rows'], 'row')} read"
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
@@ -233,7 +250,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     rows, stages = summary["rows"], summary["stages"]
     part = f", shard {Shard(*shard)}" if (shard := summary["selection"].get("shard")) else ""
     run = summary.get("job") or f"{summary['workflow']}{part}, run {summary['run']}"
-    yield f"{run}: {counted(rows['total'], 'row')}, {terminal.row_words(rows)}"
+    yield f"{run}: {read_words(report)}, {terminal.row_words(rows)}"
     if short := summary.get("short_records"):
         yield f"  {counted(short, 'record')} with fewer fields than the header"
     yield from map(level_line, summary["levels"])
@@ -497,12 +514,23 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             see = f"`agac inspect {number}`" if is_shard or "job" in report.summary else "see errors.jsonl"
             step = f"Fix the failures ({see}), or allow them: {resume}"
         lines.append(f"  Finished rows are stored{'' if is_shard else ' and written'}. {step}")
-    rows = report.summary["rows"]
-    written = rows["done"] + rows["failed"]
-    whole = max(rows["total"] - rows["dropped"], written + (finishing.rows if finishing else 0))
-    if report.files and written < whole:  # the results were replaced
-        lines.append(f"  {report.files[0].name} now holds {written:,} of {counted(whole, 'row')}")
-    return lines
+    return [*lines, *_held_lines(report)]
+
+
+def _held_lines(report: RunReport) -> Iterator[str]:
+    """How many of the rows the results hold that were written at a limit; those that left have no line."""
+    rows, finishing = report.summary["rows"], report.finishing
+    ended = rows["done"] + rows["skipped"] + rows["failed"]
+    written = report.invocation.get("lines_written", ended)
+    whole = max(rows["total"] - rows["dropped"], ended + (finishing.rows if finishing else 0))
+    if not report.files or ended >= whole:
+        return
+    name = report.files[0].name
+    if written == ended:
+        yield f"  {name} now holds {written:,} of {counted(whole, 'row')}"
+    else:  # of rows that stages made
+        of_input = f"{ended:,} of the input's {counted(whole, 'row')} are finished"
+        yield f"  {name} now holds {counted(written, 'row')}; {of_input}"
 
 
 CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -82,8 +83,26 @@ def shards_lines(report: ShardsReport) -> Iterator[str]:
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
+    sharded = list(sharded_lines(report))
+    if sharded and not report.runs:
+        return sharded
     lines = _runs_table(report, workflow, {"started": itemgetter("started_at")})
-    return [*lines, *(next_step_lines(report) if report.runs else ())]
+    return [*lines, *(next_step_lines(report) if report.runs else ()), *sharded]
+
+
+def sharded_lines(report: StatusReport) -> Iterator[str]:
+    """Runs in shards that have stores here: how many rows they have, and where they were merged."""
+    for run in report.sharded:
+        here, rows, merged = len(run["shards"]), run["rows"], run["merged"]
+        which = "all here" if here == run["of"] else f"{here} of them here: {', '.join(run['shards'])}"
+        counts = f"{counted(rows.get('total', 0), 'row')}, {terminal.row_words(Counter(rows))}"
+        yield f"{run['workflow']} was run in {counted(run['of'], 'shard')} ({which}): {counts}"
+        if merged is None:
+            yield f"  Not merged here. See all shards with: agac status --shards -a {run['workflow']}"
+        else:
+            told = merged["rows"]
+            wrote = f": {counted(told['total'], 'row')}, {terminal.row_words(Counter(told))}" if told else ""
+            yield f"  Merged into {terminal.from_here(report.project / merged['output'])}{wrote}"
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
@@ -145,7 +164,8 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield f"{run['workflow']}, run {run['run']}: {run['state']}"
     yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
-    yield f"\nRows: {counts['total']:,}, {terminal.row_words(counts)}"
+    so_far = "" if run["input_read_at"] else " read so far"
+    yield f"\nRows: {counts['total']:,}{so_far}, {terminal.row_words(counts)}"
     grows = run["state"] != "finished" and (run["input_read_at"] is None or counts["open"] or counts["failed"])
     for level in run["levels"]:
         yield level_line(level, so_far=bool(grows))

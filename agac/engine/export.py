@@ -240,12 +240,14 @@ def _refuse_own_input(source: InputSpec, target: TableTarget, env: Mapping[str, 
 class Exported:
     """What an export wrote, and what was there before. `not_written` is why a table in a database is not among the
     `files`. `replaced` is the run whose results stood in the folder, where it was another one; `edited` are files that
-    were changed since they were written, with the copies in which the changes are kept."""
+    were changed since they were written, with the copies in which the changes are kept. `lines`: how many rows are in
+    the results; None: nothing was written."""
 
     files: list[Path]
     not_written: AgacError | None = None
     replaced: int | None = None
     edited: Mapping[Path, Path] = field(default_factory=dict)
+    lines: int | None = None
 
 
 async def export_run(
@@ -274,6 +276,7 @@ async def export_run(
     marked = not outputs.preview and source is None
     mark = {"store": {"id": token, "generation": run.revision, "place": place}} if marked else {}
     await write(database, "run_exporting", run.id)
+    written_lines = 0
     with folder as out:
         others, table = outputs.open(out, layout, env) if layout else ([], None)
         opened = {
@@ -283,6 +286,7 @@ async def export_run(
         }
         async for rows in ended.rows(database, run.id):
             lines = Lines(rows, run.include_input, layout, outputs.merge, by_line=by_line, marks=marks)
+            written_lines += len(lines.results)
             for name, texts in lines.by_file.items():
                 if name in opened:
                     opened[name].write_texts(texts)
@@ -314,7 +318,7 @@ async def export_run(
     if outputs.places is not None and (copy := keep.stamp or run.exported_files.get(PREVIOUS)):
         stamps[PREVIOUS] = copy
     await write(database, "run_exported", run.revision, json.dumps(stamps), run.id)
-    return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept)
+    return Exported(outputs.files(but_table=failure is not None), failure, replaced, out.kept, written_lines)
 
 
 async def _final_rows(

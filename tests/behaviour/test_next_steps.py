@@ -140,6 +140,25 @@ def test_a_limit_that_replaced_complete_results_says_what_they_hold_now(project:
     assert len(project.envelopes()) == 2
 
 
+def test_counts_at_a_limit_add_up_with_rows_that_a_guard_skipped(project: ProjectFolder) -> None:
+    stage = {**THREE[0], "when": 'id != "r-1" && id != "r-2"'}
+    project.workflow(rows=9, stages=[stage])
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3", code=4)
+    assert "  results.jsonl now holds 5 of 9 rows\n" in ran.err
+    assert len(project.envelopes()) == 5
+
+
+def test_counts_of_a_run_that_stopped_before_it_had_read_all_rows_name_all_of_them(project: ProjectFolder) -> None:
+    project.workflow(rows=2_000, stages=THREE[:1])
+    ran = project.agac("run", "-a", "reviews", "--concurrency", "1", "--budget", "calls=3", code=4)
+    rows = json.loads((project.root / "output/reviews/summary.json").read_text())["rows"]
+    assert rows["total"] < 2_000
+    said = f"reviews, run 1: {rows['total']:,} of 2,000 rows read, 3 done, {rows['open']:,} open\n"
+    assert said in ran.out
+    assert "  results.jsonl now holds 3 of 2,000 rows\n" in ran.err
+    assert f"Rows: {rows['total']:,} read so far, 3 done, {rows['open']:,} open" in project.agac("status", "1").out
+
+
 def test_a_stage_that_lacks_what_comes_before_it_names_that(project: ProjectFolder) -> None:
     project.workflow(rows=3, stages=THREE)
     said = "Open: 3 rows wait for stage one, which this command did not select. "

@@ -7,7 +7,9 @@ from html import unescape
 import pytest
 from support.monitor import monitor
 from support.project import ProjectFolder
+from support.server import Server
 from support.sharded import four_shards, leave
+from support.shards import Sharded
 
 import agac
 from agac.core.types import Shard
@@ -87,3 +89,23 @@ def test_a_shard_that_waits_for_a_stage_named_like_batches_is_run_again(project:
     asyncio.run(leave(project.root, Shard(1, 2), complete=False, waits=waits))
     first, _ = project.agac("status", "--shards", "--json", code=0).json["runs"][0]["shards"]
     assert (first["state"], first["next"]) == ("waiting", "agac run -a reviews --shard 1/2")
+
+
+def test_status_tells_of_shards_that_ran_here_and_of_what_was_merged(project: ProjectFolder, server: Server) -> None:
+    sharded = Sharded(project.root, server, of=2)
+    sharded.workflow(rows=6)
+    sharded.shard(1)
+    (one,) = agac.status(project=project.root).sharded
+    half = one["rows"]["total"]
+    assert (one["shards"], one["merged"]) == (["1/2"], None)
+    told = f"reviews was run in 2 shards (1 of them here: 1/2): {half} row"
+    ran = project.agac("status")
+    assert (ran.out.startswith(told), "agac status --shards -a reviews" in ran.out) == (True, True)
+    sharded.shard(2)
+    assert sharded.merge().code == 0
+    ran = project.agac("status")
+    assert ran.out == (
+        "reviews was run in 2 shards (all here): 6 rows, 6 done\n  Merged into output/reviews: 6 rows, 6 done\n"
+    )
+    assert "was run in this project yet" not in ran.out
+    assert project.agac("status", "--json").json["sharded"][0]["merged"]["rows"]["done"] == 6

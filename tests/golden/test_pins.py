@@ -116,6 +116,7 @@ def without_added(value: Any, listed: bool) -> Any:
             "go_on",
             "spared",
             "index_bytes",
+            "sharded",
         }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
         added |= (
