@@ -277,7 +277,7 @@ class Reply(NamedTuple):
     first token of the answer itself, where it is known. Both in seconds. `others` are the texts of further messages,
     where a reply holds several that are complete: whoever validates them finds which is meant. `calls` are the tools
     that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`).
-    `session` is that of the agent program which said it."""
+    `session` is that of the agent program which said it. `ended_with` is the server's own word for how it ended."""
 
     text: str
     finish: Finish
@@ -292,6 +292,7 @@ class Reply(NamedTuple):
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
     session: str | None = None
+    ended_with: str = ""
 
     @property
     def goes_on(self) -> bool:

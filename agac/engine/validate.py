@@ -412,7 +412,8 @@ def _unusable(reply: Reply) -> RowError | None:
             said = reply.refusal or reply.text or "without a reason"
             return RowError(ErrorType.REFUSED, f"the model refused: {said}")
         case Finish.FILTER:
-            return RowError(ErrorType.FILTERED, "the provider's content filter stopped the reply")
+            named = "" if reply.ended_with in ("", "content_filter") else f" ({reply.ended_with!r})"
+            return RowError(ErrorType.FILTERED, f"the provider's content filter stopped the reply{named}")
         case Finish.STOP if reply.refusal:
             return RowError(ErrorType.REFUSED, f"the model refused: {reply.refusal}")
         case Finish.TOOLS:
@@ -420,7 +421,8 @@ def _unusable(reply: Reply) -> RowError | None:
         case Finish.PAUSED:
             return RowError(ErrorType.PROVIDER_ERROR, "the provider paused the answer, as its own tools ran for long")
         case Finish.OTHER:
-            return RowError(ErrorType.PROVIDER_ERROR, "the model stopped for a reason that agac does not know")
+            message = f"agac cannot tell whether the reply is whole: it ended with {reply.ended_with!r}"
+            return RowError(ErrorType.PROVIDER_ERROR, message)
         case _:
             return None if reply.text.strip() else RowError(ErrorType.EMPTY_RESPONSE, "the reply is empty")
 

@@ -22,6 +22,7 @@ from agac.core.types import (
 )
 from agac.providers.bodies import count, json_of, mapping, objects, text
 from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, calls_of, reply_of, set_params, unreadable, uses_of
+from agac.providers.endings import MESSAGE_ENDINGS, ending
 from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of, tools_of
@@ -39,12 +40,6 @@ _REFUSED: Mapping[str, str] = dict.fromkeys(
 """Absent from the API's reference: Anthropic answers them with 400."""
 
 _PARAMS = ("temperature", "top_p", "top_k", "stop", "service_tier")
-
-_FINISH = {
-    "end_turn": Finish.STOP, "stop_sequence": Finish.STOP, "max_tokens": Finish.LENGTH,
-    "model_context_window_exceeded": Finish.LENGTH, "refusal": Finish.REFUSAL, "tool_use": Finish.TOOLS,
-    "pause_turn": Finish.PAUSED,
-}  # fmt: skip
 
 _ADAPTIVE: Mapping[str, JSONValue] = {"thinking": {"type": "adaptive"}}
 
@@ -157,16 +152,16 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
     # thinking is no part of the answer
     answer = "".join(text(block, "text") for block in objects(content) if block.get("type") == "text")
     usage, refusal = data.get("usage"), None
-    finish = _FINISH.get(text(data, "stop_reason"), Finish.OTHER)
-    if finish is Finish.REFUSAL:  # why, in Anthropic's words, or what its classifiers call it
+    end = ending(data.get("stop_reason"), MESSAGE_ENDINGS)
+    if end.meaning is Finish.REFUSAL:  # why, in Anthropic's words, or what its classifiers call it
         category = text(data.get("stop_details"), "category")
         refusal = text(data.get("stop_details"), "explanation") or (f"category {category}" if category else None)
     asked = [block for block in objects(content) if block.get("type") == "tool_use"]
     calls = calls_of((text(block, "id"), text(block, "name"), block.get("input")) for block in asked)
     came = {id(block): {**block, "id": one.id, "input": _input(one)} for block, one in zip(asked, calls, strict=True)}
-    paused = calls or finish is Finish.PAUSED
+    paused = calls or end.meaning is Finish.PAUSED
     return reply_of(
-        {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], finish,
+        {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], end,
         usage=_usage(usage), refusal=refusal, provider=provider, model=model, calls=calls,
         wire={"content": [came.get(id(block), block) for block in content]} if paused else None,
     )  # fmt: skip

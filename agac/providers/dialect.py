@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateState, Reply, Request, ToolCall, Usage
 from agac.providers.bodies import count, encode, json_of, mapping, text
+from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
@@ -89,7 +90,8 @@ class Dialect:
         case. Never raises for anything a server says."""
         data = json_of(body)
         if 200 <= status < 300 and not is_error(data):
-            return self.read(data, status, provider, model)
+            found = self.read(data, status, provider, model)
+            return replace(found, status=status) if isinstance(found, Fault) and found.status is None else found
         error = self.read_error(data)
         return fault_of(error, self.rules, status, headers, body, provider=provider, model=model, redactor=redactor)
 
@@ -176,7 +178,7 @@ def arguments_text(arguments: Any) -> str:
 def reply_of(
     data: Mapping[str, Any],
     texts: list[str],
-    finish: Finish,
+    end: AnswerEnd,
     *,
     usage: Usage,
     refusal: str | None,
@@ -184,15 +186,20 @@ def reply_of(
     model: str,
     calls: tuple[ToolCall, ...] = (),
     wire: JSONValue = None,
-) -> Reply:
+) -> Reply | Fault:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
-    do too, whatever a server calls it. `wire` is the message where the conversation goes on from it."""
+    do too, whatever a server calls it. `wire` is the message where the conversation goes on from it. An answer that the
+    server broke off is a fault, and was perhaps billed."""
+    usage, finish = believable(usage, wrote=any(texts) or bool(calls)), end.meaning
+    if not isinstance(finish, Finish):
+        message = f"{provider.name} broke the answer off: it ended with {end.word!r}"
+        return Fault(AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage)
     if finish in (Finish.STOP, Finish.TOOLS):
         finish = Finish.TOOLS if calls else Finish.OTHER if finish is Finish.TOOLS else finish
     return Reply(
         text=texts[0] if texts else "",
         finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
-        usage=believable(usage, wrote=any(texts) or bool(calls)),
+        usage=usage,
         model=text(data, "model") or model,
         refusal=refusal,
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
@@ -200,4 +207,5 @@ def reply_of(
         others=tuple(texts[1:]),
         calls=calls,
         wire=wire,
+        ended_with=end.word,
     )

@@ -23,6 +23,7 @@ from agac.core.types import (
 )
 from agac.providers import dialect
 from agac.providers.bodies import count, mapping, objects, text
+from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending
 from agac.providers.error_tables import OPENAI_RULES, is_error, rate_state, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
@@ -110,15 +111,6 @@ _CHAT_PARAMS = (
     *("top_k", "min_p", "repetition_penalty"),
 )
 
-_FINISH = {
-    **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence"), Finish.STOP),
-    **dict.fromkeys(("length", "max_tokens", "model_length"), Finish.LENGTH),
-    **dict.fromkeys(("content_filter", "safety", "recitation", "prohibited_content"), Finish.FILTER),
-    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), Finish.TOOLS),
-    "refusal": Finish.REFUSAL,
-}
-"""What servers call the end of an answer; names beyond OpenAI's five are look-alikes'. Anything else is OTHER."""
-
 
 def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
     shape, params = shape_of(request.schema, provider, openai_format), request.params
@@ -169,7 +161,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     content = message.get("content")
     answer, refusal = (content, None) if isinstance(content, str) else _said(content, "text")
     refusal = text(message, "refusal") or refusal
-    finish = _FINISH.get(text(choice, "finish_reason").lower(), Finish.OTHER)
+    end = ending(choice.get("finish_reason"), CHAT_ENDINGS)
     asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
@@ -181,7 +173,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
         sent_back = [_chat_call(*one) for one in zip(asked, calls, strict=True)]
         wire = {"message": {**came, "role": "assistant", "tool_calls": sent_back}}
     return dialect.reply_of(
-        data, [answer], finish, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
+        data, [answer], end, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
         calls=calls, wire=wire,
     )  # fmt: skip
 
@@ -291,9 +283,6 @@ _RESPONSES_REFUSED: Mapping[str, str] = dict.fromkeys(
 
 _RESPONSES_PARAMS = ("temperature", "top_p", "max_tokens", "service_tier")
 
-_INCOMPLETE = {"max_output_tokens": Finish.LENGTH, "content_filter": Finish.FILTER}
-"""Why a response ended early; `steered` and `max_messages` cannot happen here, and are OTHER like all that is new."""
-
 
 def _build_response(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
     """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`. But
@@ -360,14 +349,14 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
         refusal = refusal or refused_with
         if message.strip():
             (texts if item.get("status") in (None, "completed") else cut).append(message)
-    finish = Finish.LENGTH if cut and not texts else Finish.STOP
+    end = AnswerEnd(Finish.LENGTH if cut and not texts else Finish.STOP)
     if stage == "incomplete":
-        finish = _INCOMPLETE.get(text(data.get("incomplete_details"), "reason"), Finish.OTHER)
+        end = ending(mapping(data.get("incomplete_details")).get("reason") or stage, RESPONSE_ENDINGS)
     asked = [item for item in objects(output) if item.get("type") == "function_call"]
     calls = dialect.calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
     came = {id(item): _call_item(item, call) for item, call in zip(asked, calls, strict=True)}
     return dialect.reply_of(
-        data, texts or cut[:1], finish, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
+        data, texts or cut[:1], end, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
         calls=calls, wire={"output": [came.get(id(item), item) for item in output]} if calls else None,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, Reply, 
 from agac.providers import keeper
 from agac.providers.bodies import count, encode, json_of, mapping, text
 from agac.providers.dialect import NO_HEADERS, Assembly, Begins, Dialect, believable
+from agac.providers.endings import MAX_WORD, SESSION_ENDINGS, ending
 from agac.providers.error_tables import read_openai_error
 from agac.providers.http import HttpReply
 from agac.providers.provider import SERVER_TOOLS, Provider
@@ -367,9 +368,6 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
     return {"prompt": said[0], **({"session": request.session or "", "said": said[-1]} if len(said) > 1 else {})}
 
 
-_FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH, "content-filter": Finish.FILTER}
-
-
 def _read(doc: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
     """What became of a session: a reply where the program ended well and its last step is an answer."""
     counts, failed, stderr = mapping(doc.get("usage")), mapping(doc.get("failed")), text(doc, "stderr")
@@ -390,11 +388,14 @@ def _read(doc: Any, status: int, provider: Provider, model: str) -> Reply | Faul
     if failed or ended != 0:
         why = text(data, "message") or text(failed, "name") or stderr.strip().rpartition("\n")[2]
         message = f"OpenCode ended with exit status {ended}{f': {why}' if why else ''}"
-    elif (finish := _FINISHES.get(text(doc, "finish"))) is None:
-        message = "OpenCode ended well, and without an answer"
     else:
-        session, known = text(doc, "session") or None, usage or Usage()
-        return Reply(text(doc, "text"), finish, known, model, simulated=provider.simulated, session=session)
+        word = text(doc, "finish")
+        finish = ending(word, SESSION_ENDINGS).meaning
+        if word and isinstance(finish, Finish) and finish is not Finish.OTHER:
+            session, known = text(doc, "session") or None, usage or Usage()
+            return Reply(text(doc, "text"), finish, known, model, simulated=provider.simulated, session=session)
+        last = f": its last step ended with {word[:MAX_WORD]!r}" if word else ""
+        message = f"OpenCode ended well, and without an answer{last}"
     return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, ambiguous=True, retries=1, usage=usage)
 
 

@@ -313,8 +313,8 @@ def message_frame(call: ModelCall) -> dict[str, Any]:
 
 
 def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
-    if answer.refusal is None and answer.finish != "content_filter":
-        return {"stop_reason": STOPS[answer.finish], "stop_sequence": None, "stop_details": None}
+    if answer.has_word or (answer.refusal is None and answer.finish != "content_filter"):
+        return {"stop_reason": answer.ended_with(STOPS[answer.finish]), "stop_sequence": None, "stop_details": None}
     category = None if answer.refusal is not None else "general_harms"
     details = {"type": "refusal", "category": category, "explanation": answer.refusal}
     return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}

@@ -202,9 +202,12 @@ def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
     if answer.calls:
         message["tool_calls"] = [chat_tool_call(asked) for asked in answer.calls]
-    finish = "length" if answer.finish == "pause" else answer.finish
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(answer)}
     return chat_frame(call, "chat.completion") | {"choices": [choice], "usage": chat_usage(call, answer)}
+
+
+def finish_reason(answer: ModelAnswer) -> str | None:
+    return answer.ended_with("length" if answer.finish == "pause" else answer.finish)
 
 
 def chat_tool_call(asked: AskedTool) -> dict[str, Any]:
@@ -227,7 +230,7 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         yield chunk({"tool_calls": [{"index": index, **chat_tool_call(asked._replace(arguments=""))}]})
         for piece in replies.pieces(asked.arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, "length" if answer.finish == "pause" else answer.finish)
+    yield chunk({}, finish_reason(answer))
     if call.include_usage:
         yield chat_frame(call, "chat.completion.chunk") | {"choices": [], "usage": chat_usage(call, answer)}
     yield "[DONE]"

@@ -189,6 +189,8 @@ FAULTS: dict[str, KnownFault] = {
                                 AnswerMessage(half(answer, 1), cut=rule.value("marked")),)), marked=True),
     "zero_usage": KnownFault("answer", "the usage says 0 for each count of tokens", "",
                              lambda rule, call, answer: replace(answer, counts_nothing=True)),
+    "ending": KnownFault("answer", "the answer ends with this `word`, or without one (null)", "word",
+                         lambda rule, call, answer: replace(answer, has_word=True, word=rule.value("word"))),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
     "unknown_tool": KnownFault("answer", "calls name a tool that is not on offer", "",
                                other_calls(lambda asked: asked._replace(name="no_such_tool"))),
@@ -470,6 +472,7 @@ KEYS: dict[str, Kind] = {
     "code": A_TEXT,
     "marked": replies.TRUTH,
     "failed": replies.TRUTH,
+    "word": (lambda value: value is None or isinstance(value, str), "a text, or null"),
 }
 
 SCRIPT_KEYS: dict[str, Kind] = {

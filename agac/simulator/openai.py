@@ -103,8 +103,8 @@ def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -
 
 
 def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    finished = answer.finish in ("stop", "tool_calls")
-    reason = "content_filter" if answer.finish == "content_filter" else "max_output_tokens"
+    finished = answer.word is None and (answer.has_word or answer.finish in ("stop", "tool_calls"))
+    reason = answer.ended_with("content_filter" if answer.finish == "content_filter" else "max_output_tokens")
     usage: dict[str, Any] = {
         "input_tokens": call.prompt_tokens,
         "input_tokens_details": {"cached_tokens": call.cached_tokens, "cache_write_tokens": 0},

@@ -167,7 +167,8 @@ class AnswerMessage:
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
     """The model's `content`, or None and a `refusal` or `calls` of tools. `earlier`: messages before that, where an API
-    has them; `hosted`: the provider's own tools that it used on the way. `counts_nothing`: its usage says 0 tokens."""
+    has them; `hosted`: the provider's own tools that it used on the way. `counts_nothing`: its usage says 0 tokens.
+    `has_word`: it ends with this `word` (None: null), whatever the API calls such an end."""
 
     content: str | None
     finish: Literal["stop", "length", "content_filter", "tool_calls", "pause"] = "stop"
@@ -176,6 +177,12 @@ class ModelAnswer:
     calls: tuple[AskedTool, ...] = ()
     hosted: tuple[HostedUse, ...] = ()
     counts_nothing: bool = False
+    has_word: bool = False
+    word: str | None = None
+
+    def ended_with(self, usual: str | None) -> str | None:
+        """Returns the word that says why the answer ended, which the API has a `usual` one for."""
+        return self.word if self.has_word else usual
 
     def usage(self, counts: dict[str, Any]) -> dict[str, Any]:
         """Returns the counts of tokens as the API tells them: all of them 0 where it counts nothing."""

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from scripted_server import Step, run_at, scripted
 from support.made import tried
-from support.project import ProjectFolder
+from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
 
 import agac
+from agac.core.errors import ExitCode
 
+STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT}
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 
 
@@ -104,6 +106,52 @@ def reply(content: str | None, **more: Any) -> Step:
     usage = {"prompt_tokens": more.get("tokens", 10), "completion_tokens": 5, "total_tokens": 15}
     wire = {"id": "x", "model": more.get("model", "small"), "choices": [choice], "usage": usage}
     return Step(body=json.dumps({key: value for key, value in wire.items() if key not in more.get("without", ())}))
+
+
+ENDINGS: list[tuple[str | None, str | None, str]] = [
+    # a word, the error of a row whose answer ends so, and what its message says
+    (None, None, ""),
+    ("", None, ""),
+    ("eos_token", None, ""),
+    ("model_length", "Truncated", "cut at the limit of tokens"),
+    ("SPII", "Filtered", "filter stopped the reply ('SPII')"),
+    ("tired", "ProviderError", "cannot tell whether the reply is whole: it ended with 'tired'"),
+    ("insufficient_system_resource", "ProviderError", "broke the answer off: it ended with 'insufficient_system_res"),
+]
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize(("mode", "query"), [("sync", ""), ("sync", "?transport=sse"), ("batch", "")])
+@pytest.mark.parametrize(("word", "error", "says"), ENDINGS)
+def test_how_an_answer_ended_decides_what_becomes_of_it(
+    project: ProjectFolder, faulty: Faulty, word: str | None, error: str | None, says: str, mode: str, query: str
+) -> None:
+    rules = [{"kind": "ending", "word": word, "match": "number 1"}]
+    project.asks(faulty(rules), batch={"api": "openai", "grace": 0.5})
+    project.workflow(rows=3, stages=[{**STAGE, "model": f"local/small{query}", "run_mode": mode}], stop_loss=False)
+    project.run(wait=mode == "batch")
+    rows = project.envelopes()
+    assert [one["ok"] for one in rows] == [error is None, True, True]
+    if error is not None:
+        assert rows[0]["error"]["type"] == error
+        assert says in rows[0]["error"]["message"]
+    project.assert_sound()
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("mode", ["sync", "batch"])
+def test_an_answer_that_a_server_broke_off_is_asked_again(project: ProjectFolder, faulty: Faulty, mode: str) -> None:
+    server = project.asks(
+        faulty([{"kind": "ending", "word": "abort", "match": "number 2", "first": 1}]), batch={"api": "openai"}
+    )
+    report = project.run(
+        project.workflow(rows=3, stages=[{**STAGE, "run_mode": mode}]), wait=mode == "batch", concurrency=1
+    )
+    assert (report.exit_code, report.summary["rows"]["done"]) == (ExitCode.DONE, 3)
+    account = server.account()
+    assert account["charged"] + account["batches"]["charged"] == 4
+    [(calls, perhaps)] = project.query("SELECT count(*), sum(ambiguous) FROM attempt")
+    assert (calls, perhaps) == (4, 1)
 
 
 ODD: dict[str, tuple[Step, str | None]] = {

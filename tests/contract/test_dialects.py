@@ -7,6 +7,7 @@ its `frame` (a list, of some) is around every `error`, and its `error` holds wha
 """
 
 import asyncio
+import csv
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -557,6 +558,35 @@ def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
 
 def test_every_dialect_is_under_contract() -> None:
     assert {member.name for member in MEMBERS} == set(DIALECTS)
+
+
+# How answers end, in the words of `endings.csv`: a new word is a line of it. `null` is JSON's, an empty word is empty.
+
+ENDINGS = [tuple(line.values()) for line in csv.DictReader((HERE / "endings.csv").read_text("utf-8").split("\n"))]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["body", "stream"])
+@pytest.mark.parametrize(
+    ("dialect", "word", "meaning", "source"), ENDINGS, ids=[f"{one[0]}: {one[1] or 'empty'}" for one in ENDINGS]
+)
+def test_every_word_for_an_end_is_read(dialect: str, word: str, meaning: str, source: str, streamed: bool) -> None:
+    assert source, "whoever adds a word says where it is documented"
+    member = next(one for one in MEMBERS if one.name == dialect)
+    answer = ModelAnswer("an answer", has_word=True, word=None if word == "null" else word)
+    body = member.api.body(ask_for(), answer)
+    if streamed:
+        _, body = assembled(member, b"".join(map(server_sent, member.api.events(ask_for(), answer))), [])
+    found = parse(member, 200, {}, body)
+    if meaning == "again":
+        assert isinstance(found, Fault)
+        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
+        assert repr(word) in found.message
+        assert found.usage is not None
+        assert found.usage.output_tokens
+    else:
+        assert isinstance(found, Reply)
+        assert (found.finish, found.text) == (meaning, "an answer")
+        assert found.ended_with == word or meaning == "stop"
 
 
 # Streams: put together, events say what the same answer says when it is not streamed.

@@ -256,10 +256,10 @@ class ResultReader:
             checked: ValidReply | RowError | None = RowError(answer.type, answer.message)
         else:  # what a turn of a conversation is worth is seen when its row goes on with it
             checked = None if form.stage.agent_spec is not None else form.check(answer, view)
-        call = self._call(task, line, reply, checked)
+        call = self._call(task, line, answer, checked)
         if line.ended == "too_large":
             call = call._replace(body=None, **self._held())
-        elif reply is not None:  # what an answer cost that tells no counts is unknown: its part stays set aside
+        elif _is_good(line):  # what an answer cost that tells no counts is unknown: its part stays set aside
             _, unknown = counted(call, self._share())
             call = call._replace(held_usd=unknown.usd, held_tokens=unknown.tokens)
         self._keep(task, call)
@@ -351,10 +351,12 @@ class ResultReader:
             self.context.totals.count_call(call, spent, form.stage)
 
     def _call(
-        self, task: PlacedTask, line: ResultLine, reply: Reply | None, checked: ValidReply | RowError | None
+        self, task: PlacedTask, line: ResultLine, answer: Reply | Fault, checked: ValidReply | RowError | None
     ) -> Call:
         record, form = self.record, self.form
-        usage, again = reply.usage if reply is not None else Usage(), "turn" if form.stage.agent_spec else "repair"
+        reply = answer if isinstance(answer, Reply) else None
+        broken_off = isinstance(answer, Fault) and answer.ambiguous and _is_good(line)
+        again = "turn" if form.stage.agent_spec else "repair"
         began = record.submitted_at or record.planned_at
         price = form.price(BATCH, began)
         return Call(
@@ -362,8 +364,9 @@ class ResultReader:
             purpose=(again if task.repairs else "fallback" if task.position else "ask"), started_at=began,
             duration=max((record.ended_at or began) - began, 0.0),
             status=line.status if reply is not None or not 200 <= line.status < 300 else None,
-            error=checked if isinstance(checked, RowError) else None, ambiguous=False, usage=usage,
-            cost=cost(usage, price) if reply is not None and price else None, body=line.body, again=task.round > 1,
+            error=checked if isinstance(checked, RowError) else None, ambiguous=broken_off,
+            usage=answer.usage or Usage(), cost=cost(answer.usage or Usage(), price), body=line.body,
+            again=task.round > 1,
             mended=isinstance(checked, ValidReply) and checked.mended, service_tier="batch",
         )  # fmt: skip
 
