@@ -313,13 +313,42 @@ class FaultKind(StrEnum):
     TASK = "task"  # this task fails, the others go on
 
 
+class About(StrEnum):
+    """What a refusal is about: what has to change before the same request can succeed."""
+
+    REQUEST = "request"  # what this request holds: the others continue
+    SIZE = "size"  # too large for whatever took it: a call fails, the file of a batch is halved
+    LANE = "lane"  # a rate, or a server that is busy: all calls to the model wait
+    QUEUE = "queue"  # too many tokens wait in batches: there is room when some of them end
+    INPUT = "input"  # the input of a batch is not there, or not yet
+    SERVER = "server"  # trouble that may pass
+    ACCOUNT = "account"  # the key, its rights, money
+    FRAME = "frame"  # the address, the model, parameters, the schema, tools: the same for every row
+    UNSURE = "unsure"  # the account or the request: whether the key was accepted before decides
+
+
+KIND_OF: Mapping[About, FaultKind] = {
+    About.REQUEST: FaultKind.TASK,
+    About.SIZE: FaultKind.TASK,
+    About.LANE: FaultKind.PAUSE,
+    About.QUEUE: FaultKind.PAUSE,
+    About.INPUT: FaultKind.RETRY,
+    About.SERVER: FaultKind.RETRY,
+    About.ACCOUNT: FaultKind.FATAL,
+    About.FRAME: FaultKind.FATAL,
+    About.UNSURE: FaultKind.FATAL,
+}
+"""What is done about a refusal, by what it is about."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why a call gave no reply, for the engine. `delay` is what the server asked for, in seconds, None when it asked
     for nothing. `status` is the HTTP status, None when no response came. `ambiguous`: the provider may have done (and
     billed) the work although nothing came back. `retries`: how often at most this fault is worth another try, None for
     the policy's default. `code` is the provider's own name for the error, empty where it has none; `usage` what is
-    known to be used up all the same."""
+    known to be used up all the same. `about`: what a refusal is about, None where nobody refused. `remedies`: what to
+    do where the account is to blame, and where the request is, for a refusal that leaves this open."""
 
     kind: FaultKind
     type: ErrorType
@@ -330,6 +359,8 @@ class Fault:
     retries: int | None = None
     code: str = ""
     usage: Usage | None = None
+    about: About | None = None
+    remedies: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)

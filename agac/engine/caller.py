@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,12 +20,21 @@ from agac.engine import limits
 from agac.engine.connections import CallResult, ModelConnection, request_for_model
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, ShownReplies
-from agac.engine.limits import Reservation, RowBudgetExceeded, RunStopped
-from agac.engine.retry_policy import FailTask, RetryAfter, RowDeadlineExceeded, StopRun, decide, max_calls
+from agac.engine.limits import AcceptedKeys, Reservation, RowBudgetExceeded, RunStopped
+from agac.engine.retry_policy import (
+    MAX_RETRY_DELAY_S,
+    FailTask,
+    RetryAfter,
+    RowDeadlineExceeded,
+    StopRun,
+    decide,
+    max_calls,
+)
 from agac.engine.settle import how_answered
 from agac.engine.validate import ValidReply, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.prices import cost
+from agac.store.batches import key_accepted
 from agac.store.records import Call, Result
 
 if TYPE_CHECKING:
@@ -109,6 +119,11 @@ class Caller:
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
         self._answers, self._traces, self._ledger = context.work.answers, context.traces, context.ledger
         self._sharding = context.work.sharding
+        self._keys = AcceptedKeys(
+            context.stop_signal,
+            partial(key_accepted, context.places.database),
+            lambda provider, account: self._ledger.batch.accepted.append((provider, account, self._wall())),
+        )
 
     async def ask(
         self,
@@ -195,14 +210,17 @@ class Caller:
             sent = await send(attempts, body, fresh=fresh)
             reply, again, fresh = sent.answer, bool(faults), sent.status is None
             if isinstance(reply, Reply):
+                self._keys.answered(connection.model.provider)
                 checked = None
                 try:
                     checked = attempts.judge(reply) if attempts.judge else connection.check(reply, attempts.active.view)
                 finally:  # the attempt is kept with the reply itself, whatever the check says or raises
                     self._keep(attempts, sent, checked, again=again)
                 return reply, checked
+            self._keep(attempts, sent, RowError(reply.type, reply.message), again=again)
+            # only now: whoever waits for other answers must hold no place and no part of a budget
+            reply = await self._keys.judged(connection.model.provider, reply)
             error = RowError(reply.type, reply.message)
-            self._keep(attempts, sent, error, again=again)
             lost = reply.type is ErrorType.WORKER_LOST  # the provider is not to blame
             attempts.ambiguous += reply.ambiguous and not lost
             faults[reply.kind, lost] += 1
@@ -215,10 +233,7 @@ class Caller:
                         raise RowDeadlineExceeded
                     return reply, error
                 case StopRun():
-                    if reply.kind is not FaultKind.FATAL and reply.delay:
-                        pause = f"it asks for a pause of {reply.delay / 60:,.0f} minutes"
-                        reply = replace(reply, message=f"{reply.message.removesuffix('.')}; {pause}")
-                    self._stop_signal.fail(reply)
+                    self._stop_signal.fail(with_end_of_pause(reply, self._wall()))
                     raise RunStopped
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
@@ -243,14 +258,17 @@ class Caller:
             await self._proof.make()
         if self._sharding is not None:
             await self._sharding.prove(self._stop_signal)
+        given_up, provider = self._settler.given_up, connection.model.provider
         if budgets is None:
-            return await connection.send(attempts.request, body, active.deadline, self._settler.given_up, fresh=fresh)
+            with self._keys.sending(provider):
+                return await connection.send(attempts.request, body, active.deadline, given_up, fresh=fresh)
         if active.budget is None:
             active.budget = budgets.row_balance()
         reserved = budgets.reserve(attempts.stage.name, active.budget, connection.worst_case(body))
         reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
-            return await connection.send(attempts.request, body, active.deadline, self._settler.given_up, fresh=fresh)
+            with self._keys.sending(provider):
+                return await connection.send(attempts.request, body, active.deadline, given_up, fresh=fresh)
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
             budgets.settle(reservation, limits.NOTHING)
             raise
@@ -303,6 +321,24 @@ class Caller:
             self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
             log_call(self._run, attempts, call, reply)
+
+
+def with_end_of_pause(fault: Fault, now: float) -> Fault:
+    """A fault that stops the run, with the time at which the same command can go on, where the server told it. `now` in
+    seconds since 1970."""
+    if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
+        return fault
+    until = datetime.fromtimestamp(now + fault.delay).astimezone()
+    pause = f"{provider_pause(fault.delay)}, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
+    return replace(fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}")
+
+
+def provider_pause(seconds: float) -> str:
+    """A long time in words: minutes below two hours, hours below two days, else days."""
+    for name, length in (("days", 86_400), ("hours", 3600)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {name}"
+    return f"{seconds / 60:,.0f} minutes"
 
 
 def call_of(

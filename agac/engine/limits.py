@@ -7,17 +7,19 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, RowError
-from agac.core.types import Fault, RowId
+from agac.core.types import About, Fault, FaultKind, RowId
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
+from agac.providers.error_tables import with_remedy
 from agac.providers.prices import BATCH, DAY, dearest_price
-from agac.providers.provider import Price
+from agac.providers.provider import Price, Provider
 from agac.spec.graph import stage_of
 from agac.spec.workflow import Budget
 from agac.store.records import Call
@@ -180,6 +182,70 @@ class StopRules:
         self._outcomes[stage] += 1
         if self._outcomes[stage] >= FIRST_OUTCOMES:
             self._proven.add(stage)
+
+
+MAX_BLOCKED = 10
+"""Calls in a row that are refused with an accepted key until the run stops: then it is not a single row's text."""
+
+
+class AcceptedKeys:
+    """Which keys were accepted, in this invocation or before: a refusal that may be about the key or about a row's text
+    (`About.UNSURE`) blames the key only where it was never accepted. `known` asks the store about a provider's name and
+    account, `keep` remembers one there."""
+
+    def __init__(
+        self,
+        stop_signal: StopSignal,
+        known: Callable[[str, str], Awaitable[bool]],
+        keep: Callable[[str, str], None],
+    ) -> None:
+        self._stop_signal, self._known, self._keep = stop_signal, known, keep
+        self._accepted: set[tuple[str, str]] = set()
+        self._blocked, self._under_way = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self._changed = asyncio.Event()
+        stop_signal.when_stopped(self._changed.set)
+
+    @contextmanager
+    def sending(self, provider: Provider) -> Iterator[None]:
+        """While a call is under way: its answer may show that the key is accepted."""
+        key = provider.name, provider.account
+        self._under_way[key] += 1
+        try:
+            yield
+        finally:
+            self._under_way[key] -= 1
+            self._changed.set()
+
+    def answered(self, provider: Provider) -> None:
+        """A call was answered, so that its key is accepted."""
+        key = provider.name, provider.account
+        self._blocked[key] = 0
+        if key not in self._accepted:
+            self._accepted.add(key)
+            self._keep(*key)
+            self._changed.set()
+
+    async def judged(self, provider: Provider, fault: Fault) -> Fault:
+        """A refusal with whoever is to blame: the row (TASK), or the key (FATAL). Where the key was never accepted, and
+        other calls with it are under way, their answers decide. Raises RunStopped when the run stops meanwhile."""
+        if fault.about is not About.UNSURE:
+            return fault
+        key = provider.name, provider.account
+        self._blocked[key] += 1
+        if key not in self._accepted and await self._known(*key):
+            self._accepted.add(key)
+        while key not in self._accepted and self._under_way[key] and self._blocked[key] < MAX_BLOCKED:
+            self._stop_signal.check()
+            self._changed.clear()
+            await self._changed.wait()
+        of_account, of_row = fault.remedies
+        if key not in self._accepted:
+            return replace(fault, about=About.ACCOUNT, message=with_remedy(fault.message, of_account))
+        if self._blocked[key] < MAX_BLOCKED:
+            message = with_remedy(fault.message, of_row)
+            return replace(fault, kind=FaultKind.TASK, about=About.REQUEST, message=message)
+        message = f"{MAX_BLOCKED} calls in a row were refused though the key was accepted before: {fault.message}"
+        return replace(fault, about=About.ACCOUNT, message=with_remedy(message, of_account))
 
 
 # A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when

@@ -22,7 +22,7 @@ MAX_RATE_LIMIT_RETRIES = 20
 MAX_AMBIGUOUS = 2  # tries after the first when the provider may have done, and billed, the work
 
 MAX_RETRY_DELAY_S = 900.0
-"""Seconds. Who asks for more is not waited for: a run that sleeps until tomorrow looks like one that hangs."""
+"""Seconds. A run does not wait longer, since it would look as if it hung: it stops, and says when to run it again."""
 
 MAX_ROW_WAIT_S = 3600.0
 """Seconds that one row waits in total between calls of one invocation; then its task fails; the next run asks again."""

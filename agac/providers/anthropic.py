@@ -23,9 +23,10 @@ from agac.core.types import (
 from agac.providers.bodies import count, json_of, mapping, objects, text
 from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, calls_of, reply_of, set_params, unreadable, uses_of
 from agac.providers.endings import MESSAGE_ENDINGS, ending
-from agac.providers.error_tables import ANTHROPIC_RULES, dated_rate_state, read_anthropic_error
+from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of, tools_of
+from agac.providers.waits import dated_rate_state
 
 # Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
 

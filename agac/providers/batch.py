@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 from urllib.parse import quote
@@ -18,10 +17,10 @@ from urllib.parse import quote
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.state_files import make_file
-from agac.core.types import Fault, FaultKind
+from agac.core.types import KIND_OF, Fault, FaultKind
 from agac.providers.bodies import json_of, moment, text
 from agac.providers.dialect import too_large, unreadable
-from agac.providers.error_tables import ANY, NOTHING, ErrorBody, Rule, codes, fault_of, is_error
+from agac.providers.error_tables import ErrorBody, Operation, Rule, fault_of, is_error, refusal
 from agac.providers.http import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.transport import ConnectionSettings, lost
@@ -181,36 +180,7 @@ STATES: Mapping[str, tuple[BatchState, bool]] = {
 
 UNKNOWN = (BatchState.IN_PROGRESS, False)
 
-# The calls of a batch API, and what errors mean there.
-
-_NO_BATCHES = (
-    "Does {base_url} offer files and batches? If not, run it with --run-mode sync, or write run_mode: sync in the "
-    "workflow (and batch: none for {provider} in agac.yml)."
-)
-
-_FULL = Rule(ANY, codes("token_limit_exceeded enqueued_token_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED)
-"""The account's limit on enqueued tokens, where it is reported at once (Azure reports it with a failed batch)."""
-
-_TOO_LARGE = Rule((413,), NOTHING, FaultKind.TASK, remedy="Lower batch.max_bytes or batch.max_requests.")
-_NOWHERE = (
-    Rule((404,), codes("not_found_error"), FaultKind.FATAL, remedy=_NO_BATCHES),
-    Rule((404, 405), NOTHING, FaultKind.FATAL, remedy=_NO_BATCHES),
-)
-
-KNOWN: tuple[Rule, ...] = (
-    # provider-batch.md 13, 17: a batch or a file that was made a minute ago may be nowhere to be found
-    Rule((404,), NOTHING, FaultKind.RETRY),
-    Rule((410,), NOTHING, FaultKind.TASK),
-)
-"""What comes before a dialect's rules where something is asked for that was there: it may show up yet."""
-
-
-@cache
-def creating(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """A dialect's rules with those for files and batches. A model's name that is wrong is said of the model."""
-    named, plain = [rule for rule in rules if rule.codes], [rule for rule in rules if not rule.codes]
-    return (_FULL, _TOO_LARGE, _NOWHERE[0], *named, _NOWHERE[1], *plain)
-
+# The calls of a batch API. What errors mean there is in `error_tables`, with what they mean of calls.
 
 _BEFORE_ALL = (401, 403, 404, 405, 407, 410, 411, 413, 414, 415, 429, 431)
 """Statuses with which a proxy or gateway before an API refuses a request, in whatever words."""
@@ -229,6 +199,9 @@ CONNECT, CREATE, LOOK = 10.0, 600.0, 60.0
 
 PIECE = 1 << 20
 LONGEST = 32 << 20  # bytes of a last line, at most, whose end is looked at to tell whether a file was cut
+CREATING: frozenset[Operation] = frozenset({"upload", "create"})
+"""What may be there although its request failed."""
+
 TOO_LARGE = "too_large"  # the code of the Fault of a download of more bytes than are allowed
 
 _KEPT = ("host", "content-type", "content-length", "transfer-encoding", "accept", "accept-encoding", "connection",
@@ -325,7 +298,7 @@ class BatchApi:
 
     async def look(self, batch: str) -> ProviderBatch | Fault:
         """The state of a batch. A batch that is not found is a Fault of the kind RETRY: it may show up yet."""
-        return self._batch(await self._ask("get", self._at(batch), known=True))
+        return self._batch(await self._ask("get", self._at(batch), of="known"))
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
         """Writes a file of results to `path`, replacing it, syncs it to the disk and gives its size. A body that ends
@@ -336,7 +309,7 @@ class BatchApi:
 
     async def cancel(self, batch: str) -> Fault | None:
         """Asks for the end of a batch. One that has ended already is no fault."""
-        found = await self._ask("post", f"{self._at(batch)}/cancel", known=True)
+        found = await self._ask("post", f"{self._at(batch)}/cancel", of="known")
         return found if isinstance(found, Fault) and found.status not in (400, 409) else None
 
     async def delete(self, file: str) -> Fault | None:
@@ -388,18 +361,19 @@ class BatchApi:
         response._content = bytes(body)  # there is no other way to give it
 
     async def _ask(
-        self, method: str, path: str, *, known: bool = False, creates: bool = False, model: str = "", **sent: Any
+        self, method: str, path: str, *, of: Operation = "list", model: str = "", **sent: Any
     ) -> Any | Fault:
-        """The JSON object that a request gives. `known`: it is about something that was seen before, and may be late to
-        show; `creates`: it makes something that may be there although no answer says so."""
-        response = await self._send(method, path, known=known, creates=creates, model=model, **sent)
+        """The JSON object that a request gives. `of`: what it is for; what it makes, a file or a batch, may be there
+        although no answer says so."""
+        creates = of in CREATING
+        response = await self._send(method, path, of=of, model=model, **sent)
         if isinstance(response, Fault):
             return response
         data = json_of(response.content)
         if isinstance(data, dict) and ("id" in data or not is_error(data)):
             return data
         if is_error(data):
-            return self._fault(response, known=known, creates=creates, model=model)
+            return self._fault(response, of=of, model=model)
         return self._unreadable(response.status_code, "a body that is no JSON object", creates=creates)
 
     async def _send(
@@ -407,19 +381,19 @@ class BatchApi:
         method: str,
         path: str,
         *,
-        known: bool,
-        creates: bool = False,
+        of: Operation,
         model: str = "",
         options: Mapping[str, Any] | None = None,
         **sent: Any,
     ) -> Any | Fault:
+        creates = of in CREATING
         bound = CREATE if creates else LOOK
         timeout = self._timeout(connect=CONNECT, read=bound, write=bound, pool=None)
         call = getattr(self._client, method)
         try:
             return await call(path, cast_to=self._response, options={**(options or {}), "timeout": timeout}, **sent)
         except self._status_error as problem:
-            return self._fault(problem.response, known=known, creates=creates, model=model)
+            return self._fault(problem.response, of=of, model=model)
         except self._lost as problem:
             if ReplyTooLarge not in (type(problem), type(problem.__cause__)):  # some SDKs wrap it
                 return lost(problem, self._settings, creates=creates)
@@ -436,7 +410,7 @@ class BatchApi:
             begun = 0
         headers = {"Accept": accept, **({"Range": f"bytes={begun}-", "If-Range": version} if begun else {})}
         sent = {name: value for name, value in headers.items() if value}
-        response = await self._send("get", path, known=True, options={"headers": sent}, stream=True)
+        response = await self._send("get", path, of="known", options={"headers": sent}, stream=True)
         if isinstance(response, Fault):
             return self._torn(begun) if response.status == 416 else response
         continues = response.status_code == 206
@@ -499,18 +473,26 @@ class BatchApi:
     def _unreadable(self, status: int, what: str, *, creates: bool = False) -> Fault:
         return replace(unreadable(self._provider, status, what), ambiguous=creates)
 
-    def _fault(self, response: httpx2.Response, *, known: bool, creates: bool, model: str) -> Fault:
+    def _fault(self, response: httpx2.Response, *, of: Operation, model: str) -> Fault:
         status, headers = response.status_code, response.headers
         if 300 <= status < 400:
             return self._settings.redirected(status, headers)
         data = json_of(response.content)
         error = self.read_error(data)
-        rules = (*KNOWN, *self.rules) if known else creating(self.rules)
         fault = fault_of(
-            error, rules, status, headers, response.content,
-            provider=self._provider, model=model, redactor=self._redactor,
+            error, self.rules, status, headers, response.content,
+            provider=self._provider, model=model, redactor=self._redactor, of=of,
         )  # fmt: skip
-        return replace(fault, ambiguous=creates and proves_nothing(error.status or status, data))
+        return replace(fault, ambiguous=of in CREATING and proves_nothing(error.status or status, data))
+
+    def judged(self, error: BatchError, model: str) -> Fault:
+        """What an error is about with which a batch failed as a whole; the first of `remedies` is what to do."""
+        rule = refusal(ErrorBody(error.message, code=error.code), self.rules, None, "batch")
+        key = self._provider.key_variable or f"the key of {self._provider.name}"
+        about = {"provider": self._provider.name, "model": model, "base_url": self._provider.base_url, "key": key}
+        remedy = self._redactor.clean(rule.remedy.format(**about))
+        kind = KIND_OF[rule.about]
+        return Fault(kind, rule.type, error.words, code=error.code, about=rule.about, remedies=(remedy, ""))
 
     async def _listed(
         self, path: str, page: int, query: Mapping[str, object], since: float | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +24,6 @@ from agac.providers.provider import BatchTraits, Provider
 # November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
 
 KEY = "agac_intent"  # the name in a batch's metadata under which it carries our key
-
-_NOT_YET = re.compile(
-    r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"
-    r"|\bfile\b.{0,80}(?:not found|not be found|does not exist|doesn't exist|no access)",
-    re.IGNORECASE,
-)
-"""Words for a file just uploaded that is nowhere yet (github.com/bespokelabsai/curator/issues/116); it has no code."""
 
 _ENDED: dict[str, batch.EndedBatch] = {
     "batch_expired": "expired",
@@ -80,7 +72,7 @@ class OpenAIBatches(BatchApi):
         size = path.stat().st_size
         with path.open("rb") as file:
             found = await self._ask(
-                "post", "/files", creates=True, options={"headers": {"Content-Type": "multipart/form-data"}},
+                "post", "/files", of="upload", options={"headers": {"Content-Type": "multipart/form-data"}},
                 body={"purpose": "batch"}, files=[("file", (name, file, "application/jsonl"))],
             )  # fmt: skip
         if isinstance(found, Fault):
@@ -104,13 +96,8 @@ class OpenAIBatches(BatchApi):
             "completion_window": order.window or self._traits.windows[0],
             "metadata": {KEY: order.key},
         }
-        found = await self._ask("post", self.address, creates=True, model=order.model, body=body)
-        made = self._batch(found, creates=True)
-        if not isinstance(made, Fault) or made.status not in (400, 404) or made.ambiguous:
-            return made
-        # a file that was just uploaded can be unknown where batches are created: nothing was created, try again
-        late = _NOT_YET.search(made.message)
-        return replace(made, kind=FaultKind.RETRY, code="input_file_not_found") if late else made
+        found = await self._ask("post", self.address, of="create", model=order.model, body=body)
+        return self._batch(found, creates=True)
 
     @staticmethod
     def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
@@ -126,7 +113,7 @@ class OpenAIBatches(BatchApi):
         if declared:
             return size
         # whether it has more than it sent without saying how much; one that sends the same again has all: it miscounts
-        found = await self._ask("get", address, known=True)
+        found = await self._ask("get", address, of="known")
         whole = None if isinstance(found, Fault) else count(found, "bytes")
         short = whole is not None and whole > size and self._cut.get(address) != size
         self._cut[address] = size
@@ -134,7 +121,7 @@ class OpenAIBatches(BatchApi):
 
     async def delete(self, file: str) -> Fault | None:
         """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
-        found = await self._ask("delete", f"/files/{quote(file, safe='')}", known=True)
+        found = await self._ask("delete", f"/files/{quote(file, safe='')}", of="known")
         return found if isinstance(found, Fault) and found.status not in (404, 410) else None
 
     async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
@@ -239,9 +226,10 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
         if not isinstance(error, dict):
             read.append(batch.BatchError("", redactor.clean(str(error))))
             continue
-        line, code = count(error, "line"), text(error, "code") or text(error, "type")
-        message = redactor.clean(text(error, "message") or code)[:MESSAGE_LENGTH]
-        read.append(batch.BatchError(redactor.clean(code), message, line or None))
+        known = error_tables.read_openai_error({"error": error})
+        code = known.code or known.type
+        message = redactor.clean(known.message or code)[:MESSAGE_LENGTH]
+        read.append(batch.BatchError(redactor.clean(code), message, count(error, "line") or None))
     return tuple(read)
 
 
@@ -303,7 +291,7 @@ class AnthropicBatches(BatchApi):
         headers = {"Content-Type": "application/json", "Content-Length": str(len(_OPEN) + size + len(_CLOSE))}
         with order.path.open("rb") as file:
             found = await self._ask(
-                "post", self.address, creates=True, model=order.model,
+                "post", self.address, of="create", model=order.model,
                 options={"headers": headers}, content=_inline(file, size),
             )  # fmt: skip
         return self._batch(found, creates=True)
@@ -320,7 +308,7 @@ class AnthropicBatches(BatchApi):
         if not isinstance(saved, Fault):
             return saved[0]
         if saved.status == 404:
-            found = await self._ask("get", self._at(result.ref), known=True)
+            found = await self._ask("get", self._at(result.ref), of="known")
             if not isinstance(found, Fault) and text(found, "archived_at"):
                 return self._refused(FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone")
         return saved

@@ -1,110 +1,54 @@
-"""What errors and rate-limit headers mean for a run: the rules, and one table for each dialect."""
+"""What a refusal is about: the rules, and one table for each dialect, for calls, batches and their files alike."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, RateState
-from agac.providers.bodies import MAX_COUNT, date, http_status, items, mapping, number, objects, text
+from agac.core.types import KIND_OF, About, Fault, FaultKind
+from agac.providers.bodies import http_status, items, json_of, mapping, objects, text
 from agac.providers.provider import Provider
-
-# Names are looked up in lower case: aiohttp's header mapping does not mind, a plain dict must be made so.
-
-_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|d|h|m|s)")
-_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-
-MAX_ASKED_S = 86_400.0
-"""Seconds. A server that asks for more, or for nonsense such as 1e308, is taken to ask for a day."""
-
-
-def asked_delay(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks us to wait; `retry-after-ms` wins over `retry-after`. None: it asked for nothing."""
-    if (milliseconds := _delay(headers.get("retry-after-ms"))) is not None:
-        return min(milliseconds / 1000, MAX_ASKED_S)
-    after = headers.get("retry-after")
-    seconds = _delay(after)
-    return _until(after, headers.get("date")) if seconds is None else min(seconds, MAX_ASKED_S)
-
-
-def duration(written: str | None) -> float | None:
-    """Seconds of a Go-style duration (`6m0s`, `120ms`, `7.66s`) or of a bare number; None for anything else."""
-    if not written:
-        return None
-    pieces = _PIECE.findall(written)
-    if pieces and "".join(amount + unit for amount, unit in pieces) == written:
-        return min(sum(float(amount) * _UNITS[unit] for amount, unit in pieces), MAX_ASKED_S)
-    seconds = _delay(written)
-    return None if seconds is None else min(seconds, MAX_ASKED_S)
-
-
-_OPENAI_RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("remaining", "reset"))
-
-
-def rate_state(headers: Mapping[str, str]) -> RateState | None:
-    """OpenAI's four `x-ratelimit-*` headers; None when the response has none of them."""
-    return _rates(headers, _OPENAI_RATES, duration)
-
-
-def dated_rate_state(headers: Mapping[str, str]) -> RateState | None:
-    """Anthropic's `anthropic-ratelimit-*` headers, which name the moment of a reset (RFC 3339); None when the response
-    has none of them. `tokens` is whichever of its limits on tokens is the nearest."""
-    unit = "tokens" if "anthropic-ratelimit-tokens-remaining" in headers else "input-tokens"
-    names = [f"anthropic-ratelimit-{of}-{what}" for of in ("requests", unit) for what in ("remaining", "reset")]
-    return _rates(headers, names, lambda reset: _until(reset, headers.get("date")))
-
-
-def _rates(
-    headers: Mapping[str, str], names: Sequence[str], seconds: Callable[[str | None], float | None]
-) -> RateState | None:
-    requests, tokens = headers.get(names[0]), headers.get(names[2])
-    if requests is None and tokens is None:
-        return None
-    resets = seconds(headers.get(names[1])), seconds(headers.get(names[3]))
-    return RateState(_whole(requests), resets[0], _whole(tokens), resets[1])
-
-
-def _delay(written: str | None) -> float | None:
-    value = None if written is None else number(written)
-    return None if value is None else max(value, 0.0)
-
-
-def _whole(written: str | None) -> int | None:
-    value = _delay(written)
-    return None if value is None else int(min(value, MAX_COUNT))
-
-
-def _until(written: str | None, server_now: str | None) -> float | None:
-    """Seconds until a moment, by the server's own clock where it gave one: ours may be wrong."""
-    then, now = (date(moment) if moment else None for moment in (written, server_now))
-    if then is None:
-        return None
-    return min(max(then - (time.time() if now is None else now), 0.0), MAX_ASKED_S)
-
+from agac.providers.waits import asked_delay, headers_within, reset_delay, seconds_until, told_delay
 
 # Decided on status, type and code, never on the words of a message, but for rules that say so.
 
 MESSAGE_LENGTH = 500  # characters of a provider's own words that a Fault quotes at most
 
+Operation = Literal["call", "upload", "create", "list", "known", "batch"]
+"""What was refused: a call or a line of a batch, the upload of a file, the creation of a batch, a list; a request about
+a file or a batch that was there before; a batch that was created and then refused as a whole."""
+
+EVERYTHING: frozenset[Operation] = frozenset({"call", "upload", "create", "list", "known", "batch"})
+MAKING: frozenset[Operation] = frozenset({"upload", "create", "list"})
+SENDING: frozenset[Operation] = frozenset({"upload", "create", "batch"})
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an error means. `codes` are compared with an error's code and type; none: any. `remedy` has `{…}` fields. A
-    dialect's table ends with BY_STATUS, whose last rule every error meets."""
+    """What an error is about, which says what is done about it (`core.types.KIND_OF`). A dialect's table ends with
+    BY_STATUS, whose last rule every error meets."""
 
     statuses: range | tuple[int, ...]
+    """HTTP statuses. An error that came without one is known by its code and its words alone."""
     codes: frozenset[str]
-    kind: FaultKind
+    """Compared with an error's code, type and meaning; none: any."""
+    about: About
     type: ErrorType = ErrorType.PROVIDER_ERROR
     remedy: str = ""
+    """What to do, with the fields `{key} {provider} {model} {base_url}`."""
     retries: int | None = None
+    """How often at most the same request is worth another try; None: as the policy says."""
     ambiguous: bool = False
-    says: str = ""  # words that the message must hold, where a provider gives neither code nor type
+    """Whether the work may have been done."""
+    says: str = ""
+    """A pattern that the message must hold, in any case, where a provider gives neither code nor type."""
+    resets: bool = False
+    """Whether it ends by itself, at a time that the server may tell."""
+    of: frozenset[Operation] = EVERYTHING
 
 
 ANY = range(1000)
@@ -117,45 +61,136 @@ def codes(names: str) -> frozenset[str]:
 
 
 MONEY = "Add credit or raise the limit at {provider}, then run again: what is finished is kept."
+QUOTA = "Add credit or raise the limit at {provider}, or wait until the quota is reset; then run again."
 KEY = "Check {key}, then run again."
 ACCESS = "{key} may not use this: check the model, and the project and region of the key."
+BLOCKED = "The key was accepted before, so a filter or firewall seems to refuse this row's text; change it."
 MODEL = "Check the model name `{model}` and the address {base_url}."
-REQUEST = "Every row would meet it: change the model's parameters or the schema."
+REQUEST = "Every row would meet it: change the model's parameters or the schema, or that of a tool."
 TOO_LONG = "Shorten the prompt or the row's fields, or use a model with a larger context."
+TOO_MUCH = "Shorten the prompt or the row's fields, or raise the limit of the account at {provider}."
+NO_BATCHES = (
+    "Does {base_url} offer files and batches? If not, run it with --run-mode sync, or write run_mode: sync in the "
+    "workflow (and batch: none for {provider} in agac.yml)."
+)
+
+NO_JSON, OVER_LIMIT, OVER_RATE = "(no json)", "(over the limit)", "(over the rate)"
+"""Meanings that are read out of an error, beside its code and type: what came is not JSON, as an API's own errors are;
+it asks for more than a whole limit allows; for more than is left of one."""
+
+_LATE_FILE = (
+    r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"
+    r"|\bfile\b.{0,80}(?:not found|not be found|does not exist|doesn't exist|no access)"
+)
+"""Words for a file just uploaded that is nowhere yet (github.com/bespokelabsai/curator/issues/116); it has no code."""
+
+_TOO_LARGE_FILE = (
+    r"\b(?:file|body|payload|batch|request entity)\b.{0,60}(?:too large|too big|exceed.{0,30}\b(?:size|bytes|mb)\b)"
+    r"|too many (?:requests|tasks|lines) in|maximum (?:file|body|content) (?:size|length)"
+)
+
+_FRAME_WORDS = (
+    r"invalid schema for (?:response_format|function)|invalid (?:function|tool) (?:schema|parameters|declaration)"
+    r"|tools?(?:\.|\[)\d+(?:\.|\]).{0,40}(?:input_schema|parameters|name)|function_declarations\["
+    r"|not supported (?:by|in|for|with) the batch api|does not support batch"
+)
+"""Words for what is the same in every row's request, from OpenAI, Anthropic, Gemini and those who look alike."""
+
+_MODEL_WORDS = (
+    r"\bmodel\b.{0,80}(?:does not exist|not found|not available|is not supported|has been deprecated)"
+    r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment"
+)
+
+FIRST: tuple[Rule, ...] = (
+    # limits with numbers: waiting helps only where the request alone fits within the limit
+    Rule((413, 429), frozenset({OVER_LIMIT}), About.REQUEST, remedy=TOO_MUCH, of=frozenset({"call"})),
+    Rule((413,), frozenset({OVER_RATE}), About.LANE, ErrorType.RATE_LIMITED, of=frozenset({"call"})),
+    # what was there a minute ago, and is late to show (provider-batch.md 13, 17) or gone for good
+    Rule((404,), NOTHING, About.SERVER, of=frozenset({"known"})),
+    Rule((410,), NOTHING, About.REQUEST, of=frozenset({"known"})),
+    # the account's limit on enqueued tokens: at once, or (Azure) with a batch that failed
+    Rule(ANY, codes("""
+        token_limit_exceeded enqueued_token_limit_exceeded batch_token_limit_exceeded
+    """), About.QUEUE, ErrorType.RATE_LIMITED, of=SENDING),
+    Rule(ANY, NOTHING, About.QUEUE, ErrorType.RATE_LIMITED, says="enqueued.*limit|limit.*enqueued", of=SENDING),
+    # learn.microsoft.com/azure/ai-foundry/openai/how-to/batch lists Azure's codes
+    Rule((413,), NOTHING, About.SIZE, of=SENDING),
+    Rule((400, 413, 422), codes("""
+        file_too_large request_too_large payload_too_large too_many_tasks too_many_requests_in_batch
+    """), About.SIZE, of=SENDING),
+    Rule((400, 422), NOTHING, About.SIZE, says=_TOO_LARGE_FILE, of=SENDING),
+    Rule((400, 404), codes("input_file_not_found"), About.INPUT, of=frozenset({"create"})),
+    Rule((400, 404), NOTHING, About.INPUT, says=_LATE_FILE, of=frozenset({"create"})),
+    Rule((404,), codes("not_found_error"), About.FRAME, remedy=NO_BATCHES, of=MAKING),
+    Rule((400, 404, 422), codes("""
+        model_mismatch mismatched_model url_mismatch invalid_url invalid_method invalid_endpoint
+    """), About.FRAME, remedy=REQUEST, of=SENDING),
+    Rule(ANY, codes("""
+        server_error internal_error internal_server_error
+    """), About.SERVER, of=frozenset({"batch"})),
+)  # fmt: skip
+"""What is about a limit's numbers, a file or a batch, in any dialect: the beginning of every dialect's table."""
+
+OF_ALL: tuple[Rule, ...] = (
+    # a text that was refused, whoever filters it (xAI says it with 403 and names the key, too)
+    Rule((400, 403, 422, 451), NOTHING, About.REQUEST, ErrorType.FILTERED, of=frozenset({"call"}), says=(
+        r"violates? .{0,40}(?:guideline|polic)|content (?:polic|filter|moderation)|flagged"
+        r"|safety (?:check|system|filter)"
+    )),
+    # a page or a bare text where an API would send JSON: a firewall before it, unless the key was never accepted
+    Rule((403,), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=frozenset({"call"})),
+    Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=MODEL, of=frozenset({"call"})),
+    Rule((403,), codes("""
+        permission_denied PERMISSION_DENIED permission_error access_denied AccessDenied AccessDeniedException
+        request_forbidden unsupported_country_region_territory insufficient_permissions not_authorized unauthorized
+        account_suspended account_disabled
+    """), About.ACCOUNT, remedy=ACCESS),
+    Rule((403,), NOTHING, About.ACCOUNT, remedy=ACCESS, says=(
+        r"\b(?:api[ -]?key|token|credential|permission|region|country|territory|project|organi[sz]ation|account)\b"
+        r"|not authori[sz]ed|not allowed to|no access|access to (?:the |this )?model"
+    )),
+    Rule((400, 422), NOTHING, About.FRAME, remedy=REQUEST, says=_FRAME_WORDS),
+    Rule((400, 422), NOTHING, About.FRAME, remedy=MODEL, says=_MODEL_WORDS),
+)  # fmt: skip
+"""What has no code of its own in any dialect: it comes behind a dialect's codes."""
 
 BY_STATUS: tuple[Rule, ...] = (
-    Rule((401,), NOTHING, FaultKind.FATAL, remedy=KEY),
-    Rule((402,), NOTHING, FaultKind.FATAL, remedy=MONEY),
-    Rule((403,), NOTHING, FaultKind.FATAL, remedy=ACCESS),
-    Rule((404, 405, 410), NOTHING, FaultKind.FATAL, remedy=MODEL),
-    Rule((407,), NOTHING, FaultKind.FATAL, remedy="The proxy wants credentials: write http://user:password@host."),
-    Rule((408,), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
-    Rule((409, 425), NOTHING, FaultKind.RETRY),
-    Rule((413,), NOTHING, FaultKind.TASK, remedy=TOO_LONG),
-    Rule((424,), NOTHING, FaultKind.RETRY, retries=2),
-    Rule((429,), NOTHING, FaultKind.PAUSE, ErrorType.RATE_LIMITED),
+    Rule((404, 405), NOTHING, About.FRAME, remedy=NO_BATCHES, of=MAKING),
+    Rule((401,), NOTHING, About.ACCOUNT, remedy=KEY),
+    Rule((402,), NOTHING, About.ACCOUNT, remedy=MONEY),
+    Rule((403,), NOTHING, About.UNSURE, remedy=ACCESS, of=frozenset({"call"})),
+    Rule((403,), NOTHING, About.ACCOUNT, remedy=ACCESS),
+    Rule((404, 405, 410), NOTHING, About.FRAME, remedy=MODEL),
+    Rule((407,), NOTHING, About.ACCOUNT, remedy="The proxy wants credentials: write http://user:password@host."),
+    Rule((408,), NOTHING, About.SERVER, ErrorType.TIMEOUT, ambiguous=True),
+    Rule((409, 425), NOTHING, About.SERVER),
+    Rule((413,), NOTHING, About.SIZE, remedy=TOO_LONG),
+    Rule((424,), NOTHING, About.SERVER, retries=2),
+    Rule((429,), NOTHING, About.LANE, ErrorType.RATE_LIMITED),
     # 498: Groq's flex tier is full; 529: overloaded
-    Rule((498, 503, 529), NOTHING, FaultKind.PAUSE),
+    Rule((498, 503, 529), NOTHING, About.LANE),
     # a gateway gave up on a call that may have gone on behind it; 520 to 530 are Cloudflare's
-    Rule((504, 522, 524), NOTHING, FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
-    Rule((502, *range(520, 531)), NOTHING, FaultKind.RETRY, ambiguous=True),
-    Rule(range(400, 500), NOTHING, FaultKind.TASK),
-    Rule(range(500, 600), NOTHING, FaultKind.RETRY),
+    Rule((504, 522, 524), NOTHING, About.SERVER, ErrorType.TIMEOUT, ambiguous=True),
+    Rule((502, *range(520, 531)), NOTHING, About.SERVER, ambiguous=True),
+    Rule(range(400, 500), NOTHING, About.REQUEST),
+    Rule(range(500, 600), NOTHING, About.SERVER),
     # a 2xx that says error without saying which, and statuses that HTTP does not know
-    Rule(ANY, NOTHING, FaultKind.RETRY, ambiguous=True),
+    Rule(ANY, NOTHING, About.SERVER, ambiguous=True),
 )
 """What HTTP itself says, where no code says more: the end of every dialect's table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """What an error's JSON says, whatever its shape. `delay` in seconds; `status` where the body names one."""
+    """What an error's JSON says, whatever its shape. `delay` in seconds; `status` where the body names one; `meaning`
+    is one of those that the rules know beside codes."""
 
     message: str = ""
     type: str = ""
     code: str = ""
     status: int | None = None
     delay: float | None = None
+    meaning: str = ""
 
 
 def fault_of(
@@ -168,45 +203,98 @@ def fault_of(
     provider: Provider,
     model: str,
     redactor: Redactor,
+    of: Operation = "call",
 ) -> Fault:
     """What an answer that is no reply means for the run: what the first of the rules says that it meets."""
-    meant = error.status or status if 200 <= status < 300 else status
-    rule = next(rule for rule in rules if _applies(rule, meant, error))
-    kind, retries, delay, advice = rule.kind, rule.retries, None, headers.get("x-should-retry")
+    name = error.code or error.type
+    error = _with_meaning(error, status, body)
+    rule = refusal(error, rules, status, of)
+    kind, retries, advice = KIND_OF[rule.about], rule.retries, headers.get("x-should-retry")
     if kind in (FaultKind.RETRY, FaultKind.PAUSE):
-        asked = asked_delay(headers)
-        delay = error.delay if asked is None else asked
         # `x-should-retry` is the server's own word on whether the same call can succeed later
         retries = 0 if advice == "false" else retries
-    elif kind is FaultKind.TASK and advice == "true":
+    elif kind is FaultKind.TASK and advice == "true" and not error.meaning:
         kind = FaultKind.RETRY
-    name = error.code or error.type
     message = f"{provider.name} answered {status}{f' ({name})' if name else ''}: {_words(error, body)}"
     if request_id := headers.get("x-request-id") or headers.get("request-id") or headers.get("cf-ray"):
         message += f" [request {request_id[:80]}]"
-    if rule.remedy:
-        key = provider.key_variable or f"the key of {provider.name}"
-        remedy = rule.remedy.format(provider=provider.name, model=model, base_url=provider.base_url, key=key)
-        message = f"{message.removesuffix('.')}. {remedy}"
+    key = provider.key_variable or f"the key of {provider.name}"
+    about = {"provider": provider.name, "model": model, "base_url": provider.base_url, "key": key}
+    remedy = redactor.clean(rule.remedy.format(**about))
+    is_unsure = rule.about is About.UNSURE
+    message = redactor.clean(message)
     return Fault(
         kind=kind,
         type=rule.type,
-        message=redactor.clean(message),
-        delay=delay,
+        message=message if is_unsure else with_remedy(message, remedy),
+        delay=_delay_of(error, headers) if rule.resets or kind in (FaultKind.RETRY, FaultKind.PAUSE) else None,
         status=status,
         ambiguous=rule.ambiguous,
         retries=retries,
         code=redactor.clean(name)[:80],  # an error's own name, of its sender's making
+        about=rule.about,
+        remedies=(remedy, BLOCKED) if is_unsure else ("", ""),
     )
 
 
-def _applies(rule: Rule, status: int, error: ErrorBody) -> bool:
-    if rule.says not in error.message:
+def with_remedy(message: str, remedy: str) -> str:
+    """A message and behind it what to do."""
+    return f"{message.removesuffix('.')}. {remedy}" if remedy else message
+
+
+def refusal(error: ErrorBody, rules: Sequence[Rule], status: int | None, of: Operation) -> Rule:
+    """The first rule that an error meets; `status` None: it came without one."""
+    if status is None or 200 <= status < 300:
+        status = error.status or status
+    return next(rule for rule in rules if of in rule.of and _applies(rule, status, error))
+
+
+def _applies(rule: Rule, status: int | None, error: ErrorBody) -> bool:
+    if rule.says and re.search(rule.says, error.message, re.IGNORECASE | re.DOTALL) is None:
         return False
     if not rule.codes:
-        return status in rule.statuses
-    # an error that came with a good status has only its code to go by
-    return not rule.codes.isdisjoint((error.code, error.type)) and (status in rule.statuses or 200 <= status < 300)
+        return (400 if status is None else status) in rule.statuses
+    # an error that came without a status, or with a good one, has only its code to go by
+    only_code = status is None or 200 <= status < 300
+    is_named = not rule.codes.isdisjoint((error.code, error.type, error.meaning))
+    return is_named and (only_code or status in rule.statuses)
+
+
+def _delay_of(error: ErrorBody, headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks us to wait: by its headers, its body, its words, or when a limit is reset."""
+    if (asked := asked_delay(headers)) is not None:
+        return asked
+    if error.delay is not None:
+        return error.delay
+    told = told_delay(error.message, headers.get("date"))
+    return reset_delay(headers) if told is None else told
+
+
+_NUMBER = r"(\d{1,3}(?:[,_ ]\d{3})+(?!\d)|\d{1,15})"
+_LIMIT = re.compile(rf"\blimit(?:ed)?\b(?:\s*(?:of|is|was|to|:|=))*\s*{_NUMBER}", re.IGNORECASE)
+_USED = re.compile(rf"\bused\b(?:\s*(?::|=))*\s*{_NUMBER}", re.IGNORECASE)
+_REQUESTED = re.compile(
+    rf"\b(?:requested|request (?:of|has|uses|needs|requires))\b(?:\s*(?:tokens|is|:|=|~|about))*\s*{_NUMBER}",
+    re.IGNORECASE,
+)
+_TOO_LARGE_REQUEST = re.compile(r"request (?:is )?too large|must be reduced in order to run", re.IGNORECASE)
+
+
+def _with_meaning(error: ErrorBody, status: int, body: bytes) -> ErrorBody:
+    """An error with what its words or its form say that has no code."""
+    limit, requested = (_first_number(pattern, error.message) for pattern in (_LIMIT, _REQUESTED))
+    if limit is not None and requested is not None and (requested > limit or _USED.search(error.message)):
+        # one request that is larger than the limit is refused at any time: to wait does not help
+        return replace(error, meaning=OVER_LIMIT if requested > limit else OVER_RATE)
+    if requested is None and _TOO_LARGE_REQUEST.search(error.message):
+        return replace(error, meaning=OVER_LIMIT)
+    is_json = isinstance(json_of(body), (dict, list))
+    return error if is_json else replace(error, meaning=NO_JSON)
+
+
+def _first_number(pattern: re.Pattern[str], message: str) -> int | None:
+    found = pattern.search(message)
+    return int(re.sub(r"\D", "", found[1])) if found else None
 
 
 def _words(error: ErrorBody, body: bytes) -> str:
@@ -223,37 +311,41 @@ def _words(error: ErrorBody, body: bytes) -> str:
 # Sources: platform.openai.com/docs/guides/error-codes, the look-alikes' references, public bug reports; November 2026.
 
 OPENAI_RULES: tuple[Rule, ...] = (
+    *FIRST,
     # money is gone: looks like a rate limit (429), but waiting does not help
     Rule(ANY, codes("""
         insufficient_quota credit_balance_exhausted organization_spend_limit_exceeded project_spend_limit_exceeded
         organization_usage_limit_exceeded billing_hard_limit_reached billing_not_active insufficient_balance
-        daily_quota_exceeded
-    """), FaultKind.FATAL, remedy=MONEY),
-    Rule(ANY, codes("invalid_api_key API_KEY_INVALID account_deactivated"), FaultKind.FATAL, remedy=KEY),
+    """), About.ACCOUNT, remedy=MONEY),
+    Rule(ANY, codes("daily_quota_exceeded"), About.ACCOUNT, remedy=QUOTA, resets=True),
+    Rule(ANY, codes("invalid_api_key API_KEY_INVALID account_deactivated"), About.ACCOUNT, remedy=KEY),
     Rule((400, 403, 404, 410), codes("""
         model_not_found model_not_available model_decommissioned invalid_model DeploymentNotFound unsupported_model
-    """), FaultKind.FATAL, remedy=MODEL),
+        model_not_supported
+    """), About.FRAME, remedy=MODEL),
     Rule((400, 413, 422), codes("""
         context_length_exceeded string_above_max_length context_window_exceeded
-    """), FaultKind.TASK, remedy=TOO_LONG),
+    """), About.REQUEST, remedy=TOO_LONG),
     Rule((400, 403, 422), codes("""
         content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged invalid_prompt
         bio_policy misalignment_policy_violation image_content_policy_violation
-    """), FaultKind.TASK, ErrorType.FILTERED),
+    """), About.REQUEST, ErrorType.FILTERED),
     # the request's frame is the same for every row
     Rule((400, 422), codes("""
-        invalid_json_schema invalid_schema unsupported_parameter unsupported_value unknown_parameter
-    """), FaultKind.FATAL, remedy=REQUEST),
+        invalid_json_schema invalid_schema invalid_function_parameters invalid_tool_schema unsupported_parameter
+        unsupported_value unknown_parameter
+    """), About.FRAME, remedy=REQUEST),
     # a stream and a failed response have no status: there the code alone says that it was a rate
-    Rule((429,), codes("rate_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED),
+    Rule((429,), codes("rate_limit_exceeded"), About.LANE, ErrorType.RATE_LIMITED),
     # an hour is the most that OpenAI keeps a WebSocket: nothing was done yet
-    Rule(ANY, codes("websocket_connection_limit_reached"), FaultKind.RETRY),
-    Rule(ANY, codes("slow_down server_is_overloaded overloaded_error capacity_exceeded"), FaultKind.PAUSE),
+    Rule(ANY, codes("websocket_connection_limit_reached"), About.SERVER),
+    Rule(ANY, codes("slow_down server_is_overloaded overloaded_error capacity_exceeded"), About.LANE),
     # Groq: the model's JSON did not pass its check; the next answer may
-    Rule((400,), codes("json_validate_failed"), FaultKind.RETRY, ErrorType.INVALID_JSON, retries=2),
+    Rule((400,), codes("json_validate_failed"), About.SERVER, ErrorType.INVALID_JSON, retries=2),
     # by their words, for want of a code: OpenAI says it of valid bodies now and then, xAI of a wrong key
-    Rule((400,), NOTHING, FaultKind.RETRY, retries=1, says="could not parse the JSON body"),
-    Rule((400,), NOTHING, FaultKind.FATAL, remedy=KEY, says="Incorrect API key"),
+    Rule((400,), NOTHING, About.SERVER, retries=1, says="could not parse the JSON body"),
+    Rule((400,), NOTHING, About.ACCOUNT, remedy=KEY, says="Incorrect API key"),
+    *OF_ALL,
     *BY_STATUS,
 )  # fmt: skip
 
@@ -267,23 +359,33 @@ def is_error(data: Any) -> bool:
     return bool(data.get("error")) or data.get("object") == "error" or isinstance(_choice_error(data), dict)
 
 
+_FRAME_PARAMS = re.compile(
+    r"(?:body\.)?(?:(?P<model>model)|response_format\b.*|text\.format\b.*|tools\b.*|tool_choice\b.*|functions\b.*)\Z"
+)
+"""Parameters of a request that are the same for every row."""
+
+
 def read_openai_error(data: Any) -> ErrorBody:
     """The error within a body: OpenAI's object, a list of one (Gemini), a bare text, FastAPI's `detail`, a choice's."""
     data = mapping(data[0] if isinstance(data, list) and data else data)
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
         code, delay = text(error, "code"), None
-        if error.get("param") in ("response_format", "text.format.schema") and not code:
-            code = "invalid_json_schema"  # OpenAI names a bad schema by its parameter, with or without a code
-        if mapping(error.get("metadata")).get("reasons"):
+        if not code and (of_frame := _FRAME_PARAMS.match(text(error, "param"))):
+            # OpenAI names what is wrong with a request's frame by its parameter, with or without a code
+            code = "invalid_model" if of_frame["model"] else "invalid_json_schema"
+        metadata = mapping(error.get("metadata"))
+        if metadata.get("reasons"):
             code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
+        if (quoted := headers_within(metadata.get("headers"))) and not delay:
+            delay = asked_delay(quoted) or reset_delay(quoted)  # OpenRouter: those of who answered
         # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
         for detail in objects(error.get("details")):
             if detail.get("reason") == "API_KEY_INVALID":
                 code = "API_KEY_INVALID"
             elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
                 code = "daily_quota_exceeded"
-            delay = duration(text(detail, "retryDelay")) or delay
+            delay = seconds_until(text(detail, "retryDelay")) or delay
         kind, status = text(error, "type") or text(error, "status"), http_status(error.get("code"), 400)
         return ErrorBody(text(error, "message"), kind, code, status, delay)
     code, kind = text(data, "code"), text(data, "type")
@@ -304,36 +406,38 @@ def _choice_error(data: dict[str, Any]) -> Any:
 # 2026.
 
 ANTHROPIC_RULES: tuple[Rule, ...] = (
+    *FIRST,
     # money is gone: the first two look like a rate limit (429), but waiting does not help
     Rule(ANY, codes("""
         enforced_spend_limit_reached contract_spend_limit_reached linked_organization_spend_limit_reached
         linked_organization_billing_unavailable billing_error
-    """), FaultKind.FATAL, remedy=MONEY),
+    """), About.ACCOUNT, remedy=MONEY),
     Rule(ANY, codes("""
         organization_on_hold organization_type_not_supported sandbox_egress_restricted cmek_key_disabled
         cmek_key_network_blocked permission_error
-    """), FaultKind.FATAL, remedy=ACCESS),
-    Rule(ANY, codes("authentication_error"), FaultKind.FATAL, remedy=KEY),
-    Rule(ANY, codes("not_found_error"), FaultKind.FATAL, remedy=MODEL),
-    Rule(ANY, codes("request_too_large"), FaultKind.TASK, remedy=TOO_LONG),
+    """), About.ACCOUNT, remedy=ACCESS),
+    Rule(ANY, codes("authentication_error"), About.ACCOUNT, remedy=KEY),
+    Rule(ANY, codes("not_found_error"), About.FRAME, remedy=MODEL),
+    Rule(ANY, codes("request_too_large"), About.REQUEST, remedy=TOO_LONG),
     # a stream has no status: there the type alone says what it was
-    Rule(ANY, codes("overloaded_error"), FaultKind.PAUSE),
-    Rule(ANY, codes("rate_limit_error ramp_limit_exceeded"), FaultKind.PAUSE, ErrorType.RATE_LIMITED),
-    Rule(ANY, codes("timeout_error"), FaultKind.RETRY, ErrorType.TIMEOUT, ambiguous=True),
+    Rule(ANY, codes("overloaded_error"), About.LANE),
+    Rule(ANY, codes("rate_limit_error ramp_limit_exceeded"), About.LANE, ErrorType.RATE_LIMITED),
+    Rule(ANY, codes("timeout_error"), About.SERVER, ErrorType.TIMEOUT, ambiguous=True),
     # by their words, for want of a code: a limit that the user set, an empty balance, a closed account
-    Rule((400,), NOTHING, FaultKind.FATAL, remedy=MONEY, says="API usage limits"),
-    Rule((400,), NOTHING, FaultKind.FATAL, remedy=MONEY, says="credit balance is too low"),
-    Rule((400,), NOTHING, FaultKind.FATAL, remedy=ACCESS, says="organization has been disabled"),
+    Rule((400,), NOTHING, About.ACCOUNT, remedy=MONEY, says="API usage limits", resets=True),
+    Rule((400,), NOTHING, About.ACCOUNT, remedy=MONEY, says="credit balance is too low"),
+    Rule((400,), NOTHING, About.ACCOUNT, remedy=ACCESS, says="organization has been disabled"),
     # by their words: the request's frame is the same for every row
     *(
-        Rule((400,), NOTHING, FaultKind.FATAL, remedy=REQUEST, says=words)
+        Rule((400,), NOTHING, About.FRAME, remedy=REQUEST, says=words)
         for words in (
             "output_config", "compiled grammar is too large", "for this model", "on this model",
             "Extra inputs are not permitted", "max_tokens: ", "temperature: ",
         )
     ),
-    Rule((400,), NOTHING, FaultKind.TASK, remedy=TOO_LONG, says="prompt is too long"),
-    Rule((400,), NOTHING, FaultKind.TASK, remedy=TOO_LONG, says="exceed context limit"),
+    Rule((400,), NOTHING, About.REQUEST, remedy=TOO_LONG, says="prompt is too long"),
+    Rule((400,), NOTHING, About.REQUEST, remedy=TOO_LONG, says="exceed context limit"),
+    *OF_ALL,
     *BY_STATUS,
 )  # fmt: skip
 

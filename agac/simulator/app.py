@@ -125,6 +125,14 @@ class Channel:
         sent = self._headers() | (headers or {})
         self.response = web.Response(status=status, body=body, content_type="application/json", headers=sent)
 
+    async def refuse(self, error: ApiError) -> None:
+        """An error, or the page that comes in its place."""
+        await self.send(json.dumps(self.api.error(error)).encode(), error.status, error.headers)
+        if error.page is not None:
+            self.response = web.Response(
+                status=error.status, body=error.page, content_type="text/html", headers=replies.MARK
+            )
+
     async def send_events(self, events: Iterable[Event]) -> None:
         self.response = response = web.StreamResponse(headers=self._headers() | {"cache-control": "no-cache"})
         response.content_type = "text/event-stream"
@@ -294,7 +302,7 @@ class Simulator:
         except ApiError as error:
             self.account.answered += 1
             self.account.refused += 1
-            await channel.send(json.dumps(channel.api.error(error)).encode(), error.status, error.headers)
+            await channel.refuse(error)
         finally:
             self.account.in_flight = max(0, self.account.in_flight - 1)
 

@@ -98,9 +98,14 @@ class BatchCall:
         for rule in self.rules:
             if rule.value("when") != when:
                 continue
+            if rule.kind == "batch_too_large" and (self.http.content_length or 0) <= rule.value("bytes"):
+                continue
             self.store.counted(f"fault.{rule.kind}")
             if rule.kind == "batch_status":
                 raise error_of(rule)
+            if rule.kind == "batch_too_large":
+                most = rule.value("bytes")
+                raise ApiError(413, f"The body has more than {most:,} bytes, the most.", code="request_too_large")
             if rule.kind != "batch_slow":
                 raise Dropped
             await asyncio.sleep(rule.value("seconds"))

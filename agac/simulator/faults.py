@@ -167,6 +167,10 @@ FAULTS: dict[str, KnownFault] = {
                                  429, message=f"Rate limit reached for {model}. Please slow down.")),
     "quota": KnownFault("error", "429: the account's quota is used up", "message", status=429,
                         code="insufficient_quota", message=OVER_QUOTA),
+    "too_large": KnownFault("error", "429: the request alone needs more tokens than the account has in a minute",
+                            "message", replies.too_large),
+    "blocked": KnownFault("error", "403: a firewall's page of HTML in the place of the API's answer", "",
+                          lambda model: replies.blocked_page()),
     "server_error": KnownFault("error", "500, or another `status`", "status retry_after in_ms message", status=500),
     "unauthorized": KnownFault("error", "401: the key is refused", "message", status=401),
     "not_found": KnownFault("error", "404: no such model", "message", replies.unknown_model),
@@ -213,6 +217,8 @@ FAULTS: dict[str, KnownFault] = {
                                    op="create", when="after"),
     "batch_status": KnownFault("call", "an error, before the call has its effect or after (`when`); 500 by default",
                                STATUS_KEYS, op="create", status=500, when="before"),
+    "batch_too_large": KnownFault("call", "413 for an upload, or a create (`op`), of more than so many `bytes`",
+                                  "op bytes", op="upload", bytes=10_000, when="before"),
     "batch_slow": KnownFault("call", "the call waits `seconds` before its effect", "op seconds",
                              op="create", seconds=1.0, when="before"),
     "batch_truncate": KnownFault("call", "a download ends with the connection, after half of it or `after_bytes`",
@@ -501,5 +507,6 @@ BATCH_KEYS: dict[str, Kind] = {
     "form": (lambda value: value in FOREIGN_FORMS, f"one of {', '.join(FOREIGN_FORMS)}"),
     "body": (lambda value: value in JUNK_BODIES, f"one of {', '.join(JUNK_BODIES)}"),
     "size": A_COUNT,
+    "bytes": A_COUNT,
 }
 """The value of keys in rules about batches, where it is something else, or where the key is for batches alone."""

@@ -39,6 +39,8 @@ class ApiError(Exception):
     code: str | None = None
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    page: bytes | None = None
+    """A page of HTML that comes in the place of the error: something before the API sent it."""
 
 
 SERVER_ERROR = "The server had an error while processing your request. Sorry about that!"
@@ -73,6 +75,21 @@ def status_error(
 def unknown_model(model: str) -> ApiError:
     message = f"The model `{model}` does not exist or you do not have access to it."
     return ApiError(404, message, code="model_not_found")
+
+
+def blocked_page() -> ApiError:
+    """What a firewall before the API answers, to whatever it takes for an attack."""
+    page = b"<html><head><title>403 Forbidden</title></head><body>Request blocked.</body></html>"
+    return ApiError(403, "Request blocked.", page=page)
+
+
+def too_large(model: str, limit: int = 30_000, requested: int = 47_522) -> ApiError:
+    """The refusal of a request that needs more tokens than an account has in a whole minute."""
+    message = (
+        f"Request too large for {model} on tokens per min (TPM): Limit {limit}, Requested {requested}. The input or "
+        "output tokens must be reduced in order to run successfully."
+    )
+    return ApiError(429, message, kind="tokens", code="rate_limit_exceeded")
 
 
 def limit_error(refusal: Refusal, model: str) -> ApiError:

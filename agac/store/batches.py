@@ -49,7 +49,7 @@ class BatchStep(StrEnum):
 _NEXT = {
     "PLANNED": "BUILT NOT_CREATED",
     "BUILT": "UPLOAD_INTENT CREATE_INTENT NOT_CREATED",
-    "UPLOAD_INTENT": "UPLOADED NOT_CREATED",
+    "UPLOAD_INTENT": "UPLOADED NOT_CREATED REJECTED",
     "UPLOADED": "CREATE_INTENT BUILT NOT_CREATED",
     "CREATE_INTENT": "SUBMITTED UPLOADED BUILT REJECTED NEEDS_HUMAN",
     "SUBMITTED": "TERMINAL REJECTED UPLOADED BUILT CREATE_INTENT NEEDS_HUMAN",
@@ -239,6 +239,9 @@ last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, 
 stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])  # run, workflow
 outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
 
+_key_accepted: Reads[[str, str], int | None] = reads("key_accepted", int, first)
+least_refused: Reads[[str, str, float], int | None] = reads("batch_least_refused", int, first)
+"""Bytes of the smallest file that an account refused for its size since then, by provider and account."""
 lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, first)
 """By provider, account and model. Limits shown before a time do not count any more."""
 
@@ -361,6 +364,11 @@ def times_of(seconds: Sequence[float]) -> LaneTimes | None:
 
 lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times", float, times_of)
 """By provider, account and model; None while no batch of the lane has ended."""
+
+
+async def key_accepted(database: Database, provider: str, account: str) -> bool:
+    """Whether a call with this key was ever answered."""
+    return bool(await _key_accepted(database, provider, account))
 
 
 # For a shell that completes a word: no engine, no event loop, no migration.

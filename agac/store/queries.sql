@@ -1407,6 +1407,14 @@ FROM batch WHERE state IN ('CREATE_INTENT', 'SUBMITTED') AND provider = ?1 AND a
 INSERT INTO batch_lane (provider, account, model, cap, shown_at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET cap = excluded.cap, shown_at = excluded.shown_at;
 
+-- name: key_accept
+-- A key was accepted: a lane without a model, which was never refused.
+INSERT INTO batch_lane (provider, account, model, cap, shown_at) VALUES (?, ?, '', NULL, ?) ON CONFLICT DO NOTHING;
+
+-- name: key_accepted
+-- Whether an account ever answered.
+SELECT count(*) > 0 FROM batch_lane WHERE provider = ? AND account = ? AND model = '';
+
 -- name: batch_plan
 -- A batch that begins to be filled.
 INSERT INTO batch (
@@ -1427,6 +1435,15 @@ UPDATE batch SET state = 'BUILT', tasks = :tasks, bytes = :bytes, tokens = :toke
 -- name: batch_step
 -- One step further, or aside, with the reason.
 UPDATE batch SET state = :to, note = :note WHERE id = :id AND state = :before;
+
+-- name: batch_too_large
+-- Its file is too large for its provider: its tasks go into smaller ones.
+UPDATE batch SET state = :to, word = 'too_large', note = :note WHERE id = :id AND state = :before;
+
+-- name: batch_least_refused
+-- The smallest file of several tasks that an account refused for its size since a time.
+SELECT min(bytes) FROM batch WHERE provider = ? AND account = ? AND state = 'NOT_CREATED' AND word = 'too_large'
+AND planned_at > ?;
 
 -- name: batch_uploaded
 -- Its input lies at the provider.

@@ -404,6 +404,8 @@ class WriteBatch:
     given: list[tuple[int, str, str, int, NewRow, int, bytes, bytes, float]] = field(default_factory=list)
     """Calls that workers get: number, chunk, worker, stage, row, replica, fingerprint, mark of the request, time."""
     answered: list[tuple[int, int]] = field(default_factory=list)  # invocation and number of calls whose end is stored
+    accepted: list[tuple[str, str, float]] = field(default_factory=list)
+    """Provider and account of keys that were accepted, with the time (seconds since 1970)."""
     waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
     calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
     on_durable: list[Callable[[], None]] = field(default_factory=list)

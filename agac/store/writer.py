@@ -476,6 +476,7 @@ class Ledger:
         ]
         yield "result_insert", results
         yield "attempt_insert", [self._attempt(a, event, writer) for a in batch.attempts]
+        yield "key_accept", batch.accepted
         yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.given]
         yield "chunk_call_end", batch.answered  # of a call that was lost before its line was there, too
         yield from self._conversations(batch, event)

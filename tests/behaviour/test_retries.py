@@ -1,6 +1,7 @@
 """How often is asked again, how soon, and who waits: told by the provider's own account."""
 
 import json
+import re
 import time
 from datetime import datetime
 from itertools import pairwise
@@ -207,7 +208,30 @@ def test_a_wait_beyond_all_bounds_stops_the_run_and_is_said_shortly(project: Pro
     with project.asking(scripted(absurd)):
         project.workflow(rows=1, stages=SAY)
         ran = project.agac("run", "-a", "reviews", code=1)
-    assert "local answered 429: Slow down; it asks for a pause of 1,440 minutes\n" in ran.err
+    assert "local answered 429: Slow down; it asks for a pause of 24 hours, until 20" in ran.err
+    assert "run the same command again then" in ran.err
+
+
+TOMORROW: dict[str, dict[str, Any]] = {
+    "Unix time": {"headers": {"retry-after": str(int(time.time()) + 18_000)}},
+    "Unix time in ms": {
+        "headers": {"x-ratelimit-reset": str(int(time.time() + 18_000) * 1000), "x-ratelimit-remaining": "0"}
+    },
+    "a duration": {"headers": {"retry-after": "5h0m0s"}},
+    "words": {"body": '{"error": {"message": "The day\'s quota is used up. Please try again in 5h0m0s."}}'},
+}
+
+
+@pytest.mark.parametrize("how", TOMORROW)
+def test_a_wait_of_hours_stops_the_run_with_the_time_at_which_to_go_on(how: str, project: ProjectFolder) -> None:
+    said = {"headers": {}, "body": '{"error": {"message": "Slow down."}}', **TOMORROW[how]}
+    with project.asking(scripted(Step(status=429, **said))):
+        project.workflow(rows=1, stages=SAY)
+        report = project.run()
+    assert (report.exit_code, report.stop) == (1, "fatal")
+    found = re.search(r"a pause of 5 hours, until (\d{4}-\d\d-\d\d \d\d:\d\d)", report.stopped or "")
+    assert found is not None, report.stopped
+    assert abs(datetime.fromisoformat(found[1]).timestamp() - time.time() - 18_000) < 600
 
 
 @pytest.mark.parametrize("limits", [{"rpm": 600}, {"tpm": 9_000}], ids=["rpm", "tpm"])

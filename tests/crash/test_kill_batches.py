@@ -105,6 +105,26 @@ def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
     case.assert_whole(undisturbed[api])
 
 
+HALVING = [
+    "provider.upload.after:1", "journal.too_large.before:1", "journal.too_large.after:1", "provider.upload.after:2",
+    "journal.plan.after:2", "journal.too_large.after:2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", HALVING)
+def test_a_file_that_is_cut_for_its_size_is_cut_whenever_a_command_is_killed(
+    moment: str, faulty: Faulty, tmp_path: Path
+) -> None:
+    """What was learned of the size is in the store: no row is lost, asked twice, or sent for ever."""
+    case = BatchCase(tmp_path / "project", faulty([{"kind": "batch_too_large", "bytes": 1100}]), "openai")
+    case.killed(moment, "run", "-a", "reviews")
+    case.finish("run")
+    assert {one["ok"] for one in case.project.envelopes()} == {True}
+    assert case.account()["charged"] == ROWS
+    assert case.account()["duplicates"] == 0
+    assert case.account()["calls"]["upload"] <= 4 * ROWS
+
+
 ANEW = [
     "results.put.after", "journal.ingested.before", "journal.ingested.after", "journal.plan.after",
     "journal.built.after", "provider.create.before", "provider.create.after", "journal.submitted.before",

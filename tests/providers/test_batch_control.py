@@ -18,7 +18,7 @@ from support.canned import Answer, Canned, canned
 
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, iso
+from agac.core.types import About, Fault, FaultKind, iso
 from agac.providers import batch
 from agac.providers.batch import BatchApi, BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
@@ -235,7 +235,7 @@ def test_a_file_that_is_not_there_yet(server: Canned, tmp_path: Path) -> None:
     ):
         server.answers("POST /batches", Answer(json_error("invalid_request_error", None, message), 400))
         found = create("openai", server.base_url, tmp_path)
-        assert (found.kind, found.ambiguous, found.code) == (FaultKind.RETRY, False, "input_file_not_found")
+        assert (found.kind, found.ambiguous, found.about) == (FaultKind.RETRY, False, About.INPUT)
 
 
 @both

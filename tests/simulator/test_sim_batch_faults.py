@@ -85,6 +85,14 @@ async def test_a_status_says_what_its_code_is_about_and_comes_after_slowness(bat
         assert loop.time() - began >= 0.05
 
 
+async def test_an_upload_of_too_many_bytes_is_refused_and_a_smaller_one_is_taken(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_too_large", "bytes": 2000}]) as api:
+        status, data = await api.try_upload(rows(20), purpose="batch")
+        assert (status, data["error"]["code"]) == (413, "request_too_large")
+        assert await api.upload(rows(2))
+        assert (await api.counted())["files"] == 1
+
+
 @pytest.mark.parametrize("after_bytes", [0, 10, None])
 async def test_a_download_ends_before_it_should(batches: Any, after_bytes: int | None) -> None:
     async with batches(faults=[{"kind": "batch_truncate", "after_bytes": after_bytes, "first": 1}]) as api:

@@ -19,6 +19,7 @@ CLOSED_SCHEMA = {**OPEN_SCHEMA, "additionalProperties": False, "required": ["a"]
 STATUSES = [
     ({"kind": "rate_limit"}, 429, "requests", "rate_limit_exceeded"),
     ({"kind": "quota"}, 429, "insufficient_quota", "insufficient_quota"),
+    ({"kind": "too_large"}, 429, "tokens", "rate_limit_exceeded"),
     ({"kind": "server_error"}, 500, "server_error", None),
     ({"kind": "server_error", "status": 502}, 502, "server_error", None),
     ({"kind": "server_error", "status": 503}, 503, "server_error", "server_is_overloaded"),
@@ -37,12 +38,22 @@ async def test_error_faults_answer_in_the_providers_form(
         got, headers, data = await client.ask()
         assert (got, data["error"]["type"], data["error"]["code"]) == (status, kind, code)
         assert data["error"]["message"]
-        assert {one["kind"] for one, *_ in STATUSES} == {kind for kind, of in FAULTS.items() if of.phase == "error"}
+        tested = {"blocked", *(one["kind"] for one, *_ in STATUSES)}
+        assert tested == {kind for kind, of in FAULTS.items() if of.phase == "error"}
         assert headers["x-agac-simulated"] == "true"
         assert "retry-after" not in headers
         account = await client.account()
         assert account["faults"] == {rule["kind"]: 1}
         assert (account["charged"], account["refused"], account["answered"]) == (0, 1, 1)
+
+
+async def test_a_firewall_answers_with_a_page_and_nothing_is_charged(served: Any) -> None:
+    async with served(faults=[{"kind": "blocked", "at": [1]}]) as client:
+        status, headers, page = await client.post({"model": "small", "messages": [{"role": "user", "content": "a"}]})
+        assert (status, headers["content-type"].partition(";")[0], page[:6]) == (403, "text/html", b"<html>")
+        account = await client.account()
+        assert (account["charged"], account["refused"], account["answered"]) == (0, 1, 1)
+        assert await client.content()
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class Batches:
 
     def _note(self, record: BatchRecord, after: BatchRecord) -> None:
         """What became of a batch on its way to the provider."""
-        self._released = self._released or after.state == BatchStep.NOT_CREATED
+        self._released = self._released or after.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED)
         self._give_back(after)
         if after.state == BatchStep.SUBMITTED and record.state != after.state:
             self.done.submitted.append(after.id)

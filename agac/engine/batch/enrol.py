@@ -97,13 +97,16 @@ class OpenBatch:
     form: BatchFormat
     spool: Spool
     most_requests: int
+    most_bytes: int
     most_tokens: int | None
     tokens: int = 0
     held: Amount = NOTHING
 
     def takes(self, line: int, tokens: int) -> bool:
         """Whether one more line of so many bytes fits."""
-        if self.spool.lines >= self.most_requests or self.spool.bytes + line + 1 > self.form.max_bytes:
+        if self.spool.lines >= self.most_requests:
+            return False
+        if self.spool.lines and self.spool.bytes + line + 1 > self.most_bytes:
             return False
         return self.most_tokens is None or not self.spool.lines or self.tokens + tokens <= self.most_tokens
 
@@ -313,7 +316,7 @@ class Enrolment:
         if primer == 0:
             self._primers[lane], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
-        return OpenBatch(record, form, self._spools[-1], most, cap)
+        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form), cap)
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""

@@ -34,7 +34,7 @@ from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
-from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load
+from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load, least_refused
 from agac.store.db import Database, execute, sql
 from agac.store.records import EndedTask
 from agac.store.writer import Ledger, ended_task
@@ -159,6 +159,12 @@ class Journal:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
         released = ("tasks_release", {"id": record.id, "then_do": then_do})
         return await self.write(record, "step", [released], to=BatchStep.NOT_CREATED, note=note)
+
+    async def halve(self, record: BatchRecord, note: str) -> BatchRecord:
+        """Its file is too large: it comes to its end without having run, and its tasks go into files of half its size
+        (`BatchContext.most_bytes`). Killed before, the next upload is refused alike; after, the size is known."""
+        released = ("tasks_release", {"id": record.id, "then_do": "batch"})
+        return await self.write(record, "too_large", [released], to=BatchStep.NOT_CREATED, note=note)
 
     async def reject(
         self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
@@ -348,6 +354,13 @@ class BatchContext:
         shares = self.batching.sharding.processes if self.batching.sharding is not None else 1
         caps = [cap // shares for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load._replace(cap=min(caps, default=None))
+
+    async def most_bytes(self, form: BatchFormat) -> int:
+        """Bytes of a new batch: half of the smallest file that its account refused for its size in the last day."""
+        provider = form.model.provider
+        since = self.clocks.wall() - CAP_KEPT
+        refused = await least_refused(self.database, provider.name, provider.account, since)
+        return form.max_bytes if refused is None else min(form.max_bytes, refused // 2)
 
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""

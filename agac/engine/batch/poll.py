@@ -16,13 +16,14 @@ from pathlib import Path
 
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.state_files import make_folder
-from agac.core.types import Fault, FaultKind
+from agac.core.types import About, Fault, FaultKind
 from agac.data.files import sync_folder
 from agac.engine.batch.enrol import writing
 from agac.engine.batch.ingest import ingest, keep_late
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, Intake, foreign
-from agac.engine.batch.submit import UNSURE, is_cap, is_whole, names_other, over_cap
+from agac.engine.batch.submit import UNSURE, create_later, halve, is_whole, names_other, over_cap
 from agac.providers.batch import TOO_LARGE, BatchState, ProviderBatch, Remote
+from agac.providers.error_tables import with_remedy
 from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
@@ -32,6 +33,11 @@ NOT_CANCELLED = "its end could not be asked for: "  # how the note of a batch be
 
 LATE_FILES = (0.1, 0.5, 2.0, 5.0)
 """Seconds between looks at a batch that has ended and names no file with results, or whose files hold none."""
+
+_OF_WHOLE = (About.QUEUE, About.FRAME, About.ACCOUNT)
+"""What no row is to blame for, although the error names a line."""
+
+MOST_REFUSALS = 5  # times that a batch is created again which was refused for a reason that may pass
 
 LATE = ".late"  # the further ending of results of a creation that was given up
 
@@ -77,20 +83,7 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         _log.warning("batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word)
     record = await context.journal.seen(record, seen)
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
-        if capped := next((one for one in seen.errors if is_cap(one.code, one.message)), None):
-            return await over_cap(context, record, capped.message)
-        errors: dict[int, RowError] = {}
-        for one in seen.errors:
-            if one.line is not None:
-                message = f"line {one.line} was refused: {one.words}"
-                errors.setdefault(one.line, RowError(ErrorType.PROVIDER_ERROR, message))
-        reasons = seen.reasons or "no reason was given"
-        note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
-        form = await context.format(record)
-        record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
-        if not errors:
-            raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, f"batch {seen.id}: {note}"))
-        return record
+        return await _refused(context, record, seen)
     if seen.state.is_terminal:
         return await context.journal.step(record, BatchStep.TERMINAL, seen.reasons or None)
     # ends what has met its deadline; asks again for the end of what was cancelled and goes on
@@ -100,6 +93,36 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         record = await context.journal.cancel(record, "sync")
     if record.cancel_at is not None and record.status != BatchState.CANCELLING:
         return await cancel(context, record)
+    return record
+
+
+async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
+    """What becomes of a batch that was refused as a whole, by what its errors are about: its model or schema, which
+    stop the run, the size of its file, what passes, or the rows at the lines that are named."""
+    api = context.account(record.provider).api
+    judged = [(one, api.judged(one, record.model)) for one in seen.errors]
+    by_about = {fault.about: fault for one, fault in reversed(judged) if one.line is None or fault.about in _OF_WHOLE}
+    if (capped := by_about.get(About.QUEUE)) is not None:
+        return await over_cap(context, record, capped.message)
+    stopping = by_about.get(About.FRAME) or by_about.get(About.ACCOUNT)
+    errors: dict[int, RowError] = {}
+    for one, fault in judged:
+        if one.line is not None and stopping is None:
+            message = f"line {one.line} was refused: {one.words}"
+            errors.setdefault(one.line, RowError(fault.type, message))
+    if not errors and stopping is None:
+        if (large := by_about.get(About.SIZE)) is not None:
+            return await halve(context, record, large)
+        passing = by_about.get(About.LANE) or by_about.get(About.SERVER)
+        if passing is not None and record.attempt < MOST_REFUSALS:
+            return await create_later(context, record, passing)
+    reasons = seen.reasons or "no reason was given"
+    note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
+    form = await context.format(record)
+    record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
+    if not errors:
+        why = f"batch {seen.id}: {with_remedy(note, stopping.remedies[0] if stopping is not None else '')}"
+        raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, why))
     return record
 
 

@@ -12,11 +12,13 @@ from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import read_custom_id
 from agac.core.state_files import make_folder
-from agac.core.types import DayTime, Fault, FaultKind
+from agac.core.types import About, DayTime, Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
+from agac.providers.error_tables import with_remedy
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
 _log = logging.getLogger("agac.batch")
@@ -27,16 +29,15 @@ CLOCKS_APART = 3600.0  # seconds by which the provider's clock may be behind our
 _LOOKS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """Seconds between looks at a provider's list; the last one again and again."""
 
-CAP_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", "batch_token_limit_exceeded"})
-"""How providers say that an account has too many tokens enqueued: nothing ran."""
-
-NO_INPUT, UPLOAD_AGAIN = "input_file_not_found", 4
-"""The code of a refusal whose input is not there (yet), and after how many of them it is uploaded again."""
+UPLOAD_AGAIN = 4
+"""Refusals after which an input that is not there (yet) is uploaded again."""
 
 ESTIMATES_APART = 8  # a provider may count so many times as many tokens as our estimate, not more
 
 AGAIN_AFTER = 900.0
 """Seconds until a batch is tried again that met its account's limit while nothing of ours was under way."""
+
+_TOO_LARGE = "Shorten the row's fields or the prompt, or run the stage with `run_mode: sync`."
 
 _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s*([\d][\d,_]*)", re.IGNORECASE)
 
@@ -242,7 +243,11 @@ async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) ->
             given = await api.upload(context.path(record), name)
         if isinstance(given, str):
             return await context.journal.write(record, "uploaded", file_id=given)
+        if given.about is About.SIZE:
+            return await halve(context, record, given)
         record = await context.journal.remark(record, given.message)
+        if given.kind is FaultKind.TASK:  # the same file would be refused again
+            raise context.stopped_by(given)
         if not await context.wait_and_retry(given, attempt, f"uploading {name}"):
             return record
     return record
@@ -289,9 +294,11 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
         _log.warning("batch %d may have been created: %s", record.id, fault.message)
         return await look_for(context, record)
     # the provider said no, and there is no batch
-    if is_cap(fault.code, fault.message):
+    if fault.about is About.QUEUE:
         return await over_cap(context, record, fault.message)
-    if fault.code == NO_INPUT and record.attempt > UPLOAD_AGAIN:  # it is not late, it is gone
+    if fault.about is About.SIZE:
+        return await halve(context, record, fault)
+    if fault.about is About.INPUT and record.attempt > UPLOAD_AGAIN:  # it is not late, it is gone
         return await context.journal.write(record, "defer", to=BatchStep.BUILT, try_at=None, note=fault.message)
     again = await context.journal.write(record, "defer", to=_back(record), try_at=None, note=fault.message)
     if fault.kind not in (FaultKind.RETRY, FaultKind.PAUSE):
@@ -300,6 +307,12 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
         return again
     at = context.clocks.wall() + (fault.delay or AGAIN_AFTER)
     return await context.journal.write(again, "remark", at=at, note=fault.message)
+
+
+async def create_later(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
+    """A batch that was refused after its creation for what may pass: it is created again in a while."""
+    at = context.clocks.wall() + (fault.delay or AGAIN_AFTER)
+    return await context.journal.write(record, "defer", to=_back(record), try_at=at, note=fault.message)
 
 
 def _back(record: BatchRecord) -> BatchStep:
@@ -322,11 +335,30 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
     await context.journal.cap(record, cap)
     if record.tokens > cap and record.tasks > 1 and others <= 0:
         note = f"the account takes about {cap:,} enqueued tokens, and it had {record.tokens:,}: it is cut"
-        if back is BatchStep.UPLOADED:
-            record = await context.journal.write(record, "defer", to=back, try_at=None, note=note)
+        record = await _stepped_back(context, record, note)
         return await context.journal.release(record, "batch", note)
     at = None if others > 0 else now + AGAIN_AFTER
     return await context.journal.write(record, "defer", to=back, try_at=at, note=message)
+
+
+async def _stepped_back(context: BatchContext, record: BatchRecord, note: str) -> BatchRecord:
+    """A batch that was refused, at the step from which it can be given up: nothing of it exists any more."""
+    if record.state not in (BatchStep.CREATE_INTENT, BatchStep.SUBMITTED):
+        return record
+    return await context.journal.write(record, "defer", to=_back(record), try_at=None, note=note)
+
+
+async def halve(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
+    """What its provider refused for its size: its tasks go into files of half the size, and a task alone has failed."""
+    if record.tasks > 1:
+        note = f"its file of {record.bytes:,} bytes is cut: {fault.message}"
+        return await context.journal.halve(await _stepped_back(context, record, note), note)
+    form = await context.format(record)
+    message = (
+        f"its request of {record.bytes:,} bytes is too large for a batch: {with_remedy(fault.message, _TOO_LARGE)}"
+    )
+    error = RowError(ErrorType.PROVIDER_ERROR, message)
+    return await context.journal.reject(record, {1: error}, message, form.stage if form is not None else None)
 
 
 async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -376,11 +408,6 @@ def deadline(context: BatchContext, form: BatchFormat, *, day_only: bool = False
         at = here.replace(hour=wish.hour, minute=wish.minute, second=0, microsecond=0)
         return (at if at > here else at + timedelta(days=1)).timestamp()
     return None if wish is None or day_only else now + wish
-
-
-def is_cap(code: str, message: str) -> bool:
-    """Whether a refusal says that too many tokens are enqueued."""
-    return code in CAP_CODES or ("enqueued" in message.lower() and "limit" in message.lower())
 
 
 def is_whole(path: Path, size: int, sha256: str | None) -> bool:
