@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from os.path import lexists
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,13 +20,22 @@ from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card, read_card
 from agac.spec.card_types import card_parts, most_calls
 from agac.spec.graph import graph
-from agac.spec.mcp_lock import ServerLock, difference, lock_file, lock_text, read_lock
+from agac.spec.mcp_lock import (
+    ServerLock,
+    difference,
+    lock_file,
+    lock_text,
+    locked_tools,
+    read_lock,
+    told_otherwise,
+)
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import Refused, home_of, is_reference
 from agac.spec.project_files import required_text
 from agac.spec.rule_models import RowBudgetFile
 from agac.spec.stage_tools import card_servers
 from agac.spec.stages import StageBuilder
+from agac.spec.tools import McpServer
 from agac.spec.workflow import Overrides
 from agac.tools.mcp import listed_servers
 
@@ -134,6 +143,8 @@ class LockReport(Report):
     servers: dict[str, list[str]]
     changes: dict[str, str]
     written: bool
+    told_otherwise: list[str] = field(default_factory=list)
+    """Tools of which models are told in a form of its own, since providers refuse the server's, with what differs."""
 
 
 @blocking
@@ -178,7 +189,16 @@ async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = Fa
     changes = _changes(file, shown, locks, home)
     if written := not check and not (lexists(file) and required_text(file, shown, home) == text):
         write_in_project(file, text, shown, home)
-    return LockReport(name, shown, {key: sorted(one.tools) for key, one in locks.items()}, changes, written)
+    otherwise = list(_told_otherwise(servers, locks, shown))
+    return LockReport(name, shown, {key: sorted(one.tools) for key, one in locks.items()}, changes, written, otherwise)
+
+
+def _told_otherwise(servers: Sequence[McpServer], locks: dict[str, ServerLock], shown: str) -> Iterator[str]:
+    """What is to be said of the tools in a lock; what makes a tool unusable is said where it is used."""
+    try:
+        yield from told_otherwise(locked_tools(servers, locks, shown, "")[0])
+    except UsageError:
+        return
 
 
 def _changes(file: Path, shown: str, locks: dict[str, ServerLock], home: Path) -> dict[str, str]:

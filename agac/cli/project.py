@@ -359,6 +359,8 @@ def lock_lines(report: LockReport) -> Iterator[str]:
         yield f"{server}: {counted(len(tools), 'tool')}: {', '.join(map(plain, tools))}"
     for server, change in report.changes.items():
         yield f"{server} {plain(change)}"
+    for tool in report.told_otherwise:
+        yield f"models are told of {plain(tool)}"
     if report.written:
         yield f"{report.file} is written. Review it: models are told what is in it."
     else:

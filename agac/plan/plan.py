@@ -35,12 +35,12 @@ from agac.providers.backend import at_backend
 from agac.providers.provider import Provider
 from agac.spec.guards import STORED, Guard, compile_guard
 from agac.spec.json_schema import field_shape
-from agac.spec.mcp_lock import safe_name
 from agac.spec.operations import Filter, Operation, Python, Review, Select
 from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_schema
 from agac.spec.paths import Refused, RemoteContent, home_of
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import EDITED, FunctionRef, same_function
+from agac.spec.tool_schemas import safe_name
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
 from agac.spec.workflow import InputSpec, OutputSpec, PythonSchema, RunRules, Stage, Workflow, WrittenStage, family
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from fnmatch import fnmatchcase
@@ -23,10 +23,11 @@ from agac.core.types import JSONValue
 from agac.spec.json_schema import schema_faults
 from agac.spec.paths import Unusable, inside
 from agac.spec.project_files import read_text
+from agac.spec.tool_schemas import marked_name, safe_name, sent_parameters
 from agac.spec.tools import McpServer, ToolSpec
 
 SUFFIX = ".lock.json"
-MAX_NAME = 64  # characters of a tool's name that every provider takes
+MAX_CHANGES = 5  # changes of one tool's schema that are shown
 _SHOWN, _LONGEST = 40, 500  # lines of a difference that are shown, and characters of each
 
 
@@ -193,17 +194,36 @@ def locked_tools(
                 raise UsageError(f"the input schema of tool {source} in {shown} cannot be used: {fault}", remedy=remedy)
             found.append(ToolSpec(name, locked.description, locked.input_schema, "mcp", source, version))
         held.append(replace(server, lock=shown, locked=lock.hash))
-    counts = Counter(map(safe_name, (tool.name for tool in found)))
-    for index, tool in enumerate(found):
-        name = safe_name(tool.name)
-        found[index] = replace(tool, name=name if counts[name] == 1 else safe_name(tool.source.replace(":", "__", 1)))
-    return found, held
+    names = _distinct_names(found)
+    return [replace(tool, name=name) for tool, name in zip(found, names, strict=True)], held
 
 
-def safe_name(name: str) -> str:
-    """A name of letters, digits, `_` and `-`, as providers want it."""
-    safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    return safe if len(safe) <= MAX_NAME else f"{safe[: MAX_NAME - 9]}_{digest(name).hex()[:8]}"
+def _distinct_names(tools: Sequence[ToolSpec]) -> Iterator[str]:
+    """The names of servers' tools as models are told them: `tool`, else `server__tool`, else that with a mark."""
+    plain = Counter(safe_name(tool.name) for tool in tools)
+    full = Counter(safe_name(_full_name(tool)) for tool in tools)
+    for tool in tools:
+        name, long_name = safe_name(tool.name), safe_name(_full_name(tool))
+        if plain[name] == 1:
+            yield name
+        else:
+            yield long_name if full[long_name] == 1 else marked_name(_full_name(tool))
+
+
+def _full_name(tool: ToolSpec) -> str:
+    return tool.source.replace(":", "__", 1)
+
+
+def told_otherwise(tools: Iterable[ToolSpec]) -> Iterator[str]:
+    """What models are told of a server's tools in a form of its own, since providers refuse the server's."""
+    for tool in tools:
+        own = tool.source.partition(":")[2]
+        changes = sent_parameters(tool.parameters).changes
+        changes = (f"its name as {tool.name}", *changes) if safe_name(own) != own else changes
+        if changes:
+            shown = ", ".join(changes[:MAX_CHANGES])
+            more = f" and {len(changes) - MAX_CHANGES} more" if len(changes) > MAX_CHANGES else ""
+            yield f"{tool.source}: {shown}{more}"
 
 
 def _fault(schema: dict[str, JSONValue]) -> str:

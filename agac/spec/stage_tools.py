@@ -11,9 +11,10 @@ from typing import Any
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean
 from agac.core.keys import snapshot
+from agac.core.text import plain
 from agac.spec.agent_cards import Card, Skill
 from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedKeys
-from agac.spec.mcp_lock import lock_file, locked_tools, read_lock
+from agac.spec.mcp_lock import lock_file, locked_tools, read_lock, told_otherwise
 from agac.spec.models import RuntimeFile, StageFile
 from agac.spec.paths import Refused, home_of, inside
 from agac.spec.project_files import files_hash
@@ -29,6 +30,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 """Tools that agac brings, with the keys that only they take."""
 
 _NEEDED = {"http_get": "allow: [example.com]", "run_sql": "database: shop.db", "web_search": "url: https://…"}
+MAX_NAMED = 5  # tools that are named whose schemas models are told otherwise
 _FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "reads")
 
 
@@ -175,6 +177,10 @@ class ToolReader:
             self._note(where, f"{error.message}. {error.remedy or ''}".strip())
             return
         self.servers += held
+        if said := [plain(one) for one in told_otherwise(specs)]:
+            more = f"; and {len(said) - MAX_NAMED} more tools" if len(said) > MAX_NAMED else ""
+            message = f"models are told of tools in {shown} in a form that all providers take: "
+            self.problems.append(Problem(where, f"{message}{'; '.join(said[:MAX_NAMED])}{more}", "warning"))
         yield from (NamedTool("mcp", spec.source, where, spec=spec) for spec in specs)
 
     def _with_keys(self, tool: NamedTool) -> NamedTool:

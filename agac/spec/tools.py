@@ -11,6 +11,7 @@ from agac.core.errors import Where
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, ToolDefinition
 from agac.spec.python_code import FunctionRef
+from agac.spec.tool_schemas import sent_name, sent_parameters
 
 ToolKind = Literal["function", "builtin", "mcp", "skill", "agent"]
 ToolsMode = Literal["live", "stub", "record", "replay"]
@@ -79,8 +80,8 @@ class ToolSpec:
 
     @property
     def definition(self) -> ToolDefinition:
-        """What a model is told."""
-        return ToolDefinition(self.name, self.description, self.parameters)
+        """What a model is told, in a form that every provider takes."""
+        return ToolDefinition(sent_name(self.name), self.description, sent_parameters(self.parameters).schema)
 
     def body(self) -> dict[str, JSONValue]:
         """The tool as a definition stores it; its parameters as text, which keeps their order."""

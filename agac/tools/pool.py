@@ -23,6 +23,7 @@ from agac.data.files import writable_place
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import home_of
 from agac.spec.schema_errors import TOO_MANY, some_errors
+from agac.spec.tool_schemas import SentParameters, sent_name, sent_parameters
 from agac.spec.tool_stubs import recorded_line, stub_answer
 from agac.spec.tools import ToolRules, ToolSpec
 from agac.spec.workflow import Stage
@@ -133,9 +134,11 @@ class _Runner(NamedTuple):
 
 @dataclass(slots=True)
 class _Tool:
-    """A tool of a stage; `bounds` are shared with equal ones. `how`: what serves its calls; `recorded`: note them."""
+    """A tool of a stage, with the schema that models are `told`. `bounds` are shared with equal ones. `how`: what
+    serves its calls; `recorded`: note them."""
 
     spec: ToolSpec
+    told: SentParameters
     rules: ToolRules
     runner: _Runner
     counts: ToolCounts
@@ -197,6 +200,8 @@ class ToolPool:
         self._context, self._stack = context, stack
         self._servers: McpServers | None = None
         self._tools: dict[tuple[int, str], _Tool] = {}
+        self._told_names: dict[tuple[int, str], tuple[int, str]] = {}
+        """The tools by stage and the name that models are told."""
         self._runners: dict[str, _Runner] = {}
         self._bounds: dict[tuple[str, ToolRules], _Bounds] = {}
         self._flights: dict[bytes, _Flight] = {}
@@ -221,12 +226,14 @@ class ToolPool:
         rules = ToolRules() if how or rules is None else rules
         self.counts[at] = ToolCounts()
         bounds = self._bounds.setdefault((canonical(runner.key or [*at]), rules), _Bounds(rules, runner.most))
+        told = sent_parameters(spec.parameters)
         try:
-            validator = compiled(dict(spec.parameters), texts=MOST_TEXTS)
+            validator = compiled(dict(told.schema), texts=MOST_TEXTS)
         except ValueError:  # a server's own, which it alone can read
             validator = None
         record = stage.tooling.record
-        self._tools[at] = _Tool(spec, rules, runner, self.counts[at], timeout, bounds, validator, how, record)
+        self._tools[at] = _Tool(spec, told, rules, runner, self.counts[at], timeout, bounds, validator, how, record)
+        self._told_names[stage.index, sent_name(spec.name)] = at
 
     def _of_server(self, stage: Stage, spec: ToolSpec, rules: ToolRules) -> _Runner:
         """What asks an MCP server, which is connected when it is first asked."""
@@ -327,9 +334,9 @@ class ToolPool:
 
     def check(self, stage: int, name: str, arguments: str) -> tuple[ToolSpec, Arguments] | str:
         """The tool of the stage that a model asks for and its arguments, which fit their schema; or what is wrong."""
-        tool = self._tools.get((stage, name))
+        tool = self._tools.get(self._told_names.get((stage, name), (stage, name)))
         if tool is None:
-            known = [other for at, other in self._tools if at == stage]
+            known = [other for at, other in self._told_names if at == stage]
             return f"there is no tool {name[:MOST_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
         try:
             given = plain(json.loads(arguments or "{}", parse_float=_number))
@@ -337,11 +344,11 @@ class ToolPool:
             return f"the arguments of {name} are not JSON: {error}"
         if not isinstance(given, dict):
             return f"the arguments of {name} are not an object; give one, with the parameters by name"
-        said = [] if tool.validator is None else _faults(tool.validator, tool.spec, given)
+        said = [] if tool.validator is None else _faults(tool.validator, tool.told, given)
         if said:
             problems = "; ".join(text[:MOST_CHARS] for text in said[:MOST_PROBLEMS])
             return f"the arguments of {name} do not satisfy its schema: {problems}"
-        return tool.spec, _filled(tool.spec, given)
+        return tool.spec, _filled(tool.spec, tool.told.restored(given))
 
     def remembers(self, stage: int, tool: ToolSpec) -> bool:
         """Whether its server knows of earlier calls, which in a later invocation it does not."""
@@ -527,11 +534,11 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def _faults(validator: Draft202012Validator, spec: ToolSpec, given: Arguments) -> list[str]:
+def _faults(validator: Draft202012Validator, told: SentParameters, given: Arguments) -> list[str]:
     """Why arguments do not satisfy the schema of their tool."""
     if validator.is_valid(given):
         return []
-    errors = some_errors(validator, schema_cost(spec.parameters), given, MOST_PROBLEMS)
+    errors = some_errors(validator, schema_cost(told.schema), given, MOST_PROBLEMS)
     if errors is None:
         return [TOO_MANY]
     return [f"{'.'.join(map(str, one.instance_path)) or 'the object'}: {one.message}" for one in errors]

@@ -91,7 +91,7 @@ def test_a_variable_that_a_server_lacks_is_said_before_a_run(project: ProjectFol
     url, hub = "https://docs.example/mcp", "https://huggingface.co/mcp?login"
     connected = {"docs": {"target": url, "headers": {"X-Key": "${DOCS_KEY}"}}, "hub": {"target": hub}}
     project.write("agentcards/c.md", f"---\nmcp_connect: {json.dumps(connected)}\n---\nFind.\n")
-    tools = {"find": {"description": "F", "input_schema": {"type": "object"}}}
+    tools = {"find": {"description": "F", "input_schema": {"type": "object", "properties": {}}}}
     lock = {name: {"target": one["target"], "tools": tools} for name, one in connected.items()}
     project.write("agentcards/c.lock.json", json.dumps({"servers": lock}))
     project.workflow(stages=[{"name": "ask", "agent": "c", "prompt": "${text}"}], rows=1)
@@ -116,6 +116,28 @@ def test_rows_call_a_server(clerk: ProjectFolder) -> None:
     clerk.run()
     assert clerk.envelopes()[0]["error"] is None
     assert clerk.query("SELECT name, state, result FROM tool_call") == [("echo", "done", "hallo")]
+
+
+ODD = "raw:odd[all]: its name as odd_all_, the property 'ids[]' as ids__, "
+FILLED = "properties.ids[] with `items` of any kind, properties.filter with empty `properties`"
+
+
+def test_what_providers_refuse_of_a_tool_is_told_otherwise_named_and_mapped_back(project: ProjectFolder) -> None:
+    """Names with brackets, an array without items and an object without properties."""
+    project.configure()
+    card(project, raw=target("--tools", "odd[all]"))
+    ran = project.agac("card", "lock", "clerk", code=0)
+    assert f"models are told of {ODD}" in ran.out
+    call = 'tool:odd_all_ {"ids__": [1, 2], "filter": {"ids": 3}}'
+    project.workflow(stages=[{"name": "ask", "agent": "clerk", "prompt": "${call}"}], rows=[{"id": "a", "call": call}])
+    [problem] = agac.validate(project=project.root).problems
+    assert (problem.severity, problem.where.file) == ("warning", "agentcards/clerk.md")
+    assert ODD in problem.message
+    assert FILLED in problem.message
+    project.run()
+    assert project.envelopes()[0]["error"] is None
+    [(name, state, result)] = project.query("SELECT name, state, result FROM tool_call")
+    assert (name, state, json.loads(result)) == ("odd_all_", "done", {"ids[]": [1, 2], "filter": {"ids": 3}})
 
 
 def test_a_server_that_changes_its_tools_ends_the_run(clerk: ProjectFolder) -> None:

@@ -58,6 +58,7 @@ def test_a_lock_that_is_none_says_what_writes_one(tmp_path, text):
         ({"d": ["a"], "e": ["b"]}, {"allow": {"d": []}}, {"b": "e:b"}),
         ({"d": ["a", "b"], "e": ["a"]}, {}, {"d__a": "d:a", "b": "d:b", "e__a": "e:a"}),
         ({"d": ["x/y.z"]}, {}, {"x_y_z": "d:x/y.z"}),
+        ({"d": ["a[b]", "a_b_"]}, {}, {"d__a_b__5b2d26d7": "d:a[b]", "d__a_b__0b5018f4": "d:a_b_"}),
         ({"d": ["x" * 80]}, {}, {"x" * 55 + "_" + "7945aa8e": "d:" + "x" * 80}),
     ],
 )

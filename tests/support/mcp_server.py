@@ -48,6 +48,8 @@ def called(name: str, given: dict, number: int) -> dict | None:
     match name:
         case "echo":
             return text(given.get("words", ""))
+        case "odd[all]":
+            return text(json.dumps(given, sort_keys=True))
         case "count":
             return text(f"{os.getpid()} {COUNT}")
         case "die":
@@ -106,7 +108,9 @@ def called(name: str, given: dict, number: int) -> dict | None:
 
 def listed() -> list[dict]:
     schema = {"type": "object", "properties": {"words": {"type": "string"}}}
-    return [{"name": name, "description": f"Does {name}.", "inputSchema": schema} for name in TOOLS]
+    odd = {"ids[]": {"type": "array"}, "filter": {"type": "object"}, "words": {"type": "string"}}
+    schemas = {name: {**schema, "properties": odd, "required": ["ids[]"]} for name in TOOLS if name == "odd[all]"}
+    return [{"name": name, "description": f"Does {name}.", "inputSchema": schemas.get(name, schema)} for name in TOOLS]
 
 
 def answer(message: dict) -> None:
