@@ -182,3 +182,35 @@ def test_an_upload_that_is_refused_for_good_is_not_sent_for_ever(batches_at: Mak
     report = project.run(wait=True)
     assert (report.exit_code, report.stop) == (ExitCode.FAILED, "fatal")
     assert project.account["calls"]["upload"] == 1
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("status", "type_", "message"),
+    [
+        (404, "not_found_error", "model: no such model"),
+        (400, "invalid_request_error", "Invalid schema for response_format 'answer': no."),
+        (401, "authentication_error", "invalid key"),
+    ],
+)
+def test_lines_that_are_all_refused_for_what_they_share_stop_the_run_and_fail_no_row(
+    api: str, status: int, type_: str, message: str, case_at: Start
+) -> None:
+    """Some providers look at the model and the schema of a batch only when they come to its lines."""
+    case = case_at(api, {"kind": "batch_line_status", "status": status, "type": type_, "message": message, "at": [1]})
+    case.submit()
+    stopped = case.retrieve()
+    assert stopped.code == ExitCode.FAILED
+    assert message in stopped.err
+    rows = len(case.project.query("SELECT key FROM row"))
+    assert case.project.query("SELECT count(*) FROM row WHERE state = 0") == [(rows,)]
+    assert case.run().code == ExitCode.DONE
+    case.finish("retrieve")
+    assert case.account()["charged"] == rows
+
+
+def test_a_line_that_is_refused_beside_answered_ones_fails_its_row_alone(batches_at: Make) -> None:
+    project = batches_at({"kind": "batch_line_status", "status": 401, "lines": [5]})
+    project.batched(ECHO, defaults=FAST)
+    assert project.run(wait=True).exit_code == ExitCode.ROWS_FAILED
+    assert failed(project) == {"r-5": "ProviderError"}

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.state_files import opener
-from agac.core.types import Fault, FaultKind, Reply, Row, Usage
+from agac.core.types import About, Fault, FaultKind, Reply, Row, Usage
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
 from agac.engine.limits import NOTHING, Amount, counted
 from agac.engine.replay import RowViews
@@ -127,7 +127,11 @@ async def ingest(
     cost_usd = None if unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
-    return await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
+    ended = await context.journal.write(record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd)
+    if reader.refused is not None and not counts["done"] and record.run_id == context.run:
+        message = f"batch {record.provider_id} has no answer, and its lines say: {reader.refused.message}"
+        raise context.stopped_by(replace(reader.refused, message=message))
+    return ended
 
 
 async def _incomplete(reader: ResultReader, downloads: int, further: int) -> BatchRecord | None:
@@ -175,7 +179,8 @@ async def keep_late(context: BatchContext, record: BatchRecord, form: BatchForma
 @dataclass(slots=True)
 class ResultReader:
     """One reading of a batch's results. `counts` by what lines came to; `real` what they cost; `ours`: lines that name
-    a task of it and cannot be read. `late`: its tasks went into others. `turns` are the last ones of its tasks."""
+    a task of it and cannot be read. `late`: its tasks went into others. `turns` are the last ones of its tasks.
+    `refused`: what a line was refused for that all of them share, as long as none was answered."""
 
     context: BatchContext
     record: BatchRecord
@@ -185,6 +190,7 @@ class ResultReader:
     real: Amount = NOTHING
     unpriced: int = 0
     ours: int = 0
+    refused: Fault | None = None
     write: WriteBatch = field(default_factory=WriteBatch)
     turns: dict[bytes, LastTurn] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
@@ -265,7 +271,12 @@ class ResultReader:
         self._keep(task, call)
         if isinstance(checked, RowError):
             may_pass = isinstance(answer, Fault) and answer.kind in (FaultKind.RETRY, FaultKind.PAUSE)
-            self._failed(task, checked, may_pass=may_pass)
+            if isinstance(answer, Fault) and self._is_of_all(answer, task):
+                self.refused = answer
+                self.counts["again"] += 1
+                self._ended(task, "run", checked)
+            else:
+                self._failed(task, checked, may_pass=may_pass)
             return
         self.counts["done"] += 1
         if checked is None:
@@ -278,6 +289,12 @@ class ResultReader:
         if how:
             self.write.tally((form.stage.name, HOW, how, "")).tasks += 1
         self._ended(task, None, None)
+
+    def _is_of_all(self, fault: Fault, task: PlacedTask) -> bool:
+        """Whether a line was refused for what all requests share (the model, the schema, the account): no line was
+        answered, and no other model is left. Its row stays open, as that of a call does that stops its run."""
+        is_shared = fault.about in (About.FRAME, About.ACCOUNT)
+        return is_shared and not self.counts["done"] and task.position + 1 >= len(self.form.stage.models)
 
     def _turn(self, task: PlacedTask, call: Call, reply: Reply) -> None:
         """A reply within a conversation, which its row goes on with, unless it went on without."""
