@@ -329,16 +329,8 @@ def with_end_of_pause(fault: Fault, now: float) -> Fault:
     if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
         return fault
     until = datetime.fromtimestamp(now + fault.delay).astimezone()
-    pause = f"{provider_pause(fault.delay)}, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
+    pause = f"{fault.delay / 60:,.0f} minutes, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
     return replace(fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}")
-
-
-def provider_pause(seconds: float) -> str:
-    """A long time in words: minutes below two hours, hours below two days, else days."""
-    for name, length in (("days", 86_400), ("hours", 3600)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.0f} {name}"
-    return f"{seconds / 60:,.0f} minutes"
 
 
 def call_of(
