@@ -51,7 +51,8 @@ WEB_SEARCH = {
 @dataclass(frozen=True)
 class Load:
     """`topics` are the rows, each with what it searches for; `tool` in seconds; `prefix` about so many tokens of system
-    message; `slots` requests at a time."""
+    message; `slots` requests at a time. `searches` are turns that call the tool, `schema` is the answer's form; both
+    for agac alone."""
 
     base_url: str
     model: str
@@ -60,6 +61,8 @@ class Load:
     tool: float
     prefix: int = 0
     scheme: str = "http"
+    searches: int = 1
+    schema: dict[str, Any] | None = None
 
     @property
     def system(self) -> str:
@@ -67,8 +70,9 @@ class Load:
 
     def text(self, number: int, topic: str) -> str:
         """What is asked of a row. The mark is what makes the simulator call the tool; a model is told in words."""
-        mark = f"tool:web_search {json.dumps({'query': topic})}"
-        return f"Paper {number} on {topic}. Search the web once for: {topic}. Then answer.\n{mark}"
+        queries = [topic if turn == 1 else f"{topic}, page {turn}" for turn in range(1, self.searches + 1)]
+        marks = "\n\n".join(f"tool:web_search {json.dumps({'query': query})}" for query in queries)
+        return f"Paper {number} on {topic}. Search the web once for: {topic}. Then answer.\n{marks}"
 
 
 @dataclass
@@ -257,6 +261,8 @@ def engine(load: Load) -> Measured:
             "name": "ask", "instructions": load.system, "prompt": "${text}", "concurrency": load.slots,
             "tools": {"tools/search.py:web_search": {"cacheable": True}}, "max_tokens": 64, **asked,
         }  # fmt: skip
+        if load.schema is not None:
+            stage |= {"output_schema": load.schema, "max_tokens": 128}
         workflow = {"input": {"path": "rows.jsonl", "id_field": "id"}, "telemetry": {"ttft": True}, "stages": [stage]}
         (root / "workflows/load.yml").write_text(json.dumps(workflow | {"max_open_rows": len(rows)}), "utf-8")
         report = agac.run("load", RunOptions(concurrency=load.slots), project=root)

@@ -253,7 +253,8 @@ def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
         yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
     for stage in running:
         if (agent := stage.stage).asks and agent.agent_spec is not None:
-            often = "two turns each are a guess" if stage.estimate.basis == "guess" else "as many turns as before"
+            guess = f"{'three' if agent.defers_form else 'two'} turns each are a guess"
+            often = guess if stage.estimate.basis == "guess" else "as many turns as before"
             bound = f"{agent.tooling.max_turns} at most, with one call of a tool in each"
             yield f"  Conversations at {stage.name}: {often}; {bound}"
         elif agent.asks and agent.runtime is not None:

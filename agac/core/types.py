@@ -242,6 +242,8 @@ class Request:
     parallel_tools: bool = True
     prefix: SharedPrefix | None = None
     session: str | None = None
+    schema_in_words: bool = False
+    """Whether the schema is sent as instructions alone: the provider takes no response format beside tools."""
 
 
 class Usage(NamedTuple):

@@ -43,7 +43,7 @@ MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_ch
 MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
 
 ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
-"""What the model is told where its tools and the form of its answer do not go together in one request."""
+"""What the model is told under `structured_tool_policy: defer`, once it has answered without the form."""
 
 NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."
 """What the model is told of such a call, where the user says so."""
@@ -78,10 +78,12 @@ class Turn:
 
 @dataclass(slots=True)
 class TaskConversation:
-    """A task's conversation with one model. `request` is its opening, `first` the number of its first turn. `by_form`:
-    the form of the answer alone is asked for now. `bound`: what of the row's budget is used up, so that no tools are
-    called any more. `changed`: a call was made now that must not be repeated. `stored` has what is known of calls, by
-    turn and place; `end` is how stored turns ended, `raised` what stops a child, and so this."""
+    """A task's conversation with one model. `request` is its opening, `first` the number of its first turn.
+
+    `by_form`: an answer of the right form is asked for now, and no tools may be called. `bound`: what of the row's
+    budget is used up, so that no tools are called any more. `changed`: a call was made now that must not be repeated.
+    `stored` has what is known of calls, by turn and place; `end` is how stored turns ended, `raised` what stops a
+    child, and so this."""
 
     attempts: TaskAttempts
     request: Request
@@ -113,11 +115,18 @@ class TaskConversation:
 
     @property
     def _without_schema(self) -> bool:
-        """Whether the form of the answer is not asked for yet: it does not go together with tools."""
-        if self.stage.schema is None or self.by_form or not self.spec.tools:
-            return False
-        together = self.connection.model.provider.tools_with_schema
-        return self.spec.structured == "defer" or (self.spec.structured == "auto" and not together)
+        """Whether the form of the answer is not asked for yet."""
+        return self.stage.defers_form and not self.by_form
+
+    @property
+    def _in_words(self) -> bool:
+        """Whether the form of the answer is said as instructions alone, the same in all of its requests."""
+        return self.stage.says_schema_in_words(self.connection.model)
+
+    @property
+    def was_asked_again(self) -> bool:
+        """Whether an answer was quoted with what is wrong with it."""
+        return any(turn.said not in ("", ASK_FORM) for turn in self.turns)
 
     @property
     def _is_last(self) -> bool:
@@ -147,12 +156,13 @@ class TaskConversation:
                 messages.append(ToolMessage("tool", "", tuple(turn.results)))
             elif turn.said:
                 messages.append(Message("user", turn.said))
-        together = not self.by_form or self.connection.model.provider.tools_with_schema
+        may_send_tools = not self.by_form or self._in_words or self.connection.model.provider.tools_with_schema
         return replace(
             self.request,
             messages=tuple(messages),
             schema=None if self._without_schema else self.request.schema,
-            tools=self.connection.tools if together and self._gives_tools else (),
+            schema_in_words=self._in_words,
+            tools=self.connection.tools if may_send_tools and self._gives_tools else (),
             tool_choice="none" if self._is_last or self.by_form else "auto",
             parallel_tools=self.spec.parallel,
         )
@@ -171,10 +181,11 @@ class TaskConversation:
                 return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
             return None
         whole = reply._replace(finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
-        enforced = self.connection.enforced and not self._without_schema
+        enforced = self.connection.enforced and not (self._without_schema or self._in_words)
         found = self.connection.checker.check(whole, enforced=enforced, view=self.attempts.active.view)
-        mismatch = isinstance(found, RowError) and found.type is ErrorType.SCHEMA_MISMATCH
-        return None if mismatch and self._without_schema else found
+        if self._without_schema and isinstance(found, RowError) and not reply.calls and found.type in _OF_FORM:
+            return None
+        return found
 
     def take(self, turn: Turn, judged: End | None) -> End | None:
         """One more turn: how the conversation ends with it, if it does."""
@@ -182,12 +193,20 @@ class TaskConversation:
         turn.results = None if judged is None and turn.reply.calls else []
         if judged is None and not turn.reply.goes_on:
             turn.said, self.by_form = ASK_FORM, True
-        may = self.repairs < self.stage.repair
-        if may and isinstance(judged, RowError) and judged.type in REPAIRED:
-            self.repairs += 1
+        if isinstance(judged, RowError) and self._asks_again(judged):
             turn.said = complaint(judged, wants_json=self.stage.wants_json)
             judged = None
         return judged
+
+    def _asks_again(self, error: RowError) -> bool:
+        """Whether an answer with this error is quoted and asked for again, which is counted. The first one that lacks a
+        form that was said in words alone takes nothing of `repair`: no provider held the model to it."""
+        of_form = self._in_words and not self.by_form and error.type is ErrorType.SCHEMA_MISMATCH
+        if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.repair):
+            return False
+        self.repairs += not of_form
+        self.by_form = self.by_form or self._in_words
+        return True
 
     def take_results(self, turn: Turn, results: list[ToolResult]) -> End | None:
         """What the calls of the last turn gave: how the conversation ends with them, if it does."""
@@ -223,6 +242,10 @@ class TaskConversation:
             if turn.results is None and all(call is not None and call.result is not None for call in known):
                 pairs = zip(reply.calls, filter(None, known), strict=True)
                 self.end = self.take_results(turn, [told(call, old.result or "", old.state) for call, old in pairs])
+
+
+_OF_FORM = (ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED)
+"""What does not matter in an answer that is given before its form is asked for."""
 
 
 def told(call: ToolCall, text: str, state: str) -> ToolResult:
@@ -494,7 +517,7 @@ class Agents:
         if isinstance(end, RowError):
             return end
         attempts, reply = talk.attempts, talk.turns[-1].reply
-        how = how_answered("repair" if talk.repairs else "ask", attempts.position, end)
+        how = how_answered("repair" if talk.was_asked_again else "ask", attempts.position, end)
         endpoint, now = talk.connection.endpoint(reply), self._clocks.wall()
         return Answer(Result(attempts.fingerprint, end.text, endpoint, now, how=how), end.value)
 
@@ -513,8 +536,11 @@ class Agents:
             raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
         attempts.request, attempts.judge, attempts.ambiguous = talk.next_request(), talk.judge, 0
         purpose = "ask" if not attempts.position else "fallback"
-        said = "repair" if talk.turns and talk.turns[-1].said and not talk.by_form else "turn"
-        attempts.purpose = "child" if attempts.of else purpose if first else said
+        next_turn = "turn" if first or talk.turns[-1].said in ("", ASK_FORM) else "repair"
+        if attempts.of:
+            attempts.purpose = "child"
+        else:
+            attempts.purpose = purpose if first else next_turn
         reply, judged = await self._caller.reply(attempts)
         if isinstance(reply, Fault):
             return judged

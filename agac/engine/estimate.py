@@ -84,8 +84,9 @@ def estimate(
         if (agent := stage.agent_spec) is not None:  # it asks for tools once, and then answers
             stubs = [len(snapshot(stub)) / CHARACTERS_A_TOKEN for stub in agent.stubs.values() if agent.mode == "stub"]
             added = GUESSED_CALL + min(fmean(stubs), GUESSED_RESULT) if stubs else GUESSED_CALL + GUESSED_RESULT
-            a_task, given = GUESSED_TURNS, _grown(stage, given, GUESSED_TURNS, added)
-            made = (made + GUESSED_CALL * (GUESSED_TURNS - 1)) / GUESSED_TURNS
+            turns = GUESSED_TURNS + stage.defers_form  # which takes one of its own
+            a_task, given = turns, _grown(stage, given, turns, added)
+            made = (made + GUESSED_CALL * (turns - 1)) / turns
         elif stage.runtime is not None:  # all the calls of a session are counted as one
             given, made = GUESSED_TURNS * (given + GUESSED_SESSION), made + GUESSED_CALL
     moved, beyond = past.correction(stage)
@@ -126,8 +127,10 @@ def _by_the_hour(stage: PlannedStage) -> bool:
 
 
 def request_characters(stage: PlannedStage, texts: float) -> float:
-    """Of a request whose messages have so many: with its schema, which a simulator does not count as tokens."""
-    return texts + (len(str(stage.schema.body)) if stage.schema is not None and not stage.provider.simulated else 0)
+    """Of a request whose messages have so many: with its schema, which a simulator counts as tokens only in words."""
+    if stage.schema is None or (stage.provider.simulated and not stage.says_schema_in_words(stage.models[0])):
+        return texts
+    return texts + len(str(stage.schema.body))
 
 
 def call_seconds(stage: PlannedStage, found: CostEstimate, concurrency: int, a_call: float | None) -> float | None:
@@ -141,6 +144,7 @@ def call_seconds(stage: PlannedStage, found: CostEstimate, concurrency: int, a_c
 
 
 GUESSED_TURNS = 2  # calls of a conversation of which nothing is known: one that asks for tools, one that answers
+
 GUESSED_SESSION = 4_000.0  # tokens with which each call of OpenCode begins: it tells of its tools
 GUESSED_CALL = 25.0  # tokens of the turn that asks for tools
 GUESSED_RESULT = 500.0  # tokens that the calls of such a turn give; stubs are no longer than they are written

@@ -116,6 +116,19 @@ class PlannedStage(Stage):
         return self.models[0].ref
 
     @property
+    def may_ask_form_apart(self) -> bool:
+        """Whether a conversation with one of its models may take a call more, for the form of its answer."""
+        return self.defers_form or any(map(self.says_schema_in_words, self.models))
+
+    def says_schema_in_words(self, model: PlannedModel) -> bool:
+        """Whether a model of its is told the schema as instructions alone: its provider takes no response format in a
+        request with tools."""
+        spec = self.agent_spec
+        if spec is None or not spec.tools or self.schema is None:
+            return False
+        return spec.structured == "auto" and not model.provider.tools_with_schema
+
+    @property
     def lane(self) -> str:
         """The stage's model as users write it."""
         return self.models[0].lane

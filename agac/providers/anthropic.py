@@ -53,7 +53,8 @@ def _headers(provider: Provider) -> dict[str, str]:
 def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
     """The body of POST /messages. The API wants to be told how long a reply may be: as long as is asked for, else the
     row's number, on top of which comes a number of tokens to think with."""
-    shape, params = shape_of(request.schema, provider, anthropic_format), request.params
+    shape = shape_of(request.schema, provider, anthropic_format, in_words=request.schema_in_words)
+    params = request.params
     max_tokens = params.max_tokens
     if max_tokens is None:
         thought = int(params.reasoning) if params.reasoning is not None and params.reasoning.isdigit() else 0

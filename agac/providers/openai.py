@@ -114,7 +114,8 @@ _CHAT_PARAMS = (
 
 
 def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    shape, params = shape_of(request.schema, provider, openai_format), request.params
+    shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
+    params = request.params
     said = _messages(shape.instruction, request.messages, _chat_turn)
     wire: dict[str, JSONValue] = {"model": model, "messages": said, **_keep(said, request, model, provider, "text")}
     wire |= _offered(request, provider, _nested_function)
@@ -289,15 +290,17 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`. But
     where a schema travels as text it stays an item: JSON mode is refused unless `input` itself speaks of JSON
     (instructions do not count everywhere; github.com/miracodeai/mira/pull/267, August 2026)."""
-    shape, params = shape_of(request.schema, provider, openai_format), request.params
+    shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
+    params = request.params
     wire: dict[str, JSONValue] = {"model": model}
     said = _messages(shape.instruction, request.messages, _items_of_turn)
     wire |= _keep(said, request, model, provider, "input_text")
     separate = shape.instruction is None and len(said) > 1 and said[0].get("role") == "system"
     if separate and isinstance(said[0]["content"], str) and (instructions := said.pop(0)["content"]):  # without a mark
         wire["instructions"] = instructions
-    asks_again = any(item.get("role") not in ("system", "user") for item in said)  # answers given back need their type
-    wire["input"] = [{"type": "message", **item} for item in said] if asks_again else said
+    # answers given back need their type; where tools are offered all turns of a conversation begin with the same bytes
+    typed = bool(request.tools) or any(item.get("role") not in ("system", "user") for item in said)
+    wire["input"] = [{"type": "message", **item} for item in said] if typed else said
     wire |= _offered(request, provider, _flat_function)
     wire |= dialect.set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:

@@ -20,6 +20,14 @@ JSON Schema:
 """
 """What a model is asked where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
 
+INSTRUCTION_BESIDE_TOOLS = """\
+You may call tools first. Give your final answer as one JSON value that satisfies the JSON Schema below, and nothing
+else: no prose, no code fence.
+
+JSON Schema:
+"""
+"""The same for a model that may call tools before it answers. It is in each request of the conversation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -35,23 +43,24 @@ _MOST_SHAPES = 256
 Shaping = Callable[[Schema, Provider], dict[str, JSONValue] | None]
 """A schema as a dialect's `response_format`, for a provider that is held to schemas; None: it takes another form."""
 
-_shapes: dict[tuple[int, str, bool, Shaping], tuple[Schema, Shape]] = {}
+_shapes: dict[tuple[int, str, bool, Shaping, bool], tuple[Schema, Shape]] = {}
 
 
-def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping) -> Shape:
-    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value."""
+def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping, *, in_words: bool = False) -> Shape:
+    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value.
+    `in_words`: as an instruction alone, beside tools (`Request.schema_in_words`)."""
     if schema is None:
         return _PLAIN
-    key = (id(schema), provider.structured, provider.strict_schema, shaping)
+    key = (id(schema), provider.structured, provider.strict_schema, shaping, in_words)
     if (kept := _shapes.get(key)) is not None:
         return kept[1]
     if len(_shapes) >= _MOST_SHAPES:
         _shapes.clear()
-    form = None if provider.structured == "none" else shaping(schema, provider)
+    form = None if in_words or provider.structured == "none" else shaping(schema, provider)
     shape = Shape(form)
     if form is None or form["type"] != "json_schema":
         text = json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
-        shape = Shape(form, INSTRUCTION + text)
+        shape = Shape(form, (INSTRUCTION_BESIDE_TOOLS if in_words else INSTRUCTION) + text)
     # the schema is kept with its shape, so that its id cannot be given to another one
     _shapes[key] = (schema, shape)
     return shape

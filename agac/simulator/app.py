@@ -214,7 +214,10 @@ class Simulator:
         self.faults = FaultPlan(rules, settings.seed)
         self.limits = RateLimits(settings.rpm, settings.tpm, settings.burst)
         self.writer, writer = (
-            replies.AnswerWriter(settings.tool_turns, settings.tool_calls, script) for _ in range(2)
+            replies.AnswerWriter(
+                settings.tool_turns, settings.tool_calls, script, tools_with_schema=settings.tools_with_schema
+            )
+            for _ in range(2)
         )  # each thread has its own
         self.account = SimulatorAccount()
         self.batches = SimulatedBatches(

@@ -156,6 +156,13 @@ class ModelCall:
         return content_digest(0, [self.model, self.messages[:said]])
 
     @property
+    def has_format(self) -> bool:
+        """Whether a parameter asks for a form of the answer, not only its prompt."""
+        nested = (self.data.get("text") or {}, self.data.get("output_config") or {})
+        given = (self.data.get("response_format"), *(one.get("format") for one in nested))
+        return any(one is not None and one.get("type") != "text" for one in given)
+
+    @property
     def user_text(self) -> str:
         """What the model was told last: the user's message, or the results of its calls."""
         return next((text for role, text in reversed(self.messages) if role in ("user", "tool")), "")
@@ -389,15 +396,20 @@ def prompted_schema(messages: Sequence[tuple[str, str]]) -> dict[str, Any]:
 @dataclass(slots=True)
 class AnswerWriter:
     """Writes answers; keeps the schemas it met last. Where a request offers tools, `tool_turns` turns ask for
-    `tool_calls` calls each, unless the user's text says which. A `script` goes before all that."""
+    `tool_calls` calls each, unless the user's text says which. A `script` goes before all that.
+    `tools_with_schema` is one of TOOLS_WITH_SCHEMA."""
 
     tool_turns: int = 1
     tool_calls: int = 1
     script: Sequence[ScriptRule] = ()
+    tools_with_schema: str = "taken"
     kept: OrderedDict[str, SchemaCompiler] = field(default_factory=OrderedDict)
 
     def answer(self, call: ModelCall) -> ModelAnswer:
-        """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies."""
+        """The model's answer, cut where the request says so; raises ApiError for a schema that nothing satisfies, and
+        for one beside tools where that is refused."""
+        if call.tools and call.has_format and self.tools_with_schema != "taken":
+            call = self.without_format(call)
         rule = next((rule for rule in self.script if rule.applies(call.messages)), None)
         if calls := self.calls(call, rule):
             return ModelAnswer(None, "tool_calls", calls=calls)
@@ -419,6 +431,14 @@ class AnswerWriter:
         if call.max_tokens is None or answer.tokens <= call.max_tokens:
             return answer
         return ModelAnswer(content[: call.max_tokens * 4], "length", hosted=hosted)
+
+    def without_format(self, call: ModelCall) -> ModelCall:
+        """A request with tools as a model sees it that knows the form of an answer from its prompt alone."""
+        if self.tools_with_schema == "refused":
+            message = "A response format cannot be combined with tools: leave one of them out."
+            raise ApiError(400, message, param="response_format")
+        known = {"schema": None, "schema_key": "", "strict_name": None, "wants_json": False}
+        return replace(call, **{**known, **prompted_schema(call.messages)})
 
     def calls(self, call: ModelCall, rule: ScriptRule | None) -> tuple[AskedTool, ...]:
         """The tools that the model asks for now; none when it is to answer."""

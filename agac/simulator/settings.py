@@ -21,6 +21,11 @@ class SimulatorError(Exception):
         self.exit_code = exit_code
 
 
+TOOLS_WITH_SCHEMA = ("taken", "refused", "ignored")
+"""What servers do with a response format in a request with tools. Where it is ignored, a model knows only the schema
+that stands in its prompt, and answers in prose where none does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """How a setting is given: `kind` converts the text (a bool has none), `name` if another, bounds `least`, `most`."""
@@ -64,6 +69,10 @@ class Settings:
     )
     tool_turns: int = setting(1, int, "Turns that ask for tools where a request offers some.", metavar="N", least=0)
     tool_calls: int = setting(1, int, "Calls in such a turn.", metavar="N", least=1)
+    tools_with_schema: str = setting(
+        "taken", str, "A response format beside tools: taken, refused, or ignored (the prompt alone counts).",
+        metavar="HOW",
+    )  # fmt: skip
     script: Path | None = setting(None, Path, "File of replies and calls to give (YAML or JSON).")  # noqa: RUF009
     faults: Path | None = setting(None, Path, "File of faults to inject (YAML or JSON).")  # noqa: RUF009
 
@@ -77,6 +86,9 @@ class Settings:
                 bounds = f"{flag.least} or more" if flag.most is None else f"{flag.least} to {flag.most}"
                 remedy = ", or leave it out for no limit" if default is None else ""
                 found.append(f"{flag.name} is {value!r}; use {bounds}{remedy}")
+        if self.tools_with_schema not in TOOLS_WITH_SCHEMA:
+            known = ", ".join(TOOLS_WITH_SCHEMA)
+            found.append(f"tools-with-schema is {self.tools_with_schema!r}; use one of {known}")
         return found
 
     def written(self) -> str:

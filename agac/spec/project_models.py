@@ -84,7 +84,9 @@ class ProviderSpec(FileModel):
     structured: Literal["json_schema", "json_object", "none"] | None = key("How it is told an answer's form.")
     seeds: bool | None = key("Whether it can be told a seed, as `replicas` does; true when left out.")
     tools: bool | None = key("Whether its models can be offered tools; true when left out.")
-    tools_with_schema: bool | None = key("Whether one request may hold tools and a schema; else the last one holds it.")
+    tools_with_schema: bool | None = key(
+        "Whether a request may hold tools and a response format; else the instructions say it."
+    )
     cache: Literal["none", "automatic", "openai", "anthropic"] | None = key(
         "How it keeps the beginning of prompts: without being asked, or by the marks of OpenAI's or Anthropic's API."
     )

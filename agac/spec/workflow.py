@@ -396,10 +396,23 @@ class Stage(StageNode):
 
     @property
     def most_turns(self) -> int:
-        """Calls of a model for an answer at most, re-asks apart: `max_turns`, one without tools, one for the form."""
+        """Calls of a model for an answer at most, those of `repair` apart: `max_turns`, one that may call no tools, and
+        one for the answer's form where that may take one more."""
         if self.runtime is not None:
             return self.tooling.max_turns + 1
-        return 1 if self.agent_spec is None else self.tooling.max_turns + 2
+        return 1 if self.agent_spec is None else self.tooling.max_turns + 1 + self.may_ask_form_apart
+
+    @property
+    def may_ask_form_apart(self) -> bool:
+        """Whether a conversation may take a call more, for the form of its answer. Its models may say no."""
+        spec = self.agent_spec
+        return self.schema is not None and spec is not None and spec.structured in ("auto", "defer")
+
+    @property
+    def defers_form(self) -> bool:
+        """Whether an agent is told the form of its answer in a turn of its own, after it has answered."""
+        spec = self.agent_spec
+        return self.schema is not None and spec is not None and spec.structured == "defer" and bool(spec.tools)
 
     @property
     def wants_json(self) -> bool:

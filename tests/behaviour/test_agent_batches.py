@@ -126,7 +126,7 @@ def test_a_plan_tells_rounds_and_what_other_ways_cost(batches_at: Make) -> None:
     project = batches_at(prices={"echo": {"input": 1, "output": 2, "cached_input": 0.1, "batch": 0.5, "flex": 0.6}})
     asks(project, [turns(3, row) for row in range(4)], "look_up")
     text = project.agac("plan", "-a", "reviews").out
-    assert "about 2 rounds of batches, one a turn, 22 at most: each waits in the provider's queue" in text
+    assert "about 2 rounds of batches, one a turn, 21 at most: each waits in the provider's queue" in text
     project.run()
     project.retrieve()
     project.rows([{"id": f"r{row}", "ask": turns(3, row)} for row in range(4, 9)])

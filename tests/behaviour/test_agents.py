@@ -186,17 +186,120 @@ def test_a_tools_result_is_passed_through(
     agents.assert_sound()
 
 
-def test_an_answer_of_its_form_is_asked_for_apart_where_tools_and_a_schema_do_not_go_together(
-    agents: ProjectFolder,
+APART = [
+    {"dialect": "openai-chat"}, {"dialect": "openai-responses"}, {"dialect": "anthropic"},
+    {"dialect": "openai-chat", "structured": "json_object"}, {"dialect": "openai-chat", "structured": "none"},
+]  # fmt: skip
+"""Providers that take no response format beside tools."""
+
+
+def beginning(body: dict[str, Any]) -> Any:
+    """What stands before the first message of a row: the same bytes keep a server's prefix cache."""
+    said = body.get("messages") or body["input"]
+    return [body.get("system"), body.get("instructions"), [one for one in said if one.get("role") == "system"]]
+
+
+def has_format(body: dict[str, Any]) -> bool:
+    return bool(body.get("response_format") or body.get("text") or body.get("output_config"))
+
+
+@pytest.mark.parametrize("provider", APART, ids=lambda one: "-".join(one.values()))
+def test_a_model_is_told_the_form_of_its_answer_beside_its_tools_from_the_first_turn(
+    agents: ProjectFolder, provider: dict[str, Any]
 ) -> None:
-    with simulator(script=script([LOOK], "so it is", '{"a": "b"}')) as model:
-        agents.configure(model.base_url, tools_with_schema=False)
-        agents.run(agents.workflow(stages=[STAGE | FORM], rows=1))
+    with simulator(script=script([LOOK], '{"a": "b"}'), tools_with_schema="refused") as model:
+        agents.configure(model.base_url, tools_with_schema=False, **{"structured": "json_schema", **provider})
+        agents.run(agents.workflow(stages=[STAGE | FORM], rows=4))
+    assert {json.dumps(row["result"]) for row in agents.envelopes()} == {'{"a": "b"}'}
+    assert len(model.requests) == 8
+    assert len({json.dumps([beginning(one), one["tools"]]) for one in model.requests}) == 1
+    assert "JSON Schema:" in str(beginning(model.requests[0]))
+    assert not any(map(has_format, model.requests))
+    agents.assert_sound()
+
+
+@pytest.mark.parametrize("provider", APART, ids=lambda one: "-".join(one.values()))
+def test_only_an_answer_that_lacks_its_form_is_asked_again_with_the_same_tools_that_may_not_be_called(
+    agents: ProjectFolder, provider: dict[str, Any]
+) -> None:
+    with simulator(script=script([LOOK], "so it is", '{"a": "b"}'), tools_with_schema="refused") as model:
+        agents.configure(model.base_url, tools_with_schema=False, **{"structured": "json_schema", **provider})
+        agents.run(agents.workflow(stages=[STAGE | FORM | {"repair": 0}], rows=1))
     assert outcome(agents) == {"a": "b"}
-    assert [("tools" in one, "response_format" in one) for one in model.requests] == [(True, False)] * 2 + [
-        (False, True)
-    ]
-    assert "in the form that was asked for" in model.requests[2]["messages"][-1]["content"]
+    *before, last = model.requests
+    assert len(before) == 2
+    assert len({json.dumps([beginning(one), one["tools"]]) for one in model.requests}) == 1
+    assert [one.get("tool_choice") for one in before] == [None, None]
+    assert last["tool_choice"] in ("none", {"type": "none"})
+    said, earlier = (one.get("messages") or one["input"] for one in (last, before[-1]))
+    assert said[: len(earlier)] == earlier
+    assert "does not have the form that was asked for" in str(said[-1])
+    assert not any(map(has_format, model.requests))
+    assert agents.query("SELECT how FROM result") == [("repair",)]
+
+
+@pytest.mark.parametrize("mode", ["refused", "ignored"])
+def test_agents_with_a_form_take_no_more_calls_than_the_plan_promises(agents: ProjectFolder, mode: str) -> None:
+    with simulator(tools_with_schema=mode) as model:
+        agents.configure(model.base_url, tools_with_schema=False)
+        stage = STAGE | FORM | {"tools": ["tools/t.py:look"], "max_tokens": 400}
+        agents.workflow(stages=[stage], rows=[{"id": f"r-{n}", "text": f"of {n}"} for n in range(8)])
+        assert "Expected: 16 calls" in agents.agac("plan", "-a", "reviews").out
+        assert agents.run().exit_code == 0
+    assert len(model.requests) == 16
+
+
+def test_a_conversation_takes_as_many_calls_as_are_set_aside_for_it_at_most(agents: ProjectFolder) -> None:
+    """Two turns with tools, one that may call none, one for the form, and one re-ask."""
+    said = script([LOOK], [call("look", q="y")], "so it is", "so it is", "so it is", '{"a": "b"}')
+    with simulator(script=said) as model:
+        agents.configure(model.base_url, tools_with_schema=False)
+        agents.workflow(stages=[STAGE | FORM | {"max_turns": 2, "repair": 1}], rows=1)
+        stage = agac.plan("reviews", project=agents.root).stages[0].stage
+        agents.run()
+    assert outcome(agents) == "SchemaMismatch"
+    assert len(model.requests) == stage.most_turns + stage.repair == 5
+
+
+def test_an_answer_before_its_deferred_form_is_none_that_was_cut(agents: ProjectFolder) -> None:
+    card = "---\nrequest_params: {structured_tool_policy: defer}\nfunction_tools: tools/t.py:look\n---\nAsk.\n"
+    agents.write("agentcards/c.md", card)
+    stage = {"name": "ask", "prompt": "${text}", "agent": "c", "max_tokens": 10} | FORM
+    agents.workflow(stages=[stage], rows=1)
+    assert "three turns each are a guess" in agents.agac("plan", "-a", "reviews").out
+    assert "Expected: 3 calls" in agents.agac("plan", "-a", "reviews").out
+    with simulator(script=script([LOOK], "so it is " * 20, '{"a": "b"}')) as model:
+        agents.run()
+    assert outcome(agents) == {"a": "b"}
+    assert [has_format(one) for one in model.requests] == [False, False, True]
+    with simulator(script=script([LOOK], "so it is", '{"a": "' + "b" * 200 + '"}')):
+        agents.run(fresh=True)
+    assert outcome(agents) == "Truncated"
+
+
+def test_how_a_form_is_said_asks_no_answered_row_again(agents: ProjectFolder) -> None:
+    with simulator(script=script([LOOK], '{"a": "b"}')) as model:
+        for together in (True, False):
+            agents.configure(model.base_url, tools_with_schema=together)
+            assert agents.run(agents.workflow(stages=[STAGE | FORM], rows=1)).exit_code == 0
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("repair", [0, 1])
+def test_a_conversation_that_was_in_prose_goes_on_to_its_form(agents: ProjectFolder, repair: int) -> None:
+    """As those of earlier versions are stored, which told the form only once the model had answered without it."""
+    said = script([LOOK], "so it is", '{"a": "b"}')
+    stage = STAGE | FORM | {"retries": {"attempts": 1}, "repair": repair}
+    with simulator(script=said, faults=[{"kind": "server_error", "match": "so it is"}]) as model:
+        agents.configure(model.base_url, tools_with_schema=False)
+        assert agents.run(agents.workflow(stages=[stage], rows=1)).exit_code == 3
+    assert agents.query("SELECT number, ended FROM agent_turn ORDER BY number") == [(1, None), (2, None)]
+    with simulator(script=said) as model:
+        agents.configure(model.base_url, tools_with_schema=False)
+        assert agents.run().exit_code == 0
+    assert len(model.requests) == 1
+    assert outcome(agents) == {"a": "b"}
+    agents.assert_sound()
 
 
 def test_a_conversation_goes_on_where_a_fault_left_it_and_begins_anew_after_a_bad_answer(agents: ProjectFolder) -> None:

@@ -115,6 +115,7 @@ def test_another_process_is_told_every_setting(tmp_path: Any) -> None:
     settings = Settings(
         port=1, seed=-2, latency="normal:1,2", slots=3, rpm=4, tpm=5, burst=6, batch_seconds=0.25,
         state=tmp_path / "s.db", websocket=False, script=tmp_path / "r.yml", tool_turns=2, tool_calls=3, serving="h100",
+        tools_with_schema="ignored",
         faults=tmp_path / "f.yml",
     )  # fmt: skip
     assert Settings.read(settings.written()) == settings

@@ -366,3 +366,33 @@ def test_a_wrong_script_is_refused(tmp_path: Path, rules: Any, words: str) -> No
     with pytest.raises(SimulatorError) as caught:
         Simulator(Settings(script=path))
     assert f"{path}: {words}" in str(caught.value)
+
+
+async def test_a_response_format_beside_tools_is_refused_or_unknown_to_the_model_where_settings_say_so(
+    served: Any,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    formed = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    told = {"role": "system", "content": f"JSON Schema:\n{json.dumps(schema)}"}
+    asked = {"role": "user", "content": "Look"}
+    tool = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
+    tools = {"tools": [tool], "tool_choice": "none"}
+
+    async def reply(client: Any, messages: list[Any], **more: Any) -> tuple[int, Any]:
+        status, _, raw = await client.post({"model": "m", "messages": messages, **more})
+        body = json.loads(raw)
+        return status, body["choices"][0]["message"]["content"] if status == 200 else body["error"]
+
+    async with served(tools_with_schema="refused") as client:
+        status, error = await reply(client, [asked], **formed, **tools)
+        assert (status, error["param"]) == (400, "response_format")
+        assert json.loads((await reply(client, [asked], **formed))[1])["a"] is not None
+    async with served(tools_with_schema="ignored") as client:
+        assert not (await reply(client, [asked], **formed, **tools))[1].startswith("{")
+        for messages, more in (([told, asked], tools), ([told, asked], tools | formed), ([asked], formed)):
+            assert "a" in json.loads((await reply(client, messages, **more))[1])
+
+
+def test_an_unknown_way_with_tools_and_schemas_is_refused_with_those_that_there_are() -> None:
+    (problem,) = Settings(tools_with_schema="both").problems()
+    assert problem == "tools-with-schema is 'both'; use one of taken, refused, ignored"
