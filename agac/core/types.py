@@ -37,7 +37,8 @@ def unique_keys(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
     """A JSON object of these pairs, as an `object_pairs_hook`: which of two values counts, no two readers agree on."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is given twice in one object")
+        twice = first_repeated(name for name, _ in pairs) or ""
+        raise ValueError(f"a key is given twice in one object: {twice[:80]!r}")
     return found
 
 

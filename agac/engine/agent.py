@@ -183,7 +183,8 @@ class TaskConversation:
         whole = reply._replace(finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
         enforced = self.connection.enforced and not (self._without_schema or self._in_words)
         found = self.connection.checker.check(whole, enforced=enforced, view=self.attempts.active.view)
-        if self._without_schema and isinstance(found, RowError) and not reply.calls and found.type in _OF_FORM:
+        may_go_on = self._without_schema and bool(reply.text.strip()) and not reply.calls
+        if may_go_on and isinstance(found, RowError) and found.type in _OF_FORM:
             return None
         return found
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
-from agac.core.errors import ErrorType, RowError, UsageError
+from agac.core.errors import ErrorType, RowError, UsageError, storable
 from agac.core.keys import canonical
 from agac.core.types import (
     Finish,
@@ -484,6 +484,6 @@ def complaint(error: RowError, *, wants_json: bool) -> str:
     form = "is not right" if error.type is ErrorType.CHECK_FAILED else "does not have the form that was asked for"
     return (
         f"Your reply {form}. What is wrong:\n- "
-        + error.message.replace("; ", "\n- ")
+        + storable(error.message).replace("; ", "\n- ")
         + ("\nReply again with the corrected JSON only." if wants_json else "\nReply again.")
     )

@@ -21,7 +21,17 @@ from agac.core.types import (
     Usage,
 )
 from agac.providers.bodies import count, json_of, mapping, objects, text
-from agac.providers.dialect import NO_HEADERS, Assembly, Dialect, calls_of, reply_of, set_params, unreadable, uses_of
+from agac.providers.dialect import (
+    NO_HEADERS,
+    Assembly,
+    Dialect,
+    calls_of,
+    reply_of,
+    sendable,
+    set_params,
+    unreadable,
+    uses_of,
+)
 from agac.providers.endings import MESSAGE_ENDINGS, ending
 from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
 from agac.providers.provider import Provider
@@ -65,7 +75,7 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
         wire["system"] = system
     wire["messages"] = [
         {"role": m.role, "content": m.text} if type(m) is Message else _turn(m)
-        for m in request.messages
+        for m in sendable(request.messages)
         if m.role != "system"
     ]
     if tools := tools_of(request, provider, _tool):
@@ -115,18 +125,31 @@ def _turn(message: Message) -> dict[str, JSONValue]:
         return {"role": "user", "content": [_result(one) for one in message.results]}
     content: list[dict[str, Any]] = []
     if isinstance(message, AssistantMessage):
-        said = [{"type": "text", "text": message.text}]
-        content = objects(mapping(message.wire).get("content")) or said + [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.calls
-        ]
-        # a text that is empty is refused, and what a cut call had for arguments
-        content = [block for block in content if block.get("type") != "text" or block.get("text")]
+        came = objects(mapping(message.wire).get("content"))
+        asked = [block for block in came if block.get("type") == "tool_use"]
+        sent = {id(block): _use(block, call) for block, call in zip(asked, message.calls, strict=False)}
+        content = [sent.get(id(block), block) for block in came]
+        if not came:
+            content = [{"type": "text", "text": message.text}, *(_use({}, call) for call in message.calls)]
+        content = [block for block in content if _is_taken(block)]
     return {"role": message.role, "content": content or message.text}
 
 
-def _input(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments, which have to be an object here: an empty one in the place of what is none."""
-    return mapping(json_of(call.arguments.encode("utf-8", "surrogatepass")))
+def _use(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
+    """A call as it is sent back, with what else came with it. Its arguments have to be an object."""
+    arguments = mapping(json_of(call.arguments.encode()))
+    return {**came, "type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+_NEEDED = {"thinking": "signature", "redacted_thinking": "data"}
+
+
+def _is_taken(block: Mapping[str, Any]) -> bool:
+    """Whether a block may be sent back: a text of white space is refused, and thinking that nobody signed."""
+    kind = text(block, "type")
+    if kind == "text":
+        return bool(text(block, "text").strip())
+    return kind not in _NEEDED or bool(text(block, _NEEDED[kind]))
 
 
 def _result(result: ToolResult) -> dict[str, JSONValue]:
@@ -160,12 +183,11 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
         refusal = text(data.get("stop_details"), "explanation") or (f"category {category}" if category else None)
     asked = [block for block in objects(content) if block.get("type") == "tool_use"]
     calls = calls_of((text(block, "id"), text(block, "name"), block.get("input")) for block in asked)
-    came = {id(block): {**block, "id": one.id, "input": _input(one)} for block, one in zip(asked, calls, strict=True)}
     paused = calls or end.meaning is Finish.PAUSED
     return reply_of(
         {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], end,
         usage=_usage(usage), refusal=refusal, provider=provider, model=model, calls=calls,
-        wire={"content": [came.get(id(block), block) for block in content]} if paused else None,
+        wire={"content": content} if paused else None,
     )  # fmt: skip
 
 

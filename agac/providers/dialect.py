@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind, Finish, JSONValue, Params, RateState, Reply, Request, ToolCall, Usage
+from agac.core.types import (
+    AssistantMessage,
+    Fault,
+    FaultKind,
+    Finish,
+    JSONValue,
+    Message,
+    Params,
+    RateState,
+    Reply,
+    Request,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    json_encoder,
+    strict_json,
+)
 from agac.providers.bodies import count, encode, json_of, mapping, text
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
@@ -165,6 +183,98 @@ def calls_of(asked: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
             call_id = f"call_{len(calls)}"
         calls[call_id] = ToolCall(call_id, storable(name), storable(arguments_text(arguments) or "{}"))
     return tuple(calls.values())
+
+
+# What a model said goes back to its server with the next request of the conversation. Servers parse it more strictly
+# than models write it, and answer 400 to the whole conversation.
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_MOST_VALUES = 1_000_000
+_MOST_LEVELS = 100  # of nested JSON: some parsers stop at 128 (serde_json)
+_LARGEST = 1e308  # a number beyond it is none in most languages
+_finite_json = json_encoder(allow_nan=False)
+_as_json = json_encoder()
+
+
+def sendable(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages of a request, in which what a model said has a form that every server takes: calls have arguments
+    that are an object, names in the characters of tools, and ids that are unique in the conversation; half characters
+    are replaced. All else is as it came."""
+    ids = set[str]()
+    renamed: dict[str, str] = {}
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            renamed = {call.id: _unique(call.id, ids) for call in message.calls}
+            calls = tuple(_sendable_call(call, renamed[call.id]) for call in message.calls)
+            yield replace(message, text=storable(message.text), calls=calls, wire=_whole_characters(message.wire))
+        elif isinstance(message, ToolMessage):
+            results = (replace(one, call_id=renamed.get(one.call_id, one.call_id)) for one in message.results)
+            yield replace(message, results=tuple(results))
+        elif message.role == "assistant":
+            yield replace(message, text=storable(message.text))
+        else:
+            yield message
+
+
+def _unique(call_id: str, ids: set[str]) -> str:
+    """An id that no earlier call of the conversation has: some servers count from 0 in each reply."""
+    found, number = call_id, 1
+    while found in ids:
+        number += 1
+        found = f"{call_id}_{number}"
+    ids.add(found)
+    return found
+
+
+def _sendable_call(call: ToolCall, call_id: str) -> ToolCall:
+    name = call.name
+    if not _NAME.fullmatch(name):  # no tool has such a name
+        name = _NOT_IN_NAMES.sub("_", name[:64]) or "unnamed"
+    return ToolCall(call_id, name, _object_text(call.arguments))
+
+
+@lru_cache(maxsize=512)
+def _object_text(arguments: str) -> str:
+    """Arguments as the model wrote them where they are an object that every JSON parser reads; else an empty one."""
+    try:
+        value = strict_json(arguments, _MOST_VALUES)
+        _finite_json(value).encode()
+    except (ValueError, RecursionError):
+        return "{}"
+    return arguments if isinstance(value, dict) and _is_portable(value) else "{}"
+
+
+def _is_portable(value: JSONValue) -> bool:
+    """Whether parsers with bounds on levels and numbers read it, too."""
+    level: list[JSONValue] = [value]
+    for _ in range(_MOST_LEVELS):
+        if any(type(one) is int and abs(one) > _LARGEST for one in level):
+            return False
+        nested = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in nested for inner in one]
+        if not level:
+            return True
+    return False
+
+
+def _whole_characters(value: Any) -> Any:
+    """A message as it came, with a replacement for each half of a character, which many parsers refuse."""
+    try:
+        _as_json(value).encode()
+    except UnicodeEncodeError:
+        return _without_halves(value)
+    except RecursionError:  # nothing can write it: its text and calls are sent instead
+        return None
+    return value
+
+
+def _without_halves(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable(name): _without_halves(one) for name, one in value.items()}
+    return [_without_halves(one) for one in value] if isinstance(value, list) else value
 
 
 def arguments_text(arguments: Any) -> str:

@@ -39,7 +39,7 @@ def _messages(
 ) -> list[dict[str, Any]]:
     """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given those of tools."""
     wire: list[dict[str, Any]] = []
-    for message in messages:
+    for message in dialect.sendable(messages):
         if type(message) is Message:
             wire.append({"role": message.role, "content": message.text})
         else:
@@ -139,7 +139,8 @@ def _chat_turn(message: Message) -> list[dict[str, Any]]:
         return [{"role": "tool", "tool_call_id": one.call_id, "content": _result_text(one)} for one in message.results]
     if isinstance(message, AssistantMessage):
         if came := mapping(mapping(message.wire).get("message")):
-            return [came]
+            asked = zip(objects(came.get("tool_calls")), message.calls, strict=False)
+            return [{**came, "tool_calls": [_chat_call(*one) for one in asked]}]
         if message.calls:
             calls = [_chat_call({}, call) for call in message.calls]
             return [{"role": "assistant", "content": message.text or None, "tool_calls": calls}]
@@ -172,8 +173,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
             (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
         )
         came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
-        sent_back = [_chat_call(*one) for one in zip(asked, calls, strict=True)]
-        wire = {"message": {**came, "role": "assistant", "tool_calls": sent_back}}
+        wire = {"message": {**came, "role": "assistant", "tool_calls": asked}}
     return dialect.reply_of(
         data, [answer], end, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
         calls=calls, wire=wire,
@@ -323,8 +323,11 @@ def _items_of_turn(message: Message) -> list[dict[str, Any]]:
         return [{**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results]
     if isinstance(message, AssistantMessage):
         if came := objects(mapping(message.wire).get("output")):
+            asked = [one for one in came if one.get("type") == "function_call"]
+            sent = {id(one): _call_item(one, call) for one, call in zip(asked, message.calls, strict=False)}
             whole = ("encrypted_content", "content")
-            return [one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))]
+            kept = [one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))]
+            return [sent.get(id(one), one) for one in kept]
         said = [{"role": "assistant", "content": message.text}] if message.text or not message.calls else []
         return said + [_call_item({}, call) for call in message.calls]
     return [{"role": message.role, "content": message.text}]
@@ -358,10 +361,9 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
         end = ending(mapping(data.get("incomplete_details")).get("reason") or stage, RESPONSE_ENDINGS)
     asked = [item for item in objects(output) if item.get("type") == "function_call"]
     calls = dialect.calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
-    came = {id(item): _call_item(item, call) for item, call in zip(asked, calls, strict=True)}
     return dialect.reply_of(
         data, texts or cut[:1], end, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
-        calls=calls, wire={"output": [came.get(id(item), item) for item in output]} if calls else None,
+        calls=calls, wire={"output": output} if calls else None,
     )  # fmt: skip
 
 

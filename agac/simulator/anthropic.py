@@ -161,6 +161,8 @@ def read_conversation(data: Mapping[str, Any]) -> Conversation:
                 call_id, name, given = block.get("id"), block.get("name"), block.get("input")
                 if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
                     raise bad(place, "`tool_use` blocks should have an id and a name, and an object as their input")
+                if not TOOL_NAME.fullmatch(name):
+                    raise bad(f"{place}.name", f"String should match pattern '{TOOL_NAME.pattern}'")
                 calls.append(AskedTool(call_id, name, replies.plain_json(given)))
             elif block["type"] == "tool_result":
                 text = read_content(block["content"], place) if block.get("content") else ""
@@ -263,7 +265,7 @@ def read_blocks(content: Any, place: str, kinds: tuple[str, ...]) -> list[dict[s
         for b in blocks
     ):
         raise bad(place, "Input should be a string or a list of text blocks")
-    if not blocks or not all(block["text"] for block in blocks if block["type"] == "text"):
+    if not blocks or not all(block["text"].strip() for block in blocks if block["type"] == "text"):
         raise bad(place, "text content blocks must be non-empty")
     return blocks
 

@@ -34,6 +34,7 @@ HOSTED_TOOLS = ("web_search", "x_search")
 """The types of the provider's own tools; `x_search` is xAI's."""
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+CALLED_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def missing(param: str) -> ApiError:
@@ -91,7 +92,10 @@ def read_call(call: Any, key: str, within: str, place: str) -> AskedTool:
     texts = (call.get(key), told.get("name"), told.get("arguments")) if isinstance(told, dict) else (None,)
     if not all(isinstance(text, str) for text in texts):
         raise invalid(place, "an id, and a function's name and arguments, as strings")
-    return AskedTool(*texts)
+    asked = AskedTool(*texts)
+    if not CALLED_NAME.fullmatch(asked.name):
+        raise invalid(f"{place}.name", f"a string that matches '{CALLED_NAME.pattern}'")
+    return asked
 
 
 def read_text(content: Any, kinds: tuple[str, ...], param: str) -> str:

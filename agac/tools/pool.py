@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from agac.core.errors import AgacError, RowError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
 from agac.core.redact import Redactor
-from agac.core.types import JSONValue, ToolCall
+from agac.core.text import beginning
+from agac.core.types import JSONValue, ToolCall, unique_keys
 from agac.data.files import writable_place
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import home_of
@@ -339,11 +340,12 @@ class ToolPool:
             known = [other for at, other in self._told_names if at == stage]
             return f"there is no tool {name[:MOST_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
         try:
-            given = plain(json.loads(arguments or "{}", parse_float=_number))
+            given = plain(json.loads(arguments or "{}", parse_float=_number, object_pairs_hook=unique_keys))
         except (ValueError, RecursionError, Unfit) as error:
-            return f"the arguments of {name} are not JSON: {error}"
+            return f"the arguments of {name} are not JSON: {error}{_as_written(arguments)}"
         if not isinstance(given, dict):
-            return f"the arguments of {name} are not an object; give one, with the parameters by name"
+            problem = f"the arguments of {name} are not an object; give one, with the parameters by name"
+            return f"{problem}{_as_written(arguments)}"
         said = [] if tool.validator is None else _faults(tool.validator, tool.told, given)
         if said:
             problems = "; ".join(text[:MOST_CHARS] for text in said[:MOST_PROBLEMS])
@@ -526,6 +528,11 @@ def cut(text: str, most: int, why: str = "") -> str:
     head = int(most * HEAD)
     left = f"\n[… {len(text) - most:,} of {len(text):,} characters are left out{why} …]\n"
     return text[:head] + left + text[len(text) - (most - head) :]
+
+
+def _as_written(arguments: str) -> str:
+    """How arguments begin, for a model that cannot see them: what is no object goes back to it as an empty one."""
+    return f". They were: {beginning(arguments, MOST_CHARS)}"
 
 
 def _number(text: str) -> float:

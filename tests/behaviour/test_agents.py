@@ -1,9 +1,11 @@
 """Conversations with tools: how they go, how they end, what is stored of them, and how they go on after a break."""
 
 import json
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
 
 import agac
@@ -660,6 +662,61 @@ def test_half_a_character_in_arguments_ends_nothing(agents: ProjectFolder) -> No
     with simulator(script=script([{"name": "look", "arguments": '{"q": "\ud800"}'}], "so")):
         assert agents.run(agents.workflow(stages=[STAGE], rows=1)).exit_code == 0
     assert agents.query("SELECT arguments, result FROM tool_call") == [('{"q": "?"}', "found ?")]
+
+
+def parses_history(*arguments: str, failing: bool = False) -> AbstractContextManager[Scripted]:
+    """A server whose model calls `look` with these arguments, turn by turn, and then answers. As inference servers do,
+    it parses what it is sent back, and answers 400 to what is no object. `failing`: only its first turn is answered."""
+
+    def decide(asked: dict[str, Any]) -> Step:
+        turns = [one for one in asked["messages"] if one["role"] == "assistant"]
+        for call_ in (one for turn in turns for one in turn["tool_calls"]):
+            try:
+                assert isinstance(json.loads(call_["function"]["arguments"]), dict)
+            except (ValueError, AssertionError):
+                return Step(status=400, body='{"error": {"message": "the arguments are no object"}}')
+        if turns and failing:
+            return Step(status=500, body="{}")
+        if len(turns) == len(arguments):
+            return Step("so")
+        function = {"name": "look", "arguments": arguments[len(turns)]}
+        message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+        return Step(body=json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}))
+
+    return deciding(decide)
+
+
+NO_OBJECTS = ("{no json", "[1]", '{"q": "x"', '{"q": "x", "q": "y"}')
+
+
+def test_arguments_that_are_no_object_are_the_error_of_their_call_and_end_no_conversation(
+    agents: ProjectFolder,
+) -> None:
+    with parses_history(*NO_OBJECTS[:2], '{"q": "x"}', *NO_OBJECTS[2:]) as server:
+        agents.configure(server.base_url)
+        report = agents.run(agents.workflow(stages=[STAGE], rows=1))
+    assert (report.exit_code, outcome(agents)) == (0, "so")
+    assert [state for *_, state, _ in calls(agents)] == ["refused", "refused", "done", "refused", "refused"]
+    told = [one["content"] for one in server.asked[-1]["messages"] if one["role"] == "tool"]
+    assert [text.startswith("Error: the arguments of look are no") for text in told] == [True, True, False, True, True]
+    assert all(arguments in text for arguments, text in zip(NO_OBJECTS, [*told[:2], *told[3:]], strict=True))
+    assert "a key is given twice in one object: 'q'" in told[-1]
+    agents.assert_sound()
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+def test_a_conversation_that_is_stored_with_such_arguments_goes_on(agents: ProjectFolder, arguments: str) -> None:
+    stage = STAGE | {"retries": {"attempts": 1}}
+    with parses_history(arguments, failing=True) as server:
+        agents.configure(server.base_url)
+        assert agents.run(agents.workflow(stages=[stage], rows=1)).exit_code == 3
+    (stored,) = agents.query("SELECT arguments FROM tool_call")
+    assert stored == (arguments,)
+    with parses_history(arguments) as server:
+        agents.configure(server.base_url)
+        assert agents.run().exit_code == 0
+    assert len(server.asked) == 1
+    assert outcome(agents) == "so"
 
 
 def test_what_a_result_says_makes_no_other_tool_run(agents: ProjectFolder) -> None:

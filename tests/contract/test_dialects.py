@@ -842,3 +842,120 @@ def test_answers_that_are_given_back_over_the_responses_api_are_messages() -> No
     asked = Request((*MESSAGES, Message("assistant", "{"), Message("user", "That is no JSON.")))
     wire: Any = DIALECTS["openai-responses"].build(asked, "m", SHIPPED["responses"])
     assert {item["type"] for item in wire["input"]} == {"message"}
+
+
+# What models say that their servers do not take back.
+
+NO_OBJECTS = {
+    "cut": '{"q": "a', "no JSON": "{no json", "nothing": "", "words after it": '{"q": "a"} as you asked',
+    "a list": "[1]", "null": "null", "a text": '"{}"',
+    "a number that is none": '{"q": NaN}', "a number too large": '{"q": 1e999}',
+    "digits without end": '{"q": ' + "9" * 400 + "}", "a key twice": '{"q": "a", "q": "b"}',
+    "half a character": '{"q": "\\ud800"}', "a line break within a text": '{"q": "a\nb"}',
+    "more levels than parsers take": '{"q": ' + "[" * 120 + "]" * 120 + "}",
+}  # fmt: skip
+"""Arguments of calls that are the JSON of no object, or not for every parser."""
+
+
+def asking_for(member: Member, calls: list[tuple[str | None, str, Any]], text: str = "") -> Reply:
+    """A reply that calls tools: id, name and arguments of each."""
+    named = [{"name": name, "arguments": arguments} for _, name, arguments in calls]
+    ids = [call_id for call_id, *_ in calls]
+    if member.name == "openai-chat":
+        asked = [
+            {"id": one, "type": "function", "function": function} for one, function in zip(ids, named, strict=True)
+        ]
+        message = {"role": "assistant", "content": text or None, "tool_calls": asked}
+        body: Any = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    elif member.name == "openai-responses":
+        asked = [
+            {"type": "function_call", "call_id": one, **function} for one, function in zip(ids, named, strict=True)
+        ]
+        body = {"status": "completed", "output": asked}
+    else:
+        asked = [
+            {"type": "tool_use", "id": call_id, "name": name, "input": arguments} for call_id, name, arguments in calls
+        ]
+        said = [{"type": "text", "text": text}] if text else []
+        body = {"content": [*said, *asked], "stop_reason": "tool_use"}
+    reply = parse(member, 200, {}, json.dumps(body).encode())
+    assert isinstance(reply, Reply)
+    return reply
+
+
+def sent_back(member: Member, *replies: Reply) -> list[tuple[str, str, Any]]:
+    """Id, name and arguments of each call of a conversation, as they are sent, and the ids of the results."""
+    messages: list[Message] = [*MESSAGES]
+    for reply in replies:
+        results = tuple(ToolResult(one.id, "no", True) for one in reply.calls)
+        messages += [reply.message(), ToolMessage("tool", "", results)]
+    wire: Any = json.loads(encode(member.dialect.build(Request(tuple(messages), tools=TOOLS), "m", member.provider)))
+    found, told = list[tuple[str, str, Any]](), list[str]()
+    for item in wire[member.items]:
+        for call in item.get("tool_calls") or ():
+            function = call["function"]
+            found.append((call["id"], function["name"], json.loads(function["arguments"])))
+        if item.get("type") == "function_call":
+            found.append((item["call_id"], item["name"], json.loads(item["arguments"])))
+        blocks = item["content"] if isinstance(item.get("content"), list) else []
+        found += [(one["id"], one["name"], one["input"]) for one in blocks if one["type"] == "tool_use"]
+        told += [one["tool_use_id"] for one in blocks if one["type"] == "tool_result"]
+        told += [one for one in (item.get("tool_call_id"), item.get("call_id")) if one and "arguments" not in item]
+    assert told == [call_id for call_id, *_ in found]
+    return found
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS.values(), ids=NO_OBJECTS.keys())
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.name)
+def test_arguments_that_are_no_object_go_back_as_an_empty_one(member: Member, arguments: str) -> None:
+    reply = asking_for(member, [("call_a", "search", arguments), ("call_b", "read", '{"path":"x"}')])
+    assert reply.calls[0].arguments == (arguments or "{}")  # for the error that the model is told
+    assert sent_back(member, reply) == [("call_a", "search", {}), ("call_b", "read", {"path": "x"})]
+    other = AssistantMessage("assistant", "", reply.calls)  # as another dialect's message is told
+    assert sent_back(member, reply._replace(wire=other.wire))[0] == ("call_a", "search", {})
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.name)
+def test_arguments_that_are_an_object_go_back_to_the_letter(member: Member) -> None:
+    written = '{"q":  "Grüße 🎉", "n": 1.50}'
+    (call,) = asking_for(member, [("call_a", "search", written)]).calls
+    said = AssistantMessage("assistant", "", (call,))
+    wire = str(member.dialect.build(Request((*MESSAGES, said), tools=TOOLS), "m", member.provider))
+    assert (written in wire) == (member.name != "anthropic")
+    assert sent_back(member, asking_for(member, [("call_a", "search", {"q": [1, {}]})])) == [
+        ("call_a", "search", {"q": [1, {}]})
+    ]
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.name)
+def test_calls_go_back_under_ids_and_names_that_every_server_takes(member: Member) -> None:
+    calls: list[tuple[str | None, str, Any]] = [
+        (None, "search", "{}"), ("", "read.file/x", "{}"), ("c", "", "{}"), ("c", "n" * 70, "{}"),
+    ]  # fmt: skip
+    found = sent_back(member, asking_for(member, calls), asking_for(member, calls[:1]), asking_for(member, calls[:1]))
+    assert len({call_id for call_id, *_ in found}) == 6
+    assert all(call_id for call_id, *_ in found)
+    names = [name for _, name, _ in found]
+    assert names == ["search", "read_file_x", "unnamed", "n" * 64, "search", "search"]
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.name)
+def test_half_a_character_that_a_model_said_does_not_go_back(member: Member) -> None:
+    reply = asking_for(member, [("call_a", "search", "{}")], text="so \ud800 it is")
+    told = (*MESSAGES, reply.message(), Message("assistant", "\ud800"))
+    assert b"\\ud800" not in encode(member.dialect.build(Request(told, tools=TOOLS), "m", member.provider))
+
+
+def test_blocks_that_anthropic_refuses_do_not_go_back() -> None:
+    """White space for a text, and thinking that nobody signed."""
+    member = MEMBERS[2]
+    said = [
+        {"type": "thinking", "thinking": "Hm"}, {"type": "thinking", "thinking": "Hm", "signature": ""},
+        {"type": "redacted_thinking"}, {"type": "thinking", "thinking": "", "signature": "s"},
+        {"type": "text", "text": "\n\n"}, {"type": "text", "text": ""}, {"type": "text", "text": "Let me see."}, USED,
+    ]  # fmt: skip
+    body = {"content": said, "stop_reason": "tool_use"}
+    reply = parse(member, 200, {}, json.dumps(body).encode())
+    assert isinstance(reply, Reply)
+    wire: Any = member.dialect.build(Request((*MESSAGES, reply.message()), tools=TOOLS), "m", member.provider)
+    assert wire["messages"][-1]["content"] == [said[3], said[6], USED]

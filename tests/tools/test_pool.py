@@ -75,6 +75,8 @@ def test_arguments_are_checked_and_made_whole(tmp_path: Path) -> None:
     def search(q: str, n: int = 3) -> str:
         return ""
 
+    twice = '{"q": "x", "q": "y"}'
+
     async def main() -> dict[str, Any]:
         async with opened(tmp_path, {"search": search}) as pool:
             texts = [
@@ -87,7 +89,7 @@ def test_arguments_are_checked_and_made_whole(tmp_path: Path) -> None:
                 '{"q": "x", "m": 1}',
                 '{"q": NaN}',
             ]
-            texts.append('{"q": "\\ud800"}')
+            texts += ['{"q": "\\ud800"}', twice]
             found = {text: pool.check(0, "search", text) for text in texts}
             return found | {"name": pool.check(0, "serach", "{}"), "other": pool.check(1, "search", "{}")}
 
@@ -98,7 +100,9 @@ def test_arguments_are_checked_and_made_whole(tmp_path: Path) -> None:
     }
     assert said[""].endswith('the object: "q" is a required property')
     assert said["{"].startswith("the arguments of search are not JSON: ")
-    assert said["[]"] == "the arguments of search are not an object; give one, with the parameters by name"
+    assert said["[]"].endswith("are not an object; give one, with the parameters by name. They were: []")
+    problem = "the arguments of search are not JSON: a key is given twice in one object: 'q'"
+    assert said[twice] == f"{problem}. They were: {twice}"
     assert said['{"q": 1}'] == 'the arguments of search do not satisfy its schema: q: 1 is not of type "string"'
     assert "Additional properties" in said['{"q": "x", "m": 1}']
     assert "is nan, which JSON has not" in said['{"q": NaN}']
