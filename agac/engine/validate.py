@@ -108,14 +108,15 @@ def _repaired(bare: str) -> str | None:
 
 
 # Whether a mended value is what the reply says. The library leaves out what it cannot place (`5 000` is 5 to it), so
-# the keys, texts and numbers of the value are looked for in the reply, one after the other. Between two of them only
-# marks of JSON and comments may be.
+# the keys, texts, numbers and empty lists of the value are looked for in the reply, one after the other. Between two
+# of them only marks of JSON and comments may be.
 
 _MARKS = frozenset("{}[],:;\"'\u201c\u201d\\")
 _QUOTES = frozenset("\"'\u201c\u201d")
 _COMMENT = re.compile(r"/\*.*?\*/|(?<=[\s{}\[\],\"'])(?://|#(?=\s))[^\n]*\n", re.DOTALL)
 """Without one that has no end, as a text without quotes may look like it: `#1` or `http://…`."""
 
+_EMPTY = re.compile(r"\[\s*(?:\]|\Z)|\{\s*(?:\}|\Z)")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.])")
 _WORDS = {
     word: re.compile(rf"(?:{spellings})(?!\w)", re.IGNORECASE)
@@ -130,29 +131,30 @@ _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 def _is_all_of(reply: str, value: JSONValue) -> bool:
     """Whether the reply says this value and nothing more. Raises _TooManyReads."""
-    at: int | None = 0
+    at = 0
     for leaf in _leaves(value):
-        at = _end_of_leaf(reply, at, leaf)
-        if at is None:
+        end = _end_of_leaf(reply, at, leaf)
+        if end is None:
             return False
+        at = end
     return _is_only_marks(reply, at)
 
 
-def _leaves(value: JSONValue) -> Iterator[str | int | float | bool | None]:
-    """The keys, texts, numbers and words in a value, in their order."""
-    if isinstance(value, dict):
+def _leaves(value: JSONValue) -> Iterator[JSONValue]:
+    """The keys, texts, numbers, words and empty lists and objects in a value, in their order."""
+    if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield key
             yield from _leaves(inner)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value:
         for inner in value:
             yield from _leaves(inner)
     else:
         yield value
 
 
-def _end_of_leaf(reply: str, at: int, leaf: str | float | bool | None) -> int | None:
-    """Where a key, text, number or word ends that comes next in the reply; None where another thing comes next."""
+def _end_of_leaf(reply: str, at: int, leaf: JSONValue) -> int | None:
+    """Where a leaf ends that comes next in the reply; None where another thing comes next."""
     while True:
         end = _end_of_match(reply, at, leaf)
         if end is not None:
@@ -163,8 +165,11 @@ def _end_of_leaf(reply: str, at: int, leaf: str | float | bool | None) -> int | 
         at = after
 
 
-def _end_of_match(reply: str, at: int, leaf: str | float | bool | None) -> int | None:
+def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
     """Where the leaf ends that begins at this place; None where none does."""
+    if isinstance(leaf, dict | list):
+        empty = _EMPTY.match(reply, at)
+        return empty.end() if empty and empty[0].startswith("{" if isinstance(leaf, dict) else "[") else None
     if isinstance(leaf, str):
         if leaf in _NOT_VALUES and reply[at - 1 : at] not in _QUOTES:
             return None
@@ -173,16 +178,26 @@ def _end_of_match(reply: str, at: int, leaf: str | float | bool | None) -> int |
         word = _WORDS[leaf].match(reply, at)
         return word.end() if word else None
     number = _NUMBER.match(reply, at)
-    if number is None:
+    if number is None or _goes_on_with(reply, at):
         return None
     is_whole = number[0].lstrip("+-").isdigit()
     value = int(number[0]) if is_whole else float(number[0])
     return number.end() if value == leaf else None
 
 
+def _goes_on_with(reply: str, at: int) -> bool:
+    """Whether only white space is between the digits that begin here and digits before: `1 200` is one number."""
+    before = at - 1
+    while before >= 0 and reply[before].isspace():
+        before -= 1
+    return 0 <= before < at and (reply[before].isdecimal() or reply[before] == ".")
+
+
 def _end_of_text(reply: str, at: int, text: str) -> int | None:
     """Where a text ends that begins at this place, whatever its escapes; quotes and backslashes in it that the library
     left out do not count."""
+    if reply.startswith(text, at):
+        return at + len(text)
     start = at
     for char in text:
         piece, end = _character(reply, at)
@@ -208,6 +223,9 @@ def _character(reply: str, at: int) -> tuple[str, int]:
 def _after_mark(reply: str, at: int) -> int | None:
     """The place after a mark of JSON, white space or a comment; None where another thing is, or the end."""
     char = reply[at : at + 1]
+    empty = _EMPTY.match(reply, at) if char in ("[", "{") else None
+    if empty and empty[0].endswith(("]", "}")):
+        return None
     if char in _MARKS or char.isspace():
         return at + 1
     comment = _COMMENT.match(reply, at)
