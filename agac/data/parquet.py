@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from agac.core.errors import AgacError, UsageError, lack_of
 from agac.core.types import JSONValue
 from agac.data.files import AtomicFile, FileSource, Record, explained
-from agac.data.json_formats import encode, json_column
+from agac.data.json_formats import encode, json_column, refuse_repeated
 from agac.data.sqlite import quoted
 from agac.data.tables import Kind, OutputRow, TableLayout, distinct
 
@@ -40,23 +40,40 @@ def no_pattern(path: Path) -> str:
 
 
 class _ColumnType(NamedTuple):
-    """As which type a column is fetched, and what makes JSON of a value that is not null."""
+    """How a column is fetched, and what makes JSON of a value that is not null."""
 
     type: str
+    """The type to which it is cast."""
     convert: Callable[[Any], JSONValue] | None
+    entries: Callable[[str], str] | None = None
+    """What is selected in the place of a cast, of an expression in SQL: where the column holds a map, whose entries
+    duckdb gives one by one. A map as a whole it refuses, and all rows with it, where a key comes twice."""
+
+    def select(self, expression: str) -> str:
+        """What is selected of an expression in SQL."""
+        return f"CAST({expression} AS {self.type})" if self.entries is None else self.entries(expression)
 
     def read(self, value: Any) -> JSONValue:
         return value if value is None or self.convert is None else self.convert(value)
 
 
 class TypedRows:
-    """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers."""
+    """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers.
+    `names`: what columns are called that have another name in duckdb, which tells no `Name` from `name`."""
 
-    def __init__(self, found: DuckDBPyRelation, *, json: bool = False, mixed: Collection[str] = ()) -> None:
-        self.columns = tuple(found.columns)
+    def __init__(
+        self,
+        found: DuckDBPyRelation,
+        *,
+        json: bool = False,
+        mixed: Collection[str] = (),
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._selected = tuple(found.columns)
+        self.columns = tuple(names.get(name, name) for name in self._selected)
         self._readings = [
             _ColumnType("DOUBLE", _plain_number) if name in mixed and kind.id == "double" else _reading(kind, json=json)
-            for name, kind in zip(self.columns, found.types, strict=True)
+            for name, kind in zip(self._selected, found.types, strict=True)
         ]
 
     def read(
@@ -64,7 +81,8 @@ class TypedRows:
     ) -> Iterator[tuple[dict[str, JSONValue] | None, str | None]]:
         """The rows of `rows`, which is SQL, after the first `start`: each its data, or why it has none."""
         readings = list(zip(self.columns, self._readings, strict=True))
-        wanted = ", ".join(f"CAST({quoted(column)} AS {reading.type})" for column, reading in readings)
+        selected = zip(self._selected, self._readings, strict=True)
+        wanted = ", ".join(reading.select(quoted(column)) for column, reading in selected)
         cursor = connection.execute(f"SELECT {wanted} FROM {rows} OFFSET {start}")  # noqa: S608 - names are quoted
         for values in chain.from_iterable(iter(partial(cursor.fetchmany, _ROWS_AT_A_TIME), [])):
             data: dict[str, JSONValue] = {}
@@ -118,7 +136,8 @@ class ParquetSource(FileSource):
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
             self._rows = read_parquet(connection, [self._path], shown)
-            self._table = TypedRows(connection.sql(f"FROM {self._rows}"))
+            found = connection.sql(f"FROM {self._rows}")
+            self._table = TypedRows(found, names=_own_names(connection, self._path, shown))
         named = hive_fields(shown) if hive else {}
         self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
         self._columns = (*self._table.columns, *self._of_folders)
@@ -189,17 +208,46 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
             item = _reading(dict(kind.children)["child"], json=json)
             change = item.convert
             of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
-            return _ColumnType(f"{item.type}[]", of_each)
+            return _ColumnType(f"{item.type}[]", of_each, item.entries and partial(_select_list, item))
         case "struct":
             fields = {name: _reading(child, json=json) for name, child in kind.children}
             inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
-            return _ColumnType(f"STRUCT({inside})", lambda found: {k: fields[k].read(v) for k, v in found.items()})
+            entries = any(field.entries for field in fields.values())
+            return _ColumnType(
+                f"STRUCT({inside})",
+                lambda found: {k: fields[k].read(v) for k, v in found.items()},
+                partial(_select_struct, fields) if entries else None,
+            )
         case "map":  # keys become texts, as JSON has them
             item = _reading(dict(kind.children)["value"], json=json)
-            return _ColumnType(f"MAP({_TEXT}, {item.type})", lambda found: {k: item.read(v) for k, v in found.items()})
+            return _ColumnType("", partial(_map, item), partial(_select_map, item))
         case name if name.startswith("timestamp"):
             return _ColumnType(_TEXT, iso_moment)
     return _ColumnType(_TEXT, None)
+
+
+def _select_list(item: _ColumnType, expression: str) -> str:
+    return f"list_transform({expression}, lambda x: {item.select('x')})"
+
+
+def _select_struct(fields: Mapping[str, _ColumnType], expression: str) -> str:
+    parts = (f"{quoted(name)} := {field.select(f'{expression}.{quoted(name)}')}" for name, field in fields.items())
+    return f"CASE WHEN {expression} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"
+
+
+def _select_map(item: _ColumnType, expression: str) -> str:
+    pair = f"struct_pack(k := CAST(x.key AS {_TEXT}), v := {item.select('x.value')})"
+    return f"list_transform(map_entries({expression}), lambda x: {pair})"
+
+
+def _map(item: _ColumnType, entries: Sequence[Mapping[str, Any]]) -> JSONValue:
+    """A map as an object. Raises ValueError where a key comes twice, as a writer may have put it into a file."""
+    found: dict[str, JSONValue] = {}
+    for entry in entries:
+        if entry["k"] in found:
+            raise ValueError(f"holds a map with the key {entry['k']!r} twice")
+        found[entry["k"]] = item.read(entry["v"])
+    return found
 
 
 def _number(value: float) -> float | None:
@@ -324,6 +372,23 @@ def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path], shown: s
         rows = f"({' UNION ALL BY NAME '.join(each)})"
     hidden = ", ".join(sorted({literal(name) for index in indexes.values() for name in index.hidden}))
     return f"(SELECT COLUMNS(lambda c: c NOT IN ({hidden})) FROM {rows})" if hidden else rows  # noqa: S608 - quoted
+
+
+def _own_names(connection: DuckDBPyConnection, path: Path, shown: str) -> dict[str, str]:
+    """The names of a file's columns that duckdb has renamed, since others differ from them by case alone. Raises
+    UsageError where a name comes twice."""
+    file = literal(no_pattern(path))
+    columns = connection.sql(f"SELECT * FROM read_parquet({file}, hive_partitioning = false)").columns  # noqa: S608
+    found = connection.execute(f"SELECT name, coalesce(num_children, 0) FROM parquet_schema({file})").fetchall()  # noqa: S608
+    names, inner = list[str](), 0
+    for name, children in found[1:]:  # the first is the root; what is in a column follows it
+        if not inner:
+            names.append(name)
+        inner = max(inner - 1, 0) + children
+    refuse_repeated(f"{shown}: the file names", names)
+    if len(columns) != len(names):
+        return {}
+    return {column: name for column, name in zip(columns, names, strict=True) if column != name}
 
 
 _MAX_DIGITS = 38  # of a decimal of duckdb; it reads others as doubles

@@ -438,6 +438,10 @@ _CONVERTED = "refs/convert/parquet"
 (huggingface.co/docs/dataset-viewer/parquet, read November 2026)."""
 
 
+_SPECIAL = re.compile(r"refs/(?:convert/\w+|pr/\d+)(?=/|\Z)")
+"""Revisions of the hub with a `/` that need no `%2F`: nothing else can be meant (huggingface_hub's HfFileSystem)."""
+
+
 class HubReference(NamedTuple):
     """A file of a repository, or without `path` the rows of a data set, as the hub splits them or as they are there."""
 
@@ -458,8 +462,11 @@ def parse_hub(text: str) -> HubReference:
         raise Refused(f"{text} names nothing on the hub; {_HUB_FORM}")
     (owner, head), rest = parts[:2], "/".join(parts[2:])
     name, _, revision = head.partition("@")
-    if not revision and "@" in rest.rpartition("/")[2]:
-        rest, _, revision = rest.rpartition("@")
+    if special := _SPECIAL.match(f"{revision}/{rest}" if revision == "refs" else ""):
+        revision, rest = special[0], f"{revision}/{rest}"[special.end() + 1 :]
+    path, _, behind = rest.rpartition("@")
+    if not revision and path and ("/" not in behind or _SPECIAL.fullmatch(behind)):
+        rest, revision = path, behind
     given = parse_qsl(query, keep_blank_values=True)
     wanted = dict(given)
     if len(wanted) < len(given) or not all(wanted.values()) or wanted.keys() - {"config", "split"}:

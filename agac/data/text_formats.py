@@ -100,7 +100,8 @@ class DelimitedSource(FileSource):
             while True:
                 try:
                     for cells in reader:
-                        if cells:
+                        if cells or width == 1:  # of one column an empty line is an empty value, and no space between
+                            cells = cells or [""]
                             ordinal += 1
                             if ordinal > start:
                                 if len(cells) == width and not lines.dirty:

@@ -54,11 +54,15 @@ class XlsxSource(FileSource):
                     yield self._record(ordinal, line, [cell for cell in cells if cell.value is not None])
 
     def _record(self, ordinal: int, line: int, cells: list[Any]) -> Record:
+        from openpyxl.styles.numbers import is_datetime  # type: ignore[import-untyped]
+
         data: dict[str, JSONValue] = dict.fromkeys(self._columns)
         for cell in cells:
             name = self._names[cell.column - 1] if cell.column <= len(self._names) else ""
             is_error = cell.data_type == "e" or cell.value in (inf, -inf)
             problem = f"holds the error {cell.value}; correct the cell, or clear it" if is_error else ""
+            if cell.value == "#VALUE!" and is_datetime(cell.number_format):  # what openpyxl makes of such numbers
+                problem = "holds a date that no calendar has, such as one after 9999-12-31; correct it, or clear it"
             if not name and str(cell.value).strip():
                 problem = "has a value, but its column has no name; name it in the header, or clear the cell"
             if problem:

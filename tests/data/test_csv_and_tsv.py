@@ -37,6 +37,15 @@ def message(record: Record) -> str:
     return record.error.message
 
 
+def test_an_empty_line_is_a_row_where_there_is_one_column_and_no_row_where_there_are_more(tmp_path: Path) -> None:
+    """polars, duckdb and pyarrow write a null so, and other programs an empty text."""
+    rows = read(tmp_path, "text\na\n\nb\r\n\r\n")
+    assert [record.data for record in rows] == [{"text": "a"}, {"text": ""}, {"text": "b"}, {"text": ""}]
+    assert [record.line for record in rows] == [2, 3, 4, 5]
+    assert [record.data for record in source_of(tmp_path, "text\na\n\nb\n").records(2)] == [{"text": "b"}]
+    assert [record.data for record in read(tmp_path, "a,b\n\n1,2\n\n")] == [{"a": "1", "b": "2"}]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -90,6 +90,33 @@ def test_names_of_columns_and_files_are_taken_as_they_are_also_without_rows(tmp_
     assert list(empty.records()) == []
 
 
+def test_a_key_that_comes_twice_in_a_map_costs_its_row_alone(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kind = arrow.map_(arrow.string(), arrow.int64())
+    plain = arrow.array([[("a", 1), ("b", None)], [("a", 1), ("a", 2)], None, []], kind)
+    inner = arrow.array([[{"x": [("k", 1)]}, None], [], [{"x": None}], [{"x": [("k", 1), ("k", 1)]}]],
+                        arrow.list_(arrow.struct([("x", kind)])))  # fmt: skip
+    parquet.write_table(arrow.table({"m": plain, "n": inner}), tmp_path / "rows.parquet")
+    records = list(opened(tmp_path / "rows.parquet", "data/rows.parquet").records())
+    assert [record.data for record in records] == [
+        {"m": {"a": 1, "b": None}, "n": [{"x": {"k": 1}}, None]}, None, {"m": None, "n": [{"x": None}]}, None,
+    ]  # fmt: skip
+    assert [str(record.error and record.error.message) for record in records[1::2]] == [
+        "data/rows.parquet: row 2: the column 'm' holds a map with the key 'a' twice",
+        "data/rows.parquet: row 4: the column 'n' holds a map with the key 'k' twice",
+    ]
+
+
+def test_columns_that_differ_by_case_keep_their_names(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    inner = {"a": 1, "b": {"c": [2]}}
+    table = {"Name": [1], "inner": [inner], "name": [2], "NAME": [3], "name_1": [4], "m": [{"x": 5}]}
+    parquet.write_table(arrow.table(table), tmp_path / "rows.parquet")
+    source = opened(tmp_path / "rows.parquet")
+    assert source.columns() == tuple(table)
+    assert [record.data for record in source.records()] == [{name: value for name, (value,) in table.items()}]
+
+
 def test_decimals_that_duckdb_would_round_are_refused_by_name(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     kept = arrow.array([Decimal("12345678901234567890123456789012345678")], arrow.decimal256(38, 0))

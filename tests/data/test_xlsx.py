@@ -99,6 +99,20 @@ def test_a_row_that_cannot_be_used_is_told_with_sheet_row_and_cell(tmp_path: Pat
     assert [row.error and row.error.type for row in rows[:2]] == [ErrorType.INVALID_ROW] * 2
 
 
+def test_a_date_that_no_calendar_has_is_said_to_be_one(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    for row in (["id", "day"], ["a", 3_000_000], ["b", 45_000], ["c", "#VALUE!"]):
+        book.active.append(row)
+    for place in ("B2", "B3"):
+        book.active[place].number_format = "yyyy-mm-dd"
+    book.save(path := tmp_path / "b.xlsx")
+    rows = list(opened(path).records())
+    assert rows[1].data == {"id": "b", "day": "2023-03-15"}
+    words = "the cell B2 holds a date that no calendar has, such as one after 9999-12-31; correct it, or clear it"
+    assert words in str(rows[0].error)
+    assert "the cell B4 holds the error #VALUE!; correct the cell, or clear it" in str(rows[2].error)
+
+
 def test_broken_files_are_told_and_never_a_traceback(tmp_path: Path) -> None:
     write_sheets(path := tmp_path / "b.xlsx", SHEETS)
     whole, chance = path.read_bytes(), Random(3)
