@@ -127,10 +127,11 @@ def _filled(written: str, env: Mapping[str, str]) -> str:
 def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
     if lack := lack_of("notify", "apprise"):
         raise NotSent(lack, lacks=True)
-    from apprise import Apprise
+    from apprise import Apprise, AppriseAsset
 
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it quotes addresses, which hold secrets
-    service = Apprise()
+    # a message that is answered by a redirect would be asked for at another address with GET, and count as sent
+    service = Apprise(asset=AppriseAsset(http_redirects=False))
     if not service.add(address):
         raise NotSent("it is no address that apprise knows")
     try:

@@ -149,6 +149,9 @@ def _assembled(assembly: Assembly, response: aiohttp.ClientResponse | None, star
 # Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
 # idempotent methods, and POST is none.
 
+HEADER_BYTES = 1 << 18
+"""Of one line of headers of an answer: gateways add much, and an answer that is refused for it is paid all the same."""
+
 LARGE_BODY = 1 << 20
 """Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
 
@@ -231,6 +234,8 @@ class Sender:
             proxy=self.settings.proxy,
             trust_env=False,
             trace_configs=[trace] if trace else None,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
 
     def bounds(self, timeout: Timeout, within: float | None) -> aiohttp.ClientTimeout:

@@ -221,8 +221,18 @@ EXCEPTION_RULES: dict[type[BaseException], ExceptionRule] = {
 """Every exception that a request can end in. Classes are named one by one: a new one of aiohttp fails a test."""
 
 
+_ENCODED = ExceptionRule(
+    _FATAL, _FAILED, "{host} compressed its answer in a way that was not asked for and cannot be read here: {reason}",
+    "Let the server, or the gateway before it, send gzip or nothing; or install what the message names.",
+    ambiguous=True,
+)  # fmt: skip
+"""The next answer would be lost in the same way, and each one is paid."""
+
+
 def exception_rule(problem: BaseException) -> ExceptionRule:
     """The row of the exception's nearest class. Raises KeyError for what no request raises."""
+    if isinstance(problem, aiohttp.ClientResponseError) and "content-encoding" in problem.message:
+        return _ENCODED
     if isinstance(problem, aiohttp.ClientHttpProxyError) and problem.status >= 500:
         return EXCEPTION_RULES[aiohttp.ClientConnectorError]
     return next(EXCEPTION_RULES[cls] for cls in type(problem).__mro__ if cls in EXCEPTION_RULES)
@@ -233,6 +243,8 @@ def reason_of(problem: BaseException) -> str:
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         inner: BaseException = problem.certificate_error
         return getattr(inner, "verify_message", "") or type(inner).__name__
+    if isinstance(problem, aiohttp.ClientResponseError) and "content-encoding" in problem.message:
+        return " ".join(problem.message.split())
     if isinstance(problem, aiohttp.ClientHttpProxyError):
         return f"the proxy answered {problem.status}"
     if isinstance(problem, aiohttp.ClientConnectorError):

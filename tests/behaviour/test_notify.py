@@ -298,6 +298,25 @@ def test_apprise_tells_chats_and_mail(
     assert tested.error == "it is no address that apprise knows"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what apprise imports
+def test_a_message_that_is_answered_by_a_redirect_has_not_arrived(
+    project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("apprise")
+
+    def moved(request: BaseHTTPRequestHandler) -> None:
+        request.rfile.read(int(request.headers["Content-Length"]))
+        reply(request, b"", 302, Location="/elsewhere")
+
+    receiver.pages |= {"/hook/secret-path": moved, "/elsewhere": b"a page that knows of no message"}
+    monkeypatch.setenv("CHAT_URL", f"json://127.0.0.1:{receiver.port}/hook/secret-path")
+    for target in ({"apprise": "${CHAT_URL}"}, HOOK):
+        report = telling(project, target).run(fresh=True)
+        assert report.invocation["notifications"]["left"] >= 1
+        assert report.exit_code == 0
+    assert {path for _, path, _ in receiver.seen if "elsewhere" in path} == set()
+
+
 def test_a_heartbeat_is_called_while_a_run_is_alive(
     project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

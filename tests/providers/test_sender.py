@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zstandard
+from aiohttp import compression_utils
 from wire_servers import (
     AUTHORITY,
     BOUNDS,
@@ -61,6 +63,27 @@ def piece(data: bytes) -> bytes:
 
 def stream(*pieces: bytes, end: bytes = BYE, keep: bool = True) -> Answer:
     return always(HEAD + b"".join(map(piece, pieces)) + end, keep=keep)
+
+
+async def test_long_lines_of_headers_cost_no_answer() -> None:
+    long = http(b'{"a": 1}', X_Trace="x" * 20_000, Link="y" * 100_000)
+    async with serving(always(long)) as server, sending(server.base_url) as sender:
+        reply = a_reply(await sender.send(b"{}", BOUNDS))
+    assert (reply.status, reply.body, len(reply.headers["x-trace"])) == (200, b'{"a": 1}', 20_000)
+
+
+async def test_an_answer_in_a_compression_that_cannot_be_read_ends_the_run_and_is_not_asked_for_again() -> None:
+    packed = http(zstandard.compress(b'{"a": 1}'), Content_Encoding="zstd")
+    async with serving(always(packed)) as server, sending(server.base_url) as sender:
+        found = await sender.send(b"{}", BOUNDS)
+    assert server.seen[0].headers["accept-encoding"].startswith("gzip, deflate")
+    if compression_utils.HAS_ZSTD:  # the library was installed for it
+        assert a_reply(found).body == b'{"a": 1}'
+        return
+    fault = a_fault(found)
+    assert (fault.kind, fault.type, fault.ambiguous) == (FATAL, PROVIDER, True)
+    assert "compressed its answer in a way that was not asked for and cannot be read here: " in fault.message
+    assert "zstd" in fault.message
 
 
 async def test_a_call_is_one_post_of_the_given_bytes_with_the_key(
