@@ -437,7 +437,7 @@ async def report_of(
     selected = count() if count is not None and not invocation.totals.all_read else None
     if selected is not None and selected.rows > summary["rows"]["total"]:
         about["rows_selected"] = {"rows": selected.rows, "exact": selected.exact}
-    if replaced and exported.lines is not None:
+    if replaced and stop is not None and exported.lines is not None:
         about["lines_written"] = exported.lines
     empty = _empty(work.plan, summary, workflow) if invocation.complete and rows else []
     code = ExitCode.FAILED if exported.not_written is not None else invocation.exit_code

@@ -230,7 +230,7 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     calls, given, made = counted(report.calls, "call"), report.input_tokens, report.output_tokens
     yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
-        yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is an estimate too."
+        yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is not known either."
     if report.usd:
         yield f"  {priced(report, simulated=simulated)}"
     if report.past_error is not None:

@@ -342,6 +342,7 @@ class StoredAnswers:
         self._show, self._in_batches = show, in_batches
         self._shared, self._asked = set[bytes](), list[bytes]()  # of the last look-up: to be pulled, to be asked
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
+        self._after: dict[str, list[StageForecast]] = {}
         self._reviews = reviewings(baseline.plan)
         self._checks = checks_of(baseline.plan.stages)
         # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
@@ -353,6 +354,19 @@ class StoredAnswers:
     def of(self, stage: AnyStage) -> StageForecast:
         """What was found of a stage so far."""
         return self.found.stages[stage.index]
+
+    def unsure_after(self, maker: AnyStage) -> list[StageForecast]:
+        """Notes that it is a guess which rows come to the stages after one of which nobody knows what rows it makes;
+        and gives what was found of those."""
+        if maker.name not in self._after:
+            met = {maker.name}
+            for stage in self.baseline.plan.stages:
+                if not met.isdisjoint(stage.needs):
+                    met.add(stage.name)
+            self._after[maker.name] = [one for one in self.found.stages if one.name in met - {maker.name}]
+            for one in self._after[maker.name]:
+                one.exact = False
+        return self._after[maker.name]
 
     def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
         """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
@@ -143,6 +144,7 @@ class ForecastDeriver:
         found.guess = Guess(maker.makes or "items", source or source_of(maker) or maker.name, number, run)
         if maker.makes != "rows":
             found.exact = False
+        self._answers.unsure_after(maker)
         self._left[maker.index] += number * row.times
         whole = int(self._left[maker.index] + 1e-6)
         self._left[maker.index] -= whole
@@ -298,9 +300,15 @@ class GroupForecaster:
         reason = why.passed_on(unassigned.reason, unassigned.need)
         to_known = 0 if unassigned.parked else unassigned.rows * known // (known + further)
         changed, parts = min(found.reuse, to_known), min(to_known, self._kept_parts[stage.index])
+        after, before = self._answers.unsure_after(stage), found.reuse
         if changed:
             found.reuse -= changed
             found.asked(reason, unassigned.example, times=changed)
+            for one in after:  # of the groups that change, and of what is made of them
+                moved = min(one.reuse, ceil(one.reuse * changed / before)) if one.stage.asks else 0
+                if moved:
+                    one.reuse -= moved
+                    one.asked(why.upstream_changed(stage.name), unassigned.example, one.stage.replicas, moved)
         found.parts += parts
         found.further += parts
         if not further:

@@ -96,7 +96,8 @@ def estimate(
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
     model, mode = stage.models[0], stage.run_mode
     ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
-    whole, at_most, bounds = ways[mode], summed([_at_most(stage, tasks, given), risks]), None
+    whole, bounds = ways[mode], None
+    at_most = summed([_at_most(stage, tasks, given), risks]) if exact else None
     off_peak = _dollars(model, paid, usage, mode, cheapest_price)
     off_peak = off_peak if off_peak != whole else None
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
@@ -446,7 +447,7 @@ class PlanTotals:
     @property
     def exact(self) -> bool:
         """Whether the number of tasks is known of all stages that ask; else it rests on a guess."""
-        return all(one.exact for one in self.stages if one.run_mode and one.run)
+        return all(one.exact for one in self.stages if one.run_mode)
 
     @property
     def usd(self) -> Usd | None:
@@ -528,8 +529,10 @@ class PlanReport(PlanTotals, Report):
 
     @property
     def usd_at_most(self) -> Usd | None:
-        """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it."""
-        return summed(one.estimate.usd_at_most for one in self.stages if one.run)
+        """Dollars when every reply is as long as it may be and every re-ask is needed; None when nothing bounds it, as
+        where it is not known how many tasks come to a stage."""
+        asking = [one for one in self.stages if one.run_mode and (one.run or not one.exact)]
+        return None if not self.exact else summed(one.estimate.usd_at_most for one in asking)
 
     @property
     def usd_range(self) -> Range | None:

@@ -327,3 +327,39 @@ def retried(project: ProjectFolder, retry: Retry) -> dict[str, int]:
             return await what_is_left(database, project.plan(), Scope(), None, run=1, retry=retry)
 
     return {one.name: one.questions for one in asyncio.run(report()).stages}
+
+
+KIND = {"name": "kind", "prompt": "Kind of ${text}", "model": "simulator/small", "output_schema": {"kind": "a|b|c"}}
+BY_KIND = {**KIND, "name": "sum", "needs": "kind", "group_by": ["kind.kind"], "prompt": "Sum ${rows_json}"}
+AFTER = {"name": "more", "needs": "sum", "prompt": "More ${sum.kind}", "model": "simulator/small"}
+
+
+@pytest.mark.parametrize("edited", range(0, 12, 3))
+def test_what_comes_after_groups_that_hang_on_answers_is_no_certain_number(project: ProjectFolder, edited: int) -> None:
+    texts = {f"r-{number}": f"text {number}" for number in range(12)}
+    project.rows([{"id": name, "text": text} for name, text in texts.items()], PATH)
+    workflow(project, KIND, BY_KIND, AFTER)
+    before = project.run().invocation["calls"]
+    texts[f"r-{edited}"] = f"another text, of {edited}"
+    project.rows([{"id": name, "text": text} for name, text in texts.items()], PATH)
+    report = planned(project)
+    found = {one.name: one for one in report.stages}
+    assert [found[name].exact for name in ("kind", "sum", "more")] == [True, False, False]
+    assert [found[name].most for name in ("kind", "sum", "more")] == [1, None, None]
+    assert (report.exact, report.most, report.usd_at_most) == (False, None, None)
+    assert found["more"].run == found["sum"].run
+    asked = project.run().invocation["calls"]
+    assert report.least <= asked < before
+
+
+def test_what_comes_after_rows_of_which_none_is_guessed_is_no_certain_number(project: ProjectFolder) -> None:
+    """The last run made none of them, so that the guess is none."""
+    project.write("tools/cut.py", CUT)
+    listed = {"name": "cut", "python": "tools/cut.py:cut"}
+    project.rows([{"id": name, "text": "none"} for name in ("a", "b")], PATH)
+    workflow(project, listed, {"name": "ask", "prompt": "Ask ${id}", "model": "simulator/small"})
+    project.run()
+    project.rows([{"id": "c", "text": "one two"}], PATH)
+    report = planned(project)
+    assert report.stages[1].most is None
+    assert report.usd_at_most is None

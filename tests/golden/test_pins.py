@@ -117,6 +117,8 @@ def without_added(value: Any, listed: bool) -> Any:
             "spared",
             "index_bytes",
             "sharded",
+            "lines_written",
+            "rows_selected",
         }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
         added |= (
