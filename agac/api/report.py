@@ -425,12 +425,13 @@ async def report_of(
     rows = summary["rows"]["total"]
     exported = Exported(Outputs(record, work.root, rows).files())
     stop = invocation.stop_signal.stop if not invocation.complete else None
-    # A finished run replaces outputs, and one that met a limit of its user's: a run that a bad key stopped must not
-    # empty the folder of an earlier one.
-    replaced = writes and (invocation.complete or stop is StopReason.LIMIT)
+    about = await _batch_facts(database, invocation, work.batching.providers)
+    # A finished run replaces outputs, one that only waits for people, and one that met a limit of its user's: a run
+    # that a bad key stopped must not empty the folder of an earlier one.
+    for_people = _waits_for_people_alone(work, invocation, about)
+    replaced = writes and (invocation.complete or for_people or stop is StopReason.LIMIT)
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary, work.env)
-    about = await _batch_facts(database, invocation, work.batching.providers)
     reused = {one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged}
     if names := [stage.name for stage in work.plan.stages if stage.tooling.record and stage.name in reused]:
         about["not_recorded"] = NOT_RECORDED.format(", ".join(names))
@@ -460,6 +461,13 @@ async def report_of(
         await quote_of(database, work, summary) if stop is StopReason.QUOTE else None, work.root,
         _kind_of(work.plan.ends),
     )  # fmt: skip
+
+
+def _waits_for_people_alone(work: Work, invocation: Invocation, about: Mapping[str, Any]) -> bool:
+    """Whether an invocation did all that it could, so that what is left waits for people and nothing else."""
+    waits = invocation.ended and not invocation.complete and invocation.totals.reviews > 0
+    others = about["open_batches"] or about["waits_for"] or invocation.waits or invocation.held_back
+    return bool(waits and work.scope.stages is None and not others)
 
 
 def _kind_of(ends: Sequence[AnyStage]) -> Any:

@@ -188,6 +188,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             names = (file.name if file.parent == files[0].parent else terminal.from_here(file) for file in files[1:])
             also = f"   (also: {', '.join(names)})" if files[1:] else ""
             terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
+            terminal.print_lines(held_for_people_lines(report))
         if "shard" in summary["selection"]:
             terminal.print_text(terminal.shard_line(summary["complete"], report.go_on))
         terminal.print_lines(guard_lines(summary, files))
@@ -390,6 +391,15 @@ def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
             counts.insert(0, f"{counted(again['rows'], 'row')} by on_duplicate_id: {again['on_duplicate_id']}")
         if counts:
             yield f"{name.capitalize()}: {', '.join(counts)}{where}"
+
+
+def held_for_people_lines(report: RunReport) -> Iterator[str]:
+    """How many rows the results hold that were written while others wait for people."""
+    if report.stopped is None and not report.invocation["complete"] and report.files:
+        rows = report.summary["rows"]
+        ended = rows["done"] + rows["skipped"] + rows["failed"]
+        whole = counted(rows["total"] - rows["dropped"], "row")
+        yield f"{report.files[0].name} now holds {ended:,} of {whole}; the others follow once people have decided"
 
 
 def unselected_lines(summary: Summary, invocation: Summary, command: str, scope: Scope | None) -> Iterator[str]:

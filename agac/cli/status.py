@@ -236,6 +236,10 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
     elif run["state"] == "finished":
         yield from _finished_lines(report)
+    elif run["state"] == "waiting":
+        rows, name = last.get("wait_for_people", 0), run["workflow"]
+        decide = f"Decide with: agac review next -a {name}. Then resume with: {again}"
+        yield f"Run {number}: {counted(rows, 'decision is', 'decisions are')} up to people. {decide}"
     elif last.get("exit_code") == ExitCode.LIMIT:
         limit = terminal.first_line(last.get("stopped") or "budget or max_errors")
         yield f"Run {number} reached a limit: {plain(limit)}"

@@ -85,6 +85,29 @@ def test_rows_that_meet_the_condition_wait_and_the_others_go_on(project: Project
     project.assert_sound()
 
 
+def test_results_and_summary_are_of_the_run_that_waits_for_people(project: ProjectFolder, model: Scripted) -> None:
+    review(project, [3, 9], when="false")
+    assert project.run().exit_code == 0
+    assert set(results(project)) == {"r3", "r9"}
+    review(project, [3, 9], when="true")
+    ran = project.agac("run", "-a", "reviews")
+    told = json.loads((project.root / "output/reviews/summary.json").read_text())
+    assert (ran.code, told["run"], told["complete"], told["rows"]["open"]) == (0, 2, False, 2)
+    assert project.envelopes() == []
+    assert "results.jsonl now holds 0 of 2 rows; the others follow once people have decided\n" in ran.out
+    assert "They replace the results of run 1" in ran.out
+    status = project.agac("status").out
+    assert "Run 2: 2 decisions are up to people. Decide with: agac review next -a reviews. " in status
+    assert "is not finished" not in status
+    decide(project, "r3", "approve")
+    project.run()
+    assert set(results(project)) == {"r3"}
+    decide(project, "r9", "approve")
+    assert project.run().invocation["complete"]
+    assert set(results(project)) == {"r3", "r9"}
+    assert json.loads((project.root / "output/reviews/summary.json").read_text())["complete"]
+
+
 def test_an_edited_value_is_what_later_stages_and_outputs_see(project: ProjectFolder, model: Scripted) -> None:
     review(project, [3, 4])
     project.run()
