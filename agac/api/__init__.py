@@ -20,8 +20,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     # isort: off
     # fmt: off
     from agac.api.agents import (
-        AgentResult, AgentRun, OpenCodeRuntime, TaskKeys, TrialReport, amap_reduce, arun, astream, map_reduce, run,
-        stream, try_card,
+        AgentResult, AgentRun, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream, try_card,
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.calibrate import CalibrateReport, calibrate
@@ -58,6 +57,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.status import StatusReport, row_ids, status
     from agac.api.style import FormatReport, LintReport, fmt, lint
     from agac.api.sync import asynchronous
+    from agac.api.task_keys import OpenCodeRuntime, Phase, TaskKeys
     from agac.api.trial import StageTrial, trial
     from agac.api.why import WhyReport, why
     from agac.api.workflow_tests import WorkflowTestReport, run_tests
@@ -101,10 +101,11 @@ __all__ = [
     "CardReport", "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
     "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
     "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
-    "MergeReport", "NotifyReport", "OpenCodeRuntime", "PlanComparison", "PlanReport", "Problem", "ProcessOptions",
-    "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow", "RetrieveReport", "Retry",
-    "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError", "RunComparison", "RunOptions",
-    "RunReport", "RunsReport", "SchemasReport", "ShardsReport", "Sink", "SpecError", "StageTrial", "StatusReport",
+    "MergeReport", "NotifyReport", "OpenCodeRuntime", "Phase", "PlanComparison", "PlanReport", "Problem",
+    "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
+    "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError",
+    "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "ShardsReport", "Sink", "SpecError",
+    "StageTrial", "StatusReport",
     "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
     "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",

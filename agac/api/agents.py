@@ -13,7 +13,9 @@ from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Annotated, Any, NamedTuple, Unpack, overload
+
+from pydantic import BaseModel
 
 from agac.api.cards import lock_given
 from agac.api.inspect import inspect
@@ -24,6 +26,19 @@ from agac.api.report import RunReport, Watch, result_reader
 from agac.api.run import run as run_workflow
 from agac.api.status import stored_run
 from agac.api.sync import INTERRUPTS, Interrupts, asynchronous, calling, iterating
+from agac.api.task_keys import (
+    NOT_OF_PHASES,
+    NOT_OF_TASKS,
+    NOT_SHARED,
+    OF_RUNS,
+    OpenCodeRuntime,
+    Phase,
+    SharedKeys,
+    TaskKeys,
+    refuse_for_workflow,
+    refuse_keys,
+    with_shared,
+)
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
 from agac.core.types import Report, RowId, Usage, counted, usd
@@ -42,43 +57,9 @@ from agac.store.records import WriteBatch
 from agac.store.rows import EXPORT_RANGE as PAGE
 from agac.store.rows import ExportRow, State, row_usages, rows_of_results
 
-Inputs = GivenRows | Iterable[str] | AsyncIterable[str] | str | Path
-"""Rows for a task: as `RunOptions.input` takes them, or texts, each of which is a row with the field `input`."""
-
-
-class TaskKeys(TypedDict, total=False):
-    """What a task may say besides its text and its rows. `tools` are functions, `agac.tool`s, `agac.Tool.…`, MCP
-    servers, or what a stage's key takes; `output_schema` is a Pydantic model, a JSON Schema, the short form, or a file;
-    `runtime` may be an `OpenCodeRuntime`. `max_turns` bounds the model calls of a row, `max_inflight` those at a time.
-    `id_field` names the field with each row's id. `options`, `project`, `progress` and `confirm` are those of a
-    workflow. All others are keys of a stage, also those that are not listed here."""
-
-    tools: Sequence[Any]
-    output_schema: type | Mapping[str, Any] | str
-    model: str
-    max_turns: int
-    max_inflight: int
-    id_field: str
-    agent: str
-    instructions: str
-    temperature: float
-    max_tokens: int
-    tool_stubs: Mapping[str, Any]
-    tools_mode: str
-    runtime: Any
-    options: RunOptions
-    project: Path | str | None
-    progress: Watch | bool
-    confirm: Confirm | None
-
-
-class OpenCodeRuntime:
-    """Runs each row of a task as an agent of OpenCode's command line, as the `runtime` of a task. `backend` and `model`
-    are those of a task; all others are keys of a stage's `runtime`."""
-
-    def __init__(self, *, backend: str | None = None, model: str | None = None, **keys: Any) -> None:
-        of_task = {name: one for name, one in (("backend", backend), ("model", model)) if one is not None}
-        self.task_keys: dict[str, Any] = {**of_task, "runtime": {"name": "opencode", **keys}}
+Inputs = GivenRows | Iterable[str] | AsyncIterable[str] | Iterable[BaseModel] | AsyncIterable[BaseModel] | str | Path
+"""Rows for a task: as `RunOptions.input` takes them, or Pydantic models, or texts, each of which is a row with the
+field `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +98,18 @@ class BuiltTask(BuiltWorkflow):
     """A task as the workflow that it is. It writes no files; it follows its rows: `settled` are the keys of those that
     ended, in that order, and `news` tells that there are more."""
 
-    def __init__(self, name: str, kind: Any, keys: Mapping[str, Any]) -> None:
-        """`kind` is the type of its results. Raises SpecError, which names arguments and phases."""
-        stages = keys["stages"]
-        said = {"prompt": "task", "defaults": "", "input": "inputs"} | {
-            key: key for key in stages[0] if key != "prompt"
-        }
-        if len(stages) > 1:
-            said = {str(at): stage["name"] for at, stage in enumerate(stages)} | {"defaults": "", "input": "inputs"}
-        door = "agac.run" if len(stages) == 1 else "agac.map_reduce"
-        self.places = {key: Where(": ".join(filter(None, (door, place)))) for key, place in said.items()}
+    def __init__(self, name: str, kind: Any, keys: Mapping[str, Any], places: Mapping[str, str]) -> None:
+        """`kind` is the type of its results; `places` are the arguments of its keys. Raises SpecError."""
+        door = "agac.run" if len(keys["stages"]) == 1 else "agac.map_reduce"
+        self.places = {key: Where(f"{door}: {place}") for key, place in {**places, "input": "inputs"}.items()}
+        self.places[""] = Where(door)
+        call = "agac.run(task=…, inputs=…)" if door == "agac.run" else "agac.map_reduce(…)"
+        self.given = {"in_python": True, "task": f"{call} as before"}
         super().__init__(name, **keys)
         self.kind, self.watcher, self.run = kind, self, 0
         self.settled, self.news, self._told = array("q"), asyncio.Event(), bytearray()
+
+    form = "{key}={value}"
 
     def placed(self, output: OutputSpec) -> OutputSpec:
         """Nowhere."""
@@ -214,38 +194,51 @@ class _Asked(NamedTuple):
     more: dict[str, Any]
 
 
-async def _asked(stages: list[dict[str, Any]], inputs: Any, keys: dict[str, Any], kind: Any) -> _Asked:
-    """The task of these stages, for all of which the other `keys` hold. Its name stands for all that it is: the same
-    task resumes its run, and others run beside it. Raises SpecError and UsageError."""
-    root, options = project_root(keys.pop("project", None), bare=True), keys.pop("options", None) or RunOptions()
-    more = {"project": root} | {one: keys.pop(one) for one in ("progress", "confirm") if one in keys}
-    most = keys.pop("max_inflight", options.concurrency)
+async def _asked(
+    stages: list[dict[str, Any]], inputs: Any, of_run: Mapping[str, Any], kind: Any, places: Mapping[str, str]
+) -> _Asked:
+    """The task of these stages. Its name stands for all that it is: the same task resumes its run, and others run
+    beside it. Raises SpecError and UsageError."""
+    root, options = project_root(of_run.get("project"), bare=True), of_run.get("options") or RunOptions()
+    more = {"project": root} | {one: of_run[one] for one in ("progress", "confirm") if one in of_run}
     if options.input is not None:
         raise UsageError("options.input: a task's rows are its `inputs`", remedy="Give the rows in one place: inputs=…")
     source = inputs if isinstance(inputs, str | Path) else await keep_rows(_rows(inputs), root / INPUTS)
-    read = {one: keys.pop(one) for one in ("id_field",) if one in keys}
-    whole: dict[str, Any] = {"input": read, "defaults": keys, "stages": stages}
+    id_field, most = of_run.get("id_field"), of_run.get("max_inflight")
+    whole: dict[str, Any] = {"input": {} if id_field is None else {"id_field": id_field}, "stages": stages}
     whole |= {"vars": dict(options.vars)} if options.vars else {}
     name = job_name(str(stages[0].get("prompt", "")), json.dumps([whole, str(source)], default=_known), "task")
-    task = BuiltTask(name, kind, whole)
+    task = BuiltTask(name, kind, whole, places)
     for server in task.tools.servers:
         await lock_given(server, project_of(task, root))
-    return _Asked(task, replace(options, input=source, concurrency=most), more)
+    concurrency = options.concurrency if most is None else most
+    return _Asked(task, replace(options, input=source, concurrency=concurrency), more)
 
 
 def _model(schema: Any) -> Any:
     return schema if isinstance(schema, type) else None
 
 
-async def _one(task: str, inputs: Any, keys: dict[str, Any]) -> _Asked:
-    of_run = {one: keys.pop(one) for one in _OF_RUNS if one in keys}
-    if isinstance(runtime := keys.get("runtime"), OpenCodeRuntime):
-        keys |= {name: value for name, value in runtime.task_keys.items() if name == "runtime" or name not in keys}
-    stage = {"name": STAGE, "prompt": task, "syntax": "auto", **{k: v for k, v in keys.items() if v is not None}}
-    return await _asked([stage], inputs, of_run, _model(keys.get("output_schema")))
+async def _one(task: str, inputs: Any, keys: Mapping[str, Any]) -> _Asked:
+    refuse_keys("agac.run", keys, NOT_OF_TASKS)
+    of_run, of_stage = _parted(keys)
+    stage = _stage(STAGE, {"prompt": task, "syntax": "auto", **of_stage})
+    places = {"prompt": "task", **{key: key for key in stage if key != "prompt"}}
+    return await _asked([stage], inputs, of_run, _model(of_stage.get("output_schema")), places)
 
 
-_OF_RUNS = ("options", "project", "progress", "confirm", "max_inflight", "id_field")
+def _parted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys of a run, and those of a stage."""
+    of_stage = {key: value for key, value in keys.items() if key not in OF_RUNS}
+    return {key: value for key, value in keys.items() if key in OF_RUNS}, of_stage
+
+
+def _stage(name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys as a workflow has them. What is None is left out; a runtime brings a model where they have none."""
+    runtime = keys.get("runtime")
+    if isinstance(runtime, OpenCodeRuntime):
+        keys = {**runtime.task_keys, **keys, "runtime": runtime.task_keys["runtime"]}
+    return {"name": name, **{key: value for key, value in keys.items() if value is not None}}
 
 
 async def _run(asked: _Asked) -> RunReport:
@@ -296,6 +289,7 @@ async def arun(workflow: Any = None, options: Any = None, *, task: Any = None, i
         remedy = "Give a workflow, or a task with its rows: agac.run(task='…', inputs=rows)."
         raise UsageError("agac.run takes either a workflow or a task", remedy=remedy)
     if task is None:
+        refuse_for_workflow(keys if inputs is None else {"inputs": inputs})
         return await asynchronous(run_workflow)(workflow, options, **keys)
     asked = await _one(task, inputs, keys | ({} if options is None else {"options": options}))
     found = AgentRun()
@@ -353,32 +347,36 @@ stream = iterating(astream)
 
 async def amap_reduce(
     *,
-    map: str | Mapping[str, Any],  # noqa: A002 - the phase's name
-    reduce: str | Mapping[str, Any],
-    plan: str | Mapping[str, Any] | None = None,
+    map: str | Phase | Mapping[str, Any],  # noqa: A002 - the phase's name
+    reduce: str | Phase | Mapping[str, Any],
+    plan: str | Phase | Mapping[str, Any] | None = None,
     inputs: Any = None,
-    **keys: Unpack[TaskKeys],
+    **keys: Unpack[SharedKeys],
 ) -> tuple[AgentRun, AgentResult]:
     """Asks for a plan, does something with each of its `items`, and makes one answer of what came of them: gives the
-    results of the items, in their order, and that answer. A phase is a prompt, or the keys of a stage (`prompt`,
-    `output_schema`, `model`, `tools`, …). `plan` sees the fields of `inputs`, one row; `map` sees `{item}` and its
-    place `{index}`, from 0; `reduce` gets the items and their results as `{rows_json}`, which is put below a prompt
-    that does not name it, with `{rows_count}` and `{rows_failed}`. Without a plan `inputs` are the items. Other keys
-    hold for all phases, as `defaults` of a workflow. All of it is one run in the store: the same call again pays
-    nothing. Errors are those of `arun`."""
-    phases = {"plan": plan, "map": map, "reduce": reduce}
-    stages = [_phase(name, said) for name, said in phases.items() if said is not None]
+    results of the items, in their order, and that answer. A phase is a prompt, an `agac.Phase`, or the keys of a stage
+    (`prompt`, `output_schema`, `model`, `tools`, …). `plan` sees the fields of `inputs`, one row; `map` sees `{item}`
+    and its place `{index}`, from 0; `reduce` gets the items and their results as `{rows_json}`, which is put below a
+    prompt that does not name it, with `{rows_count}` and `{rows_failed}`. Without a plan `inputs` are the items, and
+    `id_field` may be a field of them. Other keys hold for all phases that ask a model and do not say otherwise; an
+    `output_schema` for `map` and `reduce`, as a plan has `items`. All of it is one run in the store: the same call
+    again pays nothing. Errors are those of `arun`."""
+    refuse_keys("agac.map_reduce", keys, NOT_SHARED)
+    of_run, shared = _parted(keys)
+    given = {"plan": plan, "map": map, "reduce": reduce}
+    phases = {name: _keys_of_phase(name, phase) for name, phase in given.items() if phase is not None}
+    stages = [_phase(name, phase, shared) for name, phase in phases.items()]
     *before, mapping, reducing = stages
     reducing |= {"group_by": []}
     if before:
-        before[0].setdefault("output_schema", {"items": "string[]"})
         mapping["explode"] = "plan.items"
         inputs = [inputs or {}] if inputs is None or isinstance(inputs, Mapping | str) else inputs
     else:
-        items = inputs.to_list() if hasattr(inputs, "to_list") else inputs  # a column
-        items = [one async for one in items] if isinstance(items, AsyncIterable) else each_row(items)
-        inputs = [{"item": item, "index": index} for index, item in enumerate(items)]
-    asked = await _asked(stages, inputs, dict(keys), _model(reducing.get("output_schema")))
+        inputs = await _items(inputs, of_run.get("id_field"))
+    places = dict[str, str]()
+    for at, name in enumerate(phases):
+        places |= {f"stages[{at}]": name} | {f"stages[{at}].{key}": key for key in shared.keys() - phases[name].keys()}
+    asked = await _asked(stages, inputs, of_run, _model(reducing.get("output_schema")), places)
     report, root, built = await _run(asked), asked.more["project"], asked.task
     answers = [one async for some in built.results(root) for one in some]
     built.kind, found = _model(mapping.get("output_schema")), AgentRun()
@@ -396,8 +394,31 @@ async def amap_reduce(
 map_reduce = calling(amap_reduce)
 
 
-def _phase(name: str, said: str | Mapping[str, Any]) -> dict[str, Any]:
-    stage = {"name": name, "syntax": "auto", **({"prompt": said} if isinstance(said, str) else said)}
+async def _items(inputs: Any, id_field: str | None) -> list[dict[str, Any]]:
+    """The rows of items: each with its place, and with the field of its id where it has one."""
+    items = inputs.to_list() if hasattr(inputs, "to_list") else inputs  # a column
+    items = [one async for one in items] if isinstance(items, AsyncIterable) else each_row(items)
+    rows = [{"item": item, "index": index} for index, item in enumerate(items)]
+    if id_field is None or id_field in ("item", "index"):
+        return rows
+    for row in rows:
+        item = _row(row["item"])
+        row |= {id_field: item[id_field]} if isinstance(item, Mapping) and id_field in item else {}
+    return rows
+
+
+def _keys_of_phase(name: str, phase: str | Mapping[str, Any]) -> dict[str, Any]:
+    keys = {"prompt": phase} if isinstance(phase, str) else dict(phase)
+    refuse_keys(f"agac.map_reduce: {name}", keys, NOT_OF_PHASES)
+    return keys
+
+
+def _phase(name: str, keys: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage of a phase. Without a model, as of a function, it has its own keys alone."""
+    if keys.get("python") is not None:
+        return _stage(name, keys)
+    own = {"output_schema": {"items": "string[]"}} if name == "plan" else {}
+    stage = _stage(name, {"syntax": "auto", **own, **with_shared(keys, shared, own)})
     prompt = stage.get("prompt")
     if name == "reduce" and isinstance(prompt, str) and ROWS_JSON not in prompt and re.search(r"\s", prompt):
         template, _ = compile_template(prompt, Where("reduce"), stage["syntax"])

@@ -35,7 +35,7 @@ from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, Outputs, export_file, export_run
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.settle import votes
-from agac.engine.telemetry import calls_of, share, summarise
+from agac.engine.telemetry import calls_of, output_of, share, summarise
 from agac.engine.validate import complaint
 from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
@@ -94,7 +94,7 @@ async def _line_report(
         "run": line.id, "workflow": line.workflow,
         "state": state, "open_batches": json_form(batches),
         "selection": record.selection, "rows": row_counts(counts), "calls": calls_of(counts),
-        "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": record.output_dir,
+        "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": output_of(record),
         "compared_with": before.id if before else None,
         "changes": [*changes, *(["--fresh"] if before and line.fresh_since is not None else [])],
     }  # fmt: skip
@@ -190,7 +190,8 @@ async def export(
     """Writes a run's output files again, from the store: the newest run of `workflow`, or the one numbered `run`. With
     `to` only its results, into this file; its `format` is one of `FORMATS`; None: what its suffix says. The run's own
     outputs and the store are left as they are, and an existing file is only replaced with `force`. A run with open rows
-    is refused unless `partial`. Gives the summary and the files."""
+    is refused unless `partial`, and without `to` one that writes no files, as that of a task. Gives the summary and the
+    files."""
     root = project_root(project)
     path, file = database_path(root), Path(to) if to is not None else None
     if str(file) == "-":
@@ -209,6 +210,10 @@ async def export(
                 f"run {record.id} of {record.workflow} is not finished",
                 remedy=f"Finish it with `{go_on(record)}`, or write what is there with --partial.",
             )
+        if file is None and record.outputs.get("places") == {}:
+            what = f"run {record.id} of {record.workflow} writes no files"
+            either = f"agac export --run {record.id} --to FILE, or agac.export(run={record.id}, to=FILE)"
+            raise UsageError(what, remedy=f"Name one for its results: {either}.")
         summary = await summarise(database, record)
         if file is not None:
             files, theirs = Outputs(record, root, 0).files(), "an output of the run, which `agac export` writes"

@@ -103,6 +103,7 @@ class Job(BuiltWorkflow):
     its OUTPUT are to be its answers. `taken` are the files that it reads and writes, with what they are."""
 
     piped: str | None
+    form = None
     adopts = False
     watcher: EndedRows
 

@@ -456,7 +456,7 @@ def validate(
                 raise
             problems.append(Problem(Where(str(name)), f"{error.message}. {error.remedy or ''}".strip()))
             continue
-        problems += found
+        problems += name.told(found) if isinstance(name, loader.BuiltWorkflow) else found
         if checked is not None:
             schemas = {stage.name: stage.schema for stage in checked.workflow.asking}
             problems += outside_strict(checked.workflow, checked.models, schemas)
@@ -599,7 +599,7 @@ def ready_workflow(
     checked, problems = check_workflow(project, workflow, options.overrides(), partial=options.selection().partial)
     problems = loader.in_order([*project.problems, *problems])
     if checked is None or any_error(problems):
-        raise SpecError(problems)
+        raise SpecError(workflow.told(problems) if isinstance(workflow, loader.BuiltWorkflow) else problems)
     if checked.workflow.input.piped:
         return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.state))))
     return checked, options

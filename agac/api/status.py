@@ -279,6 +279,8 @@ def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})
         words, given = ["agac", given["trial"].get("command", "try"), *words[2:]], given["trial"] | {"command": None}
     if "job" in given:
         return f"agac resume {job_alias(record.id)}"
+    if "task" in given:
+        return str(given["task"])
     if given.get("in_python"):
         return f"agac.run(agac.Workflow({record.workflow!r}, …))"
     for name, value in given.items():

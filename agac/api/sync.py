@@ -4,6 +4,7 @@ a loop, too, and `asynchronous` gives that back; `iterating` does it for iterato
 from __future__ import annotations
 
 import asyncio
+import dis
 import signal
 import sys
 import threading
@@ -17,6 +18,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
+
+from agac.core.errors import UsageError
 
 _LOOK_SECONDS = 0.1  # so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
 
@@ -128,10 +131,13 @@ def blocking(
     work: Callable[P, Coroutine[Any, Any, T]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> Callable[P, T]:
     """`work` as an ordinary function, which runs it to its end on an event loop of its own, also where a loop runs
-    already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are."""
+    already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are.
+    Awaited by mistake it raises UsageError before it begins."""
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if asyncio._get_running_loop() is not None and _is_awaited(sys._getframe(1)):
+            raise _not_awaited(work.__name__)
         interrupts, context = Interrupts(), copy_context()  # a notebook knows its cell by the context
 
         def finish() -> T:
@@ -163,6 +169,20 @@ def blocking(
         return found
 
     return call
+
+
+def _is_awaited(caller: FrameType) -> bool:
+    """Whether a function awaits what it is calling now: its next instruction then says so."""
+    following = (one for one in dis.get_instructions(caller.f_code) if one.offset > caller.f_lasti)
+    return next((one.opname == "GET_AWAITABLE" for one in following), False)
+
+
+def _not_awaited(name: str) -> UsageError:
+    """What is said before a function that waits by itself does anything that would be lost with its result."""
+    public = import_module("agac.api").__all__
+    twin = name if name.startswith("a") and name[1:] in public else f"a{name}"
+    remedy = f"Write `await agac.{twin}(…)`, or leave out `await`."
+    return UsageError(f"agac.{twin[1:]} waits by itself, and what it gives cannot be awaited", remedy=remedy)
 
 
 def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

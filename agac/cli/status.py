@@ -162,7 +162,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
     some, counts, calls, held = terminal.selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
     yield f"{run['workflow']}, run {run['run']}: {run['state']}"
-    yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output']}"
+    yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output'] or 'none'}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
     so_far = "" if run["input_read_at"] else " read so far"
     yield f"\nRows: {counts['total']:,}{so_far}, {terminal.row_words(counts)}"
@@ -255,10 +255,13 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
 def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
-    number, failed, folder = run["run"], _failed(run), terminal.from_here(report.project / run["output"])
+    number, failed = run["run"], _failed(run)
+    folder = terminal.from_here(report.project / (run["output"] or ""))
     errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
     if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
         errors, results = f"see them with: agac inspect {number}", folder
+    if run["output"] is None:
+        errors, results = f"see them with: agac inspect {number}", f"agac show {number}"
     if "shard" in run["selection"]:
         yield terminal.shard_line(run["complete"], run["go_on"])
         return

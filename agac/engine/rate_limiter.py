@@ -29,7 +29,7 @@ NOISE_REFUSALS = 3  # so many refusals without a reason are needed to call them 
 NOISE_CALLS = 400  # calls over which noise is counted, about
 
 
-class Phase(Enum):
+class LanePhase(Enum):
     """Where a bound stands on its way."""
 
     CUT = 0  # just cut: what is refused now was refused for what came before
@@ -49,7 +49,7 @@ class TriedBound:
         """`most_noise`: who refuses more than this share of calls has lowered its limit."""
         self._most_noise = most_noise
         self.cut_at = 0
-        self._counted_in, self._doubted = Phase.TRYING, False
+        self._counted_in, self._doubted = LanePhase.TRYING, False
         self._calls = self._refusals = self._calm_calls = self._calm_refusals = 0.0
         self.reset()
 
@@ -60,17 +60,17 @@ class TriedBound:
         self._low = self._seconds = self._span = 0.0
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> LanePhase:
         """Where it stands. What `top` says is known only once it was reached again without a refusal."""
         if self.value >= self.top:
-            return Phase.TRYING
+            return LanePhase.TRYING
         if not self._proven:
-            return Phase.GUESSED
-        return Phase.CUT if self._seconds < self._span / 10 else Phase.CALM
+            return LanePhase.GUESSED
+        return LanePhase.CUT if self._seconds < self._span / 10 else LanePhase.CALM
 
     def cut(self, call: int, top: float, span: float, share: float = CUT) -> None:
         """Falls to a share of itself, or of `top` if less; `top` again in `span` seconds. `call`: the last one sent."""
-        self._proven = self._proven and self.phase is Phase.TRYING
+        self._proven = self._proven and self.phase is LanePhase.TRYING
         self.cut_at, self.top, self._span, self._seconds = call, top, span, 0.0
         self._low = self.value = max(share * min(self.value, top), DEEPEST_CUT * top)
 
@@ -88,7 +88,7 @@ class TriedBound:
         self._calls += 1
         if self._calls > NOISE_CALLS:
             self._calls, self._refusals = self._calls / 2, self._refusals / 2
-        if phase is Phase.CALM:
+        if phase is LanePhase.CALM:
             self._calm_calls += 1
             if self._calm_calls > NOISE_CALLS:
                 self._forget_half()
@@ -98,9 +98,9 @@ class TriedBound:
         phase = self._count_anew()
         self._refusals += 1
         match phase:
-            case Phase.CUT:
+            case LanePhase.CUT:
                 return True
-            case Phase.CALM:
+            case LanePhase.CALM:
                 self._calm_refusals += 1
                 if self._refusals < NOISE_REFUSALS:
                     return True
@@ -108,7 +108,7 @@ class TriedBound:
                     self._doubted = True
                     self._calm_calls = self._calm_refusals = 0.0
                     return False
-            case Phase.TRYING:
+            case LanePhase.TRYING:
                 if self._calm_refusals >= NOISE_REFUSALS:
                     expected = self._calls * self._calm_refusals / self._calm_calls
                     if self._refusals <= expected + 2 * math.sqrt(expected) + 1:  # as usual: two standard deviations
@@ -117,11 +117,11 @@ class TriedBound:
                 return False
         return self._refusals < self._most_noise * self._calls
 
-    def _count_anew(self) -> Phase:
+    def _count_anew(self) -> LanePhase:
         """The phase; calls and refusals are counted within one."""
         phase = self.phase
         if phase is not self._counted_in:
-            if self._counted_in is Phase.CALM and self._refusals < NOISE_REFUSALS:
+            if self._counted_in is LanePhase.CALM and self._refusals < NOISE_REFUSALS:
                 self._doubted = False
             self._counted_in, self._calls, self._refusals = phase, 0.0, 0.0
         return phase

@@ -232,11 +232,17 @@ async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
         "started_at": iso(run.created_at), "finished_at": iso(run.finished_at),
         "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
         "tasks": {"processed": processed, "reused": reused},
-        "input": definition["input"]["path"], "selection": run.selection, "output": run.output_dir,
+        "input": definition["input"]["path"], "selection": run.selection, "output": output_of(run),
         "rows": rows, **odd, "levels": levels, "stages": stages, "calls": calls_of(counts),
         "timing_ms": _timing_ms(times, None), "serving": serving_of(await run_serving(database, run.id)),
         "errors": _errors(counts, examples),
     }  # fmt: skip
+
+
+def output_of(run: RunRecord) -> str | None:
+    """The folder or file with a run's outputs, `-` for standard output; None of a task from Python, which has none."""
+    nowhere = run.outputs.get("places") == {} and run.output_dir != "-"
+    return None if nowhere else run.output_dir
 
 
 def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> list[dict[str, Any]]:

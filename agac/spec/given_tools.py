@@ -1,13 +1,17 @@
-"""Tools that a program gives, in the key `tools` of a stage: functions, and those that agac brings with their keys."""
+"""What a program gives and is told: tools in the key `tools` of a stage, which are functions and those that agac brings
+with their keys; and messages with Python where files have YAML."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from agac.core.errors import UsageError
+from agac.core.errors import Problem, UsageError
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.tools import McpServer, source_of
+from agac.spec.yaml import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +79,31 @@ class GivenTools:
 
 
 _OF_SERVERS = [one.name for one in fields(McpServer) if one.name not in ("name", "lock", "locked")]
+
+
+# What a program is told.
+
+_YAML = re.compile(r"`(\w+: [^`]+)`(?: on the stage, or into agac\.yml)?")
+_KEYS = StageFile.model_fields.keys() | WorkflowFile.model_fields.keys()
+
+
+def in_python(problem: Problem, form: str) -> Problem:
+    """The problem with the keys that it tells to write as Python has them; `form` has a `key` and its `value`."""
+    return replace(problem, message=_YAML.sub(lambda span: _python_of(span, form), problem.message))
+
+
+def _python_of(span: re.Match[str], form: str) -> str:
+    written = parse_yaml(span[1], "").data
+    key = next(iter(written)) if isinstance(written, dict) and len(written) == 1 else None
+    if not isinstance(written, dict) or key not in _KEYS:
+        return span[0]
+    value = written[key]
+    return f"`{form.format(key=key, value=_tools(value) if key == 'tools' else repr(value))}`"
+
+
+def _tools(written: Any) -> str:
+    """The tools of a mapping, as a program gives those that agac brings."""
+    if not isinstance(written, dict) or not written.keys() <= vars(Tool).keys():
+        return repr(written)
+    with_keys = {name: ", ".join(f"{key}={value!r}" for key, value in keys.items()) for name, keys in written.items()}
+    return f"[{', '.join(f'agac.Tool.{name}({keys})' for name, keys in with_keys.items())}]"

@@ -16,7 +16,7 @@ from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean
 from agac.spec import paths
 from agac.spec.card_types import card_parts
 from agac.spec.file_model import FileModel
-from agac.spec.given_tools import GivenTools
+from agac.spec.given_tools import GivenTools, in_python
 from agac.spec.graph import MAX_STAGES, StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
 from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
@@ -113,6 +113,9 @@ class BuiltWorkflow:
     places: Mapping[str, Where] = MappingProxyType({})  # where its keys were typed: those of its `Document`
     allowed: tuple[str, ...] = ()  # files outside of the project that its keys may name, as `file://`
 
+    form: str | None = "'{key}': {value}"
+    """How a message writes a key: of a dict. None: as files have it."""
+
     quotes: str | None = None
     """When its first rows are run and the rest is quoted: `always`, above `confirm_above` (`high`), or not again."""
 
@@ -126,7 +129,7 @@ class BuiltWorkflow:
             keys["stages"] = self.tools.written(keys["stages"])
         document = Document(f"Workflow({name!r})", keys, [], places=self.places)
         self.name, self.read = name, checked_file(WorkflowFile, document, _OF_STAGES)
-        problems = list(self.read[2])
+        problems = self.told(self.read[2])
         if not re.fullmatch(r"[\w-]+", name):
             problems.insert(0, document.problem(("name",), "has more in it than letters, digits, _ and -"))
         if problems:
@@ -134,6 +137,10 @@ class BuiltWorkflow:
 
     def __str__(self) -> str:
         return self.name
+
+    def told(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Problems as a program is told of them, each once: two stages may have the same key."""
+        return list(dict.fromkeys(in_python(one, self.form) if self.form else one for one in problems))
 
     def placed(self, output: OutputSpec) -> OutputSpec:
         """Where results go, when its keys have been read."""
@@ -321,7 +328,7 @@ def _output_spec(
 
 def _parse_table(text: str) -> tuple[str, str]:
     """The names of a database and a table in it, as `text` has them."""
-    form = "write it as sqlite://data/out.db?table=results"
+    form: str | None = "write it as sqlite://data/out.db?table=results"
     if paths.POSTGRES.match(text):
         address, _, table = paths.server_parts(text, "table")
         if not table:

@@ -31,7 +31,13 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 
 _NEEDED = {"http_get": "allow: [example.com]", "run_sql": "database: shop.db", "web_search": "url: https://…"}
 MAX_NAMED = 5  # tools that are named whose schemas models are told otherwise
-_FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "reads")
+_SEARCHES = {
+    "https://api.search.brave.com/res/v1/web/search": ("BRAVE_KEY", "BRAVE_API_KEY", "BRAVE_SEARCH_API_KEY"),
+    "https://serpapi.com/search.json": ("SERPAPI_KEY", "SERPAPI_API_KEY", "SERP_API_KEY"),
+}
+"""Services that a web search without a `url` asks, each with the variables in which its key may be."""
+FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "reads")
+"""Keys of a stage that are for one with tools."""
 
 
 @dataclass(slots=True)
@@ -66,14 +72,14 @@ class ToolReader:
             turns, files = over.max_turns or self.written.max_turns or of_card, dict(sorted(self.files.items()))
             how = ToolSettings({}, tuple(self.servers), turns or MAX_TURNS, mode == "record", over.replay, files)
             return {"agent_spec": spec, "tooling": how, "named_tools": tools}
-        for key in self.written.model_fields_set & {*_FOR_TOOLS}:
+        for key in self.written.model_fields_set & {*FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
         return {}
 
     def _runtime(self, keys: RuntimeFile) -> dict[str, Any]:
         """The fields of a stage whose tasks a program runs, which has tools of its own."""
         written, of_card = self.written, self.card.keys.request_params.max_iterations if self.card else None
-        beside = [key for key in ("tools", "skills", "messages", *_FOR_TOOLS[1:]) if getattr(written, key) is not None]
+        beside = [key for key in ("tools", "skills", "messages", *FOR_TOOLS[1:]) if getattr(written, key) is not None]
         for key in beside:
             self._note(self._at(key), f"{key} does not go with runtime: {keys.name}, which has its own; remove one")
         if self.card and not beside and (self.tools or self.card.messages):
@@ -194,9 +200,13 @@ class ToolReader:
         for other, special in BUILT_IN.items():
             for key in keys.keys() & {*special}:
                 self._note(tool.where, f"{tool.source}: {key} is for {other} alone; remove it")
+        if own and tool.source == "web_search" and "url" not in settings:
+            settings |= _search_of(self.project.env)
         if own and (needs := _NEEDED.get(tool.source, "root").partition(":")[0]) not in settings and needs != "root":
             message = f"{tool.source} needs {needs}; write `tools: {{{tool.source}: {{{_NEEDED[tool.source]}}}}}`"
-            self._note(tool.where, f"{message} on the stage, or into agac.yml")
+            keyed = " or ".join(names[0] for names in _SEARCHES.values())
+            also = f"; or set {keyed} in .env" if tool.source == "web_search" else ""
+            self._note(tool.where, f"{message} on the stage, or into agac.yml{also}")
         for host in (one for one in settings.get("allow") or () if "/" in one):
             self._note(tool.where, f"http_get: allow names hosts, as example.com, not {host!r}")
         for key in settings.keys() & {"root", "database"}:
@@ -246,6 +256,15 @@ class ToolReader:
             return ""
         self.files |= {found: tuple(patterns)} if kept else {}
         return found
+
+
+def _search_of(env: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a web search by the first service whose key is there; none where there is no key."""
+    for url, variables in _SEARCHES.items():
+        for name in variables:
+            if env.get(name):
+                return {"url": url, "api_key": f"${{{name}}}"}
+    return {}
 
 
 def _names(tool: NamedTool) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class _Node:
 @dataclass(frozen=True, slots=True)
 class Document:
     """One YAML document. `data` is as much of it as could be read, None for an empty file. `places` are those of keys
-    that were not read from a file: by the key's name, and of all others by an empty one."""
+    that were not read from a file: by the key's path or its name, and of all others by an empty one."""
 
     shown: str
     data: JSONValue
@@ -153,6 +153,9 @@ class Document:
         """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""
         node = self.root
         if node is None:
+            for depth in range(len(path), 0, -1):
+                if (typed := self.places.get(key_path(path[:depth]))) is not None:
+                    return replace(typed, path=key_path(path[depth:])) if path[depth:] else typed
             for depth, part in enumerate(path, 1):
                 if (typed := self.places.get(str(part))) is not None:
                     return replace(typed, path=key_path(path[depth:])) if path[depth:] else typed

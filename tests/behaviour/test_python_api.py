@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from support.project import ProjectFolder
@@ -22,6 +23,7 @@ from support.terminals import PseudoTerminal
 import agac
 from agac.api.report import WatchedRun
 from agac.core.errors import ExitCode
+from agac.spec.models import StageFile
 
 ROOT = Path(__file__).parents[2]
 ROWS = 12
@@ -141,8 +143,15 @@ PROGRAM = """
 import asyncio
 from typing import assert_type
 
+from pydantic import BaseModel
+
 import agac
 from agac.plan.plan import Plan
+
+
+class Review(BaseModel):
+    text: str
+
 
 report = agac.run("reviews", agac.RunOptions(limit=3, budget=5), project=".")
 assert_type(report.rows.done, int)
@@ -153,6 +162,24 @@ assert_type(agac.graph("reviews").mermaid(), str)
 assert_type(agac.retrieve().run, agac.RunReport)
 assert_type(agac.run(task="Of {input}", inputs=["a"], output_schema={"a": "string"}), agac.AgentRun)
 assert_type(next(iter(agac.stream("Of {input}", ["a"]))), agac.AgentResult)
+assert_type(
+    agac.run(
+        task="Of {input}", inputs=[Review(text="a")], backend="vllm://127.0.0.1:8000", repair=2, json_repair=True,
+        retries={"attempts": 2}, fallback=["openai/gpt-5.4"], timeout=3.5, max_age="7d", reuse="never",
+        run_mode="batch", replicas=3, vote="sentiment", checks={"result.a > 0": "a is too small"}, skills=["skills"],
+        runtime=agac.OpenCodeRuntime(max_agents=2), output_schema=Review, tools=[agac.Tool.web_search], reply="json",
+        output_field=None, when="input != ''", group_by=["topic"], max_inflight=None, visible={"never": ["name"]},
+        options=agac.RunOptions(budget=5), tools_mode="stub", tool_stubs={"x": 1}, messages=[], temperature=None,
+    ),
+    agac.AgentRun,
+)
+assert_type(
+    agac.map_reduce(
+        plan=agac.Phase("Topics", max_turns=3), map=agac.Phase("Of {item}", output_schema=Review, repair=0),
+        reduce=agac.Phase("All", reduce={"max_tokens": 50_000}), inputs={"topic": "a"}, tools=[len], max_turns=3,
+    ),
+    tuple[agac.AgentRun, agac.AgentResult],
+)
 assert_type(agac.map_reduce(map="Of {item}", reduce="All", inputs=["a"]), tuple[agac.AgentRun, agac.AgentResult])
 
 
@@ -169,6 +196,26 @@ try:
 except agac.SpecError as error:
     print([problem.where.line for problem in error.problems], Plan.__name__)
 """
+
+
+def test_every_key_of_a_stage_is_typed_for_a_task_or_refused(tmp_path: Path) -> None:
+    typed = {*get_type_hints(agac.TaskKeys)}
+    for key in StageFile.model_fields.keys() - typed:
+        with pytest.raises(agac.UsageError, match=f"has no argument '{key}'"):
+            agac.run(task="{input}", inputs=["a"], project=tmp_path, **{key: "x"})
+    assert not typed - StageFile.model_fields.keys() - {*RUN_KEYS}
+
+
+RUN_KEYS = ("options", "project", "progress", "confirm", "max_inflight", "id_field")
+WRONG = """import agac
+
+agac.rnu('reviews')
+agac.run(3)
+agac.run('x').rows.dnoe
+agac.run(task='x', inputs=['a'], repair='twice')
+agac.map_reduce(map='x', reduce='y', bakend='vllm://127.0.0.1:8000')
+agac.Phase('x', max_turns='three')
+"""
 CHECKERS = {
     "mypy": [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml"],  # strict, with what `make types` stored
     "basedpyright": ["basedpyright", "--level", "error", "--pythonpath", sys.executable],
@@ -181,12 +228,12 @@ def test_a_program_is_typed_and_every_public_name_is_there(checker: str, tmp_pat
     if shutil.which(CHECKERS[checker][0]) is None or (checker == "mypy" and find_spec("mypy") is None):
         pytest.skip(f"{checker} is not here")
     (tmp_path / "right.py").write_text(PROGRAM + "".join(f"print(agac.{name})\n" for name in agac.api.__all__))
-    (tmp_path / "wrong.py").write_text("import agac\n\nagac.rnu('reviews')\nagac.run(3)\nagac.run('x').rows.dnoe\n")
+    (tmp_path / "wrong.py").write_text(WRONG)
     command = [*CHECKERS[checker], *(str(tmp_path / name) for name in ("right.py", "wrong.py"))]
     place = ROOT if checker == "mypy" else tmp_path
     found = subprocess.run(command, cwd=place, capture_output=True, text=True).stdout
     errors = re.findall(r"(\w+)\.py:(\d)\S*(?: -)? error:", found)
-    assert errors == [("wrong", "3"), ("wrong", "4"), ("wrong", "5")], found
+    assert errors == [("wrong", str(line)) for line in range(3, 3 + WRONG.count("\n") - 2)], found
 
 
 def test_errors_say_in_a_program_what_is_wrong_and_what_to_do(project: ProjectFolder) -> None:

@@ -80,6 +80,7 @@ def test_other_keys_are_those_of_a_stage_and_what_is_wrong_names_the_argument(pr
         ({"task": "Of {input}", "inputs": TEXTS, "temprature": 1}, "agac.run: temprature: unknown key; did you mean"),
         ({"task": "Of {input}", "inputs": iter(())}, "the iterator has nothing left"),
         ({"task": "Of {input}", "inputs": [3]}, "row 1 is of type int"),
+        ({"task": "Of {input}", "inputs": TEXTS, "vote": "a"}, "agac.run: vote chooses .*; add `replicas=3`, or"),
         ({"workflow": "reviews", "task": "Of {input}", "inputs": TEXTS}, "either a workflow or a task"),
         ({}, "either a workflow or a task"),
     ):
@@ -93,6 +94,85 @@ def test_other_keys_are_those_of_a_stage_and_what_is_wrong_names_the_argument(pr
     assert wrong.error is not None
     assert wrong.error.message == "stage 'result': this row has no {inptu}; visible are: input, row_json"
     assert agac.run(task="Of {input}", inputs=[], project=project.root) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("system_prompt", "Be kind.", "Write it as instructions=…."),
+        ("max_agents", 4, "Write it as max_inflight=…."),
+        ("telemetry", "traces", "Write it as options=agac.RunOptions(export_traces='FOLDER')."),
+        ("response_format", {"a": "string"}, "Write it as output_schema=…."),
+        ("max_iterations", 3, "Write it as max_turns=…."),
+        ("limit", 3, "Give it in the options: options=agac.RunOptions(limit=…)."),
+        ("budget", 5, "Give it in the options: options=agac.RunOptions(budget=…)."),
+        ("budget", agac.Budget(usd=5), "Give it in the options: options=agac.RunOptions(budget=…)."),
+        ("prompt", "Of {input}", "Give the text as task=…."),
+        ("filter", "true", "Make a workflow of stages with keys of their own: agac.Workflow('NAME', stages=[…])."),
+    ],
+)
+def test_an_argument_that_a_task_does_not_have_is_refused_with_what_to_write(
+    key: str, value: Any, remedy: str, project: ProjectFolder, server: Server
+) -> None:
+    with pytest.raises(agac.UsageError, match=rf"agac\.run has no argument '{key}'") as refused:
+        agac.run(task="Of {input}", inputs=TEXTS, project=project.root, **{key: value})
+    assert refused.value.remedy == remedy
+    if key != "prompt":
+        with pytest.raises(agac.UsageError, match=rf"agac\.map_reduce has no argument '{key}'"):
+            agac.map_reduce(map="{item}", reduce="All", inputs=TEXTS, project=project.root, **{key: value})
+    assert server.account()["requests"] == 0
+
+
+def test_an_argument_that_a_run_of_a_workflow_does_not_have_is_refused_with_what_to_write(
+    project: ProjectFolder,
+) -> None:
+    for keys, remedy in (
+        ({"budget": 5}, "Give it in the options: agac.run(WORKFLOW, agac.RunOptions(budget=…))."),
+        ({"inputs": TEXTS}, "Write it as input=…."),
+        ({"tools": [length]}, "What a stage is asked with stands in the workflow: agac.Workflow("),
+    ):
+        with pytest.raises(agac.UsageError, match=r"agac\.run of a workflow has no argument") as refused:
+            agac.run("reviews", project=project.root, **keys)  # type: ignore[call-overload]
+        assert (refused.value.remedy or "").startswith(remedy)
+
+
+def test_what_is_awaited_that_waits_by_itself_is_refused_before_anything_is_asked(
+    project: ProjectFolder, server: Server
+) -> None:
+    keys: dict[str, Any] = {"inputs": TEXTS, "project": project.root}
+
+    async def awaited() -> None:
+        with pytest.raises(agac.UsageError, match=r"agac\.run waits by itself") as refused:
+            await agac.run(task="Of {input}", **keys)
+        assert refused.value.remedy == "Write `await agac.arun(…)`, or leave out `await`."
+        with pytest.raises(agac.UsageError, match=r"agac\.map_reduce waits by itself"):
+            await agac.map_reduce(map="Of {item}", reduce="All", **keys)  # type: ignore[misc]
+        with pytest.raises(agac.UsageError, match=r"agac\.status waits by itself"):
+            await agac.status(project=project.root)  # type: ignore[misc]
+        assert server.account()["requests"] == 0
+        assert len(agac.run(task="Of {input}", **keys)) == len(await agac.arun(task="Of {input}", **keys)) == 3
+        assert len(await asyncio.to_thread(agac.run, task="Of {input}", **keys)) == 3
+
+    asyncio.run(awaited())
+
+
+def test_what_is_said_of_a_task_names_files_and_calls_that_there_are(project: ProjectFolder, server: Server) -> None:
+    agac.run(task="Of {input}", inputs=TEXTS, project=project.root)
+    (run,) = agac.status(project=project.root).runs
+    assert (run["output"], run["go_on"]) == (None, "agac.run(task=…, inputs=…) as before")
+    shown = project.agac("status", "last", code=0).out
+    assert "Output: none" in shown
+    assert "Results of run 1: agac show 1\n" in shown
+    assert project.agac("show", "1", code=0).out.count("\n") > 3
+    with pytest.raises(agac.UsageError, match=r"run 1 of task-Of-input-.* writes no files") as refused:
+        agac.export(run=1, project=project.root)
+    assert refused.value.remedy == (
+        "Name one for its results: agac export --run 1 --to FILE, or agac.export(run=1, to=FILE)."
+    )
+    _, files = agac.export(run=1, to=project.root / "all.csv", project=project.root)
+    assert [file.exists() for file in files] == [True]
+    agac.map_reduce(map="{item}", reduce="All", inputs=["poles"], project=project.root)
+    assert agac.status(run="last", project=project.root).runs[0]["go_on"] == "agac.map_reduce(…) as before"
 
 
 def test_rows_that_fail_have_an_error_and_a_run_that_cannot_go_on_raises(
@@ -213,6 +293,63 @@ def test_items_are_planned_or_given_each_is_asked_and_one_answer_is_made(
     assert [one.turns for one in (*results, answer)] == [1, 1, 1]
 
 
+def test_keys_of_all_phases_are_those_of_a_task_and_a_phase_may_say_otherwise(project: ProjectFolder) -> None:
+    project.configure()
+    script = [
+        {"match": "Topics", "turn": 1, "calls": [{"name": "length", "arguments": {"text": "four"}}]},
+        {"match": "Topics", "reply": {"items": ["poles"]}},
+        {"match": "Part", "reply": {"sentiment": "good", "reason": "done"}},
+        {"reply": "All is well."},
+    ]
+    with testing.simulator(script=script) as sim:
+        results, answer = agac.map_reduce(
+            plan="Topics of {topic}",
+            map=agac.Phase("Part {item}", max_tokens=77, tools=None),
+            reduce=agac.Phase("Sum up", output_schema=None, instructions="Be short.", max_turns=None),
+            inputs={"topic": "tents"},
+            model="simulator/small",
+            tools=[length],
+            max_turns=3,
+            output_schema=Opinion,
+            instructions="Be kind.",
+            temperature=0.5,
+            repair=0,
+            max_inflight=2,
+            project=project.root,
+        )
+    assert ([type(one.output) for one in results], answer.output) == ([Opinion], "All is well.")
+    asked = [(one["messages"][0]["content"].split("\n")[0], one["temperature"]) for one in sim.requests]
+    assert asked == [("Be kind.", 0.5)] * 3 + [("Be short.", 0.5)]
+    assert ["tools" in one for one in sim.requests] == [True, True, False, True]
+    assert sim.requests[2]["max_completion_tokens"] == 77
+
+
+def test_what_is_wrong_with_a_key_of_all_phases_is_said_once(project: ProjectFolder, server: Server) -> None:
+    for keys, problems in (
+        ({"temprature": 1}, ["agac.map_reduce: temprature: unknown key; did you mean 'temperature'?"]),
+        ({"repair": 99}, ["agac.map_reduce: repair: must be at most 10, not 99"]),
+        (
+            {"map": agac.Phase("{item}", repair=99), "repair": 1},
+            ["agac.map_reduce: map: repair: must be at most 10, not 99"],
+        ),
+    ):
+        with pytest.raises(agac.SpecError) as refused:
+            agac.map_reduce(**{"plan": "Topics", "map": "{item}", "reduce": "All", "project": project.root, **keys})
+        assert list(map(str, refused.value.problems)) == problems
+    assert server.account()["requests"] == 0
+
+
+def test_items_with_ids_keep_them_and_a_phase_may_be_a_function(project: ProjectFolder, server: Server) -> None:
+    project.write("tools/parts.py", "def weigh(row):\n    return {'grams': len(row['item']['name'])}\n")
+    parts = [{"part": "p-1", "name": "pole"}, {"part": "p-2", "name": "peg"}]
+    results, answer = agac.map_reduce(
+        map={"python": "tools/parts.py:weigh"}, reduce="All", inputs=parts, id_field="part", model="local/small",
+        temperature=0.5, max_turns=3, project=project.root,
+    )  # fmt: skip
+    assert ([one.row_id for one in results], answer.ok) == (["p-1", "p-2"], True)
+    assert server.account()["charged"] == 1
+
+
 def test_a_plan_that_fails_or_has_no_items_is_the_error_of_the_answer(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "Topics"}, {"kind": "refusal", "match": "pegs"}]))
     found = agac.map_reduce(plan="Topics", map="{item}", reduce="All", project=project.root)
@@ -281,6 +418,21 @@ def test_functions_of_a_program_are_tools_and_their_calls_are_turns(project: Pro
     project.assert_sound()
 
 
+@pytest.mark.parametrize(
+    ("variable", "host"), [("BRAVE_API_KEY", "api.search.brave.com"), ("SERPAPI_KEY", "serpapi.com")]
+)
+def test_a_web_search_needs_no_keys_where_that_of_a_service_is_there(
+    variable: str, host: str, project: ProjectFolder, server: Server
+) -> None:
+    project.write(".env", f"{variable}=k3y\n")
+    (one,) = agac.run(task="{input}", inputs=["x"], tools=[agac.Tool.web_search], project=project.root)
+    assert one.ok
+    (stage,) = agac.inspect(1, project=project.root).run["definition"]["stages"]
+    (tool,) = stage["agent"]["tools"]
+    assert host in tool["settings"]["url"]
+    assert tool["settings"]["api_key"] == f"${{{variable}}}"
+
+
 class Shop:
     """A program's own object."""
 
@@ -303,7 +455,8 @@ def test_a_method_is_the_same_tool_in_each_phase(project: ProjectFolder, server:
         ([3], "tools: 3 is no tool"),
         ([search, lambda text: text], "the name of a tool|no type"),
         (["serch"], "no tool 'serch'"),
-        ([agac.Tool.http_get], "http_get needs allow"),
+        ([agac.Tool.http_get], r"needs allow; write `tools=\[agac.Tool.http_get\(allow=\['example.com'\]\)\]`$"),
+        ([agac.Tool.web_search], r"web_search needs url; write `tools=\[agac.*\]`; or set BRAVE_KEY or SERPAPI_KEY in"),
         ([agac.Tool.read_file(rate=-1)], "rate"),
     ],
 )

@@ -10,7 +10,7 @@ from support.limited import Crowd, Limited, crowd, per_second
 from support.soak import few
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.rate_limiter import CUT, Adaptive, Phase, TriedBound
+from agac.engine.rate_limiter import CUT, Adaptive, LanePhase, TriedBound
 
 LATENCIES = [(0.001, 64), (0.05, 64), (0.5, 64), (5.0, 256)]
 
@@ -225,9 +225,9 @@ def test_a_curve_comes_back_to_its_top_and_leaves_it_faster_and_faster() -> None
 class Placed(TriedBound):
     """A bound that stands where the test says."""
 
-    phase = Phase.TRYING
+    phase = LanePhase.TRYING
 
-    def noise(self, phase: Phase, calls: int) -> bool:
+    def noise(self, phase: LanePhase, calls: int) -> bool:
         """So many calls in this phase, the last of them refused: whether that is noise."""
         self.phase = phase
         for _ in range(calls):
@@ -237,18 +237,18 @@ class Placed(TriedBound):
 
 def test_refusals_where_there_should_be_none_are_noise_once_the_bound_was_measured_anew() -> None:
     bound = Placed(0.2)
-    assert [bound.noise(Phase.CALM, 30) for _ in range(3)] == [True, True, False]
-    assert bound.noise(Phase.CUT, 1)
-    assert [bound.noise(Phase.CALM, 30) for _ in range(6)] == [True] * 6
-    assert bound.noise(Phase.TRYING, 60)
+    assert [bound.noise(LanePhase.CALM, 30) for _ in range(3)] == [True, True, False]
+    assert bound.noise(LanePhase.CUT, 1)
+    assert [bound.noise(LanePhase.CALM, 30) for _ in range(6)] == [True] * 6
+    assert bound.noise(LanePhase.TRYING, 60)
     assert [bound.is_noise() for _ in range(5)] == [True] * 4 + [False]  # one of thirty was usual
 
 
 def test_refusals_where_they_were_to_be_expected_or_many_where_there_should_be_none_are_no_noise() -> None:
     bound = Placed(0.2)
-    assert bound.noise(Phase.CALM, 30)
-    assert not bound.noise(Phase.TRYING, 60)
+    assert bound.noise(LanePhase.CALM, 30)
+    assert not bound.noise(LanePhase.TRYING, 60)
     bound = Placed(0.2)
-    assert [bound.noise(Phase.CALM, 30) for _ in range(3)] == [True, True, False]
-    assert bound.noise(Phase.CUT, 1)
-    assert [bound.noise(Phase.CALM, 3) for _ in range(5)] == [True, True, False, False, False]
+    assert [bound.noise(LanePhase.CALM, 30) for _ in range(3)] == [True, True, False]
+    assert bound.noise(LanePhase.CUT, 1)
+    assert [bound.noise(LanePhase.CALM, 3) for _ in range(5)] == [True, True, False, False, False]
