@@ -38,6 +38,8 @@ from agac.data.sources import keep_rows
 from agac.engine.estimate import PlanReport
 from agac.engine.export import read_summary
 from agac.engine.invocation import UnknownCalls
+from agac.plan.stage import model_of
+from agac.providers.model_string import write_query
 from agac.spec.inputs import INPUTS, PIPED, SCHEME
 from agac.spec.paths import POSTGRES, project_root
 from agac.spec.workflow import Budget
@@ -190,7 +192,11 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
         await watcher.tell_others()
     async with stored_run(job.root, report.summary["run"]) as (database, record):
         adopted, read = await adopted_rows(database, job.name, record.id), record.read_at is not None
-        summary = job_summary(job, report, adopted, read=read)
+        stage = (await runs.definition_of(database, record.id))["stages"][0]
+        own = job.keys["stages"][0]
+        keys = {name: value for name, value in stage.get("params", {}).items() if name not in own}
+        model = f"{model_of(stage)}{write_query(keys)}"
+        summary = job_summary(job, report, model, adopted, read=read)
     if job.options.summary_output is not None:
         write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())
@@ -220,17 +226,17 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     return replace(report, invocation=report.invocation | both | {"continued": before["continued"]})
 
 
-def job_summary(job: Job, report: RunReport, adopted: int, *, read: bool) -> dict[str, Any]:
+def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: bool) -> dict[str, Any]:
     """The summary of a run with what is asked of a row run besides: which rows were selected (None: not all of them
     were `read`), processed in this invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the
-    model, the files, the duration in milliseconds."""
+    `model` with its keys, the files, the duration in milliseconds."""
     summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
     processed, calls = done["rows_done"] + done["rows_failed"], summary["calls"]
     named = {"prompt": "input", "completion": "output", "reasoning": "reasoning"}
     usage = {f"{name}_tokens": calls[f"{own}_tokens"] for name, own in named.items()}
     return {
         "job": job_alias(summary["run"]),
-        "model": summary["stages"][0]["model"],
+        "model": model,
         "input": job.input,
         "output": job.output,
         "template": options.template or ("<inline>" if options.prompt else "<default>"),

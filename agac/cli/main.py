@@ -108,9 +108,7 @@ budget_option = click.option(
     "--budget", "--max-cost", "budget", metavar="USD",
     help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.",
 )  # fmt: skip
-max_errors_option = click.option(
-    "--max-errors", type=click.IntRange(0), metavar="N", help="Stop when more than N rows failed."
-)
+max_errors_option = click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when N rows failed.")
 concurrency_option = click.option(
     "--concurrency", type=click.IntRange(1, 10_000), metavar="N",
     help="Maximum number of concurrent calls; 1 runs them one at a time.",

@@ -162,7 +162,7 @@ class StopRules:
         self._count(stage)
 
     def row_failed(self) -> None:
-        """One more failed row; more than `max_errors` end the run."""
+        """One more failed row; so many as `max_errors` end the run, and the first one where it is 0."""
         self._errors += 1
         self._check_errors()
 
@@ -173,7 +173,7 @@ class StopRules:
 
     def _check_errors(self) -> None:
         errors = self._errors + self._elsewhere
-        if self._max_errors is not None and errors > self._max_errors:
+        if self._max_errors is not None and errors >= max(1, self._max_errors):
             rows = "1 row" if errors == 1 else f"{errors:,} rows"
             rows += " of all shards" if self._elsewhere else ""
             self._stop_signal.end(StopReason.LIMIT, f"{rows} failed, and max_errors is {self._max_errors:,}")

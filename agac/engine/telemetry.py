@@ -7,8 +7,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ErrorType
@@ -19,7 +17,7 @@ from agac.spec.workflow import RunRules
 from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.decisions import open_reviews
-from agac.store.history import CallRecord, Timings, agreements, calls_by_row, endpoints, timings
+from agac.store.history import CallRecord, Timings, UncalledRow, agreements, calls_by_row, endpoints, timings
 from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Endpoint
 from agac.store.rows import State
 from agac.store.runs import (
@@ -36,7 +34,8 @@ from agac.store.runs import (
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
 
-# telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many tokens and by whom.
+# telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many tokens and by whom; and
+# for each that failed before one.
 #
 # Written from the store, as all outputs are: some hundred rows are held at a time. The lines are put together as text,
 # since a million of them are written: what repeats from call to call is made once.
@@ -48,14 +47,24 @@ _MOST_PIECES = 4096
 
 
 async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
-    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made. A row that left the input,
-    or is no longer made, has none, and none has a row whose results were all there already."""
+    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made. A row that failed before a
+    call has empty `timing` and `usage`. A row that left the input, or is no longer made, has no line, and none has a
+    row whose results were all there already."""
     definition = await definition_of(database, run)
     writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
     votes = any(stage.get("vote") for stage in definition["stages"])
-    async for calls in calls_by_row(database, run):
-        agreed = await agreements(database, list({call.row_key for call in calls})) if votes else {}
-        sink.write_texts([writer.line(list(own), agreed.get(key)) for key, own in groupby(calls, itemgetter(0))])
+    async for rows in calls_by_row(database, run):
+        asked = [row[0].row_key for row in rows if isinstance(row, list)]
+        agreed = await agreements(database, asked) if votes else {}
+        sink.write_texts(
+            writer.line(row, agreed.get(row[0].row_key)) if isinstance(row, list) else uncalled_line(row)
+            for row in rows
+        )
+
+
+def uncalled_line(row: UncalledRow) -> str:
+    """The line of a row that failed before a call."""
+    return f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},"ok":false,"timing":{{}},"usage":{{}}}}'
 
 
 class LineWriter:

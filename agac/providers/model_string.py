@@ -181,7 +181,7 @@ def _read_query(text: str) -> _Reading:
     return read
 
 
-def _write_query(values: Mapping[str, Any]) -> str:
+def write_query(values: Mapping[str, Any]) -> str:
     """The values as `?key=value&…`, as `_read_query` reads them; empty when there are none."""
     pairs = []
     for name in READERS:
@@ -288,13 +288,13 @@ class ModelRef:
     @property
     def meaning(self) -> str:
         """The string without short names, as far as it decides answers."""
-        return f"{self}{_write_query(self.params)}"
+        return f"{self}{write_query(self.params)}"
 
     @property
     def text(self) -> str:
         """The whole string without short names: read again it gives the same value."""
         said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        return f"{self}{_write_query({**self.params, **said})}"
+        return f"{self}{write_query({**self.params, **said})}"
 
 
 def parse_model(
@@ -357,7 +357,7 @@ def _read(
         return replace(
             read, provider=base.provider, model=base.model, route=route or base.route,
             values={**base.values, **read.values}, messages=messages,
-            warnings=list(dict.fromkeys([*base.warnings, *read.warnings])), written=address + _write_query(decisive),
+            warnings=list(dict.fromkeys([*base.warnings, *read.warnings])), written=address + write_query(decisive),
         )  # fmt: skip
     try:
         if (name := address.partition(":")[0]) in TEST_MODELS:

@@ -94,7 +94,7 @@ class RunRulesFile(FileModel):
     row_budget: RowBudget | None = key("What one row may spend at most in an invocation.")
     confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
     stop_loss: bool = key("Stop when over 80 % of a stage's first 20 outcomes fail alike.", default=True)
-    max_errors: int | None = key("Stop when more rows than this failed.", ge=0)
+    max_errors: int | None = key("Stop when so many rows failed; 0 stops at the first, as 1 does.", ge=0)
     max_open_rows: int | None = key(
         "The most rows under way at a time where stages have tools; left out: four times the calls.", ge=1, le=100_000
     )

@@ -6,7 +6,9 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from heapq import merge
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
@@ -228,14 +230,28 @@ endpoints: Reads[[], dict[int, Endpoint]] = reads(
 )
 
 
-async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[CallRecord]]:
-    """Every call, by some hundred rows: those of the input in order, then, stage by stage, those that stages made."""
+class UncalledRow(NamedTuple):
+    """A row that failed before a call was made for it. `ordinal` is as a call has it."""
+
+    row_key: int
+    ordinal: int | None
+    row_id: RowId
+
+
+async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[list[CallRecord] | UncalledRow]]:
+    """The calls of each row for which some were made, and rows that failed before one, by some hundred rows: those of
+    the input in order, then, stage by stage, those that stages made."""
     makers = sorted({count.origin for count in await made_counts(database, run)})
-    of_makers = [("telemetry_made_upto", "telemetry_made", {"run": run, "origin": origin}) for origin in makers]
-    for end, statement, rows in [("telemetry_upto", "telemetry_attempts", {"run": run}), *of_makers]:
+    made = ("telemetry_made_upto", "telemetry_made", "telemetry_made_uncalled"), attrgetter("row_key")
+    of_input = ("telemetry_upto", "telemetry_attempts", "telemetry_uncalled"), attrgetter("ordinal", "row_key")
+    of_makers = [(*made, {"run": run, "origin": origin}) for origin in makers]
+    for (end, calls, others), order, rows in [(*of_input, {"run": run}), *of_makers]:
         after: Any = 0
         while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
-            yield await select(database, statement, CallRecord, **rows, after=after, upto=upto)
+            called = await select(database, calls, CallRecord, **rows, after=after, upto=upto)
+            uncalled = await select(database, others, UncalledRow, **rows, after=after, upto=upto)
+            grouped = [list(own) for _, own in groupby(called, attrgetter("row_key"))]
+            yield list(merge(grouped, uncalled, key=lambda row: order(row[0] if isinstance(row, list) else row)))
             after = upto
 
 

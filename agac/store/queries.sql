@@ -832,6 +832,12 @@ SELECT max(ordinal) FROM (SELECT ordinal FROM row WHERE run_id = ? AND ordinal >
 SELECT r.key AS row_key, r.ordinal, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto ORDER BY r.ordinal, r.key, a.stage, a.id;
 
+-- name: telemetry_uncalled
+-- The rows at a range of positions that failed before a call was made for them.
+SELECT r.key AS row_key, r.ordinal, r.id AS row_id FROM row r
+WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto AND r.state = 2
+    AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.row_key = r.key) ORDER BY r.ordinal, r.key;
+
 -- name: telemetry_made_upto
 -- Where a range of some rows ends that a stage made, beginning after a key.
 SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND key > ? ORDER BY key LIMIT ?);
@@ -841,6 +847,12 @@ SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND ke
 SELECT r.key AS row_key, {input_ordinal}, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state <> 6
 ORDER BY r.key, a.stage, a.id;
+
+-- name: telemetry_made_uncalled
+-- The rows of a range that a stage made, and that failed before a call was made for them.
+SELECT r.key AS row_key, {input_ordinal}, r.id AS row_id FROM row r
+WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state = 2
+    AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.row_key = r.key) ORDER BY r.key;
 
 -- name: agreements
 -- How many replicas agreed in the votes of these rows.

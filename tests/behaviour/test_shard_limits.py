@@ -56,7 +56,7 @@ async def test_lanes_are_shared_with_all_at_first_and_then_with_those_who_live(t
 
 
 async def test_max_errors_counts_the_rows_of_all_shards_that_failed_since(tmp_path: Path) -> None:
-    before, first, second = One(tmp_path, 4), One(tmp_path, 1, max_errors=5), One(tmp_path, 2)
+    before, first, second = One(tmp_path, 4), One(tmp_path, 1, max_errors=6), One(tmp_path, 2)
     before.later = -60
     await before.beat(errors=100)
     await first.limits.begin()
@@ -70,7 +70,7 @@ async def test_max_errors_counts_the_rows_of_all_shards_that_failed_since(tmp_pa
     )  # fmt: skip
     await first.hear()
     assert first.stop_signal.stop is StopReason.LIMIT
-    assert first.stop_signal.reason == "6 rows of all shards failed, and max_errors is 5"
+    assert first.stop_signal.reason == "6 rows of all shards failed, and max_errors is 6"
 
 
 async def test_a_shard_that_fails_alike_from_the_start_stops_the_others_once(tmp_path: Path) -> None:

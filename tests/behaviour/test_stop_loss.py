@@ -21,14 +21,16 @@ def texts(*words: tuple[str, int]) -> list[dict[str, Any]]:
 def test_max_errors_stops_and_keeps_what_is_done(project: ProjectFolder, faulty: Faulty) -> None:
     project.asks(faulty([{"kind": "refusal", "match": "number 1"}]))
     report = project.run(project.workflow(rows=60, max_errors=3, stop_loss=False), concurrency=1)
-    assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.LIMIT, 4)
+    assert (report.exit_code, report.summary["rows"]["failed"]) == (ExitCode.LIMIT, 3)
     assert "max_errors is 3" in (report.stopped or "")
-    assert len(project.envelopes()) == report.summary["rows"]["done"] + 4
+    assert len(project.envelopes()) == report.summary["rows"]["done"] + 3
     unbounded = project.run(max_errors=100)
     assert (unbounded.exit_code, unbounded.summary["rows"]["failed"]) == (ExitCode.ROWS_FAILED, 11)
     project.workflow("none", stages=[{"name": "say", "prompt": "Say ${text}"}])
-    ran = project.agac("run", "-a", "none", "--concurrency", "1", "--max-errors", "0", "--json", code=4)
-    assert (ran.json["rows"]["failed"], ran.json["calls"]["count"]) == (1, 1)
+    for most in ("0", "1"):
+        words = ["--concurrency", "1", "--max-errors", most, "--fresh", "--json"]
+        ran = project.agac("run", "-a", "none", *words, code=4)
+        assert (ran.json["rows"]["failed"], ran.json["calls"]["count"]) == (1, 1)
 
 
 def test_stop_loss_ends_a_run_that_fails_alike_from_the_start(project: ProjectFolder, faulty: Faulty) -> None:

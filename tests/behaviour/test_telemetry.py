@@ -82,7 +82,25 @@ def test_who_was_not_asked_has_no_line(project: ProjectFolder) -> None:
     )
     project.run(project.workflow(stages=[{"name": "one", "prompt": "${text}"}]), concurrency=1)
     assert [line["id"] for line in project.envelopes()] == ["a", "b", "a", "c"]
-    assert [line["id"] for line in telemetry(project)] == ["a", "c"]  # b took a's answer, the second a is no row
+    called = [line["id"] for line in telemetry(project) if line["usage"]]
+    assert called == ["a", "c"]  # b took a's answer, the second a is no row
+
+
+def test_a_row_that_failed_before_a_call_has_a_line_without_times(project: ProjectFolder) -> None:
+    project.write("data/rows.jsonl", '{"id":"a","text":"x"}\n{"id":"b"}\nno row\n{"id":"d","text":"y"}\n')
+    project.write("data/lists.jsonl", '{"id":"a","texts":["x",{},"y"]}\n')
+    project.workflow(path="data/rows.jsonl", stages=[{"name": "one", "prompt": "${text}"}])
+    assert project.run(concurrency=1).rows.failed == 2
+    lines = telemetry(project)
+    assert [(line["row_number"], line["id"], line["ok"], bool(line["timing"])) for line in lines] == [
+        (1, "a", True, True), (2, "b", False, False), (3, 3, False, False), (4, "d", True, True),
+    ]  # fmt: skip
+    assert lines[1] == {"id": "b", "row_number": 2, "ok": False, "timing": {}, "usage": {}}
+    stages = [{"name": "part", "explode": "texts", "prompt": "${item.text} is ${item}"}]
+    project.workflow("lists", path="data/lists.jsonl", stages=stages)
+    assert project.run("lists").rows.failed == 0
+    made = project.envelopes("lists", file="telemetry.jsonl")
+    assert [(line["row_number"], line["ok"], line["usage"]) for line in made] == [(1, False, {})] * 3
 
 
 def test_rows_that_a_limit_left_open_have_no_outcome_yet(project: ProjectFolder) -> None:
