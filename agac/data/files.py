@@ -185,8 +185,8 @@ class LineSource(FileSource, ABC):
                 try:
                     yield self.record(ordinal, line, raw.decode())
                 except UnicodeDecodeError:
-                    problem = unreadable(raw.decode(errors="surrogateescape"), "line", self._read_as)
-                    yield self._refused(ordinal, line, str(problem))._replace(data=self.known(line))
+                    why = unreadable(raw.decode(errors="surrogateescape"), "line", self._read_as)
+                    yield self._refused(ordinal, line, str(why))._replace(data=self.known(line))
 
     def known(self, line: int) -> dict[str, JSONValue] | None:
         """What is known of a line that cannot be read."""

@@ -57,8 +57,10 @@ async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
         asked = [row[0].row_key for row in rows if isinstance(row, list)]
         agreed = await agreements(database, asked) if votes else {}
         sink.write_texts(
-            writer.line(row, agreed.get(row[0].row_key)) if isinstance(row, list) else uncalled_line(row)
-            for row in rows
+            [
+                writer.line(row, agreed.get(row[0].row_key)) if isinstance(row, list) else uncalled_line(row)
+                for row in rows
+            ]
         )
 
 

@@ -228,7 +228,7 @@ def _of_all(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
 
 
 def _picked(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
-    known = dict[str, float]()
+    known = dict[str, Any]()
     for name in _COLUMNS:
         values = [getattr(price, name) for price in prices]
         if any(value is not None for value in values):  # a kind of input without a price costs what all input does
