@@ -245,6 +245,8 @@ def _is_only_marks(reply: str, at: int) -> bool:
 MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
 
 MOST_CHARACTERS = 300  # of each error
+MAX_BEGINNING = 80
+"""Characters of a reply that is not JSON which its error quotes. A reply has lost its secrets before it is read."""
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _encode = json_encoder(allow_nan=False)
@@ -365,7 +367,8 @@ class Checker:
         try:
             encoded, value = parsed(text)
         except ValueError as problem:
-            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}")
+            begins = f" (it begins with {text[:MAX_BEGINNING]!r})" if text.strip() else ""
+            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}{begins}")
         problems = self._problems(text, value)
         misformatted = bool(problems) and enforced and not self._problems(text, value, formats=False)
         if problems and not misformatted:

@@ -33,6 +33,7 @@ from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
+from agac.providers.thinking import without_thinking
 
 NO_HEADERS: Mapping[str, str] = {}
 Heard = Callable[[str], None] | None  # is given each piece of a streamed answer as it comes
@@ -298,23 +299,25 @@ def reply_of(
     wire: JSONValue = None,
 ) -> Reply | Fault:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
-    do too, whatever a server calls it. `wire` is the message where the conversation goes on from it. An answer that the
-    server broke off is a fault, and was perhaps billed."""
+    do too, whatever a server calls it. Thinking in a text is no part of the answer. `wire` is the message where the
+    conversation goes on from it. An answer that the server broke off is a fault, and was perhaps billed."""
     usage, finish = believable(usage, wrote=any(texts) or bool(calls)), end.meaning
     if not isinstance(finish, Finish):
         message = f"{provider.name} broke the answer off: it ended with {end.word!r}"
         return Fault(AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage)
+    answers = [without_thinking(one, cut=finish is Finish.LENGTH) for one in texts]
+    answers = [one for one in answers if one] or [""]
     if finish in (Finish.STOP, Finish.TOOLS):
         finish = Finish.TOOLS if calls else Finish.OTHER if finish is Finish.TOOLS else finish
     return Reply(
-        text=texts[0] if texts else "",
+        text=answers[0],
         finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
         usage=usage,
         model=text(data, "model") or model,
         refusal=refusal,
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
         service_tier=tier if isinstance(tier := data.get("service_tier"), str) else None,
-        others=tuple(texts[1:]),
+        others=tuple(answers[1:]),
         calls=calls,
         wire=wire,
         ended_with=end.word,

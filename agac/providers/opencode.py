@@ -32,6 +32,7 @@ from agac.providers.http import HttpReply
 from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.providers.structured import shape_of
 from agac.providers.table import DIALECTS
+from agac.providers.thinking import without_thinking
 from agac.spec.project_files import copy_file
 from agac.spec.tools import Runtime
 from agac.spec.workflow import Timeout
@@ -393,7 +394,8 @@ def _read(doc: Any, status: int, provider: Provider, model: str) -> Reply | Faul
         finish = ending(word, SESSION_ENDINGS).meaning
         if word and isinstance(finish, Finish) and finish is not Finish.OTHER:
             session, known = text(doc, "session") or None, usage or Usage()
-            return Reply(text(doc, "text"), finish, known, model, simulated=provider.simulated, session=session)
+            answer = without_thinking(text(doc, "text"), cut=finish is Finish.LENGTH)
+            return Reply(answer, finish, known, model, simulated=provider.simulated, session=session)
         last = f": its last step ended with {word[:MAX_WORD]!r}" if word else ""
         message = f"OpenCode ended well, and without an answer{last}"
     return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, ambiguous=True, retries=1, usage=usage)

@@ -159,6 +159,8 @@ class KnownFault:
 
 STATUS_KEYS = "op status when retry_after in_ms type code message"
 
+THOUGHT = '\nLet me think about it: {"so": 1} is no answer yet.\n'
+
 OVER_QUOTA = "You exceeded your current quota, please check your plan and billing details."
 
 FAULTS: dict[str, KnownFault] = {
@@ -195,6 +197,10 @@ FAULTS: dict[str, KnownFault] = {
                              lambda rule, call, answer: replace(answer, counts_nothing=True)),
     "ending": KnownFault("answer", "the answer ends with this `word`, or without one (null)", "word",
                          lambda rule, call, answer: replace(answer, has_word=True, word=rule.value("word"))),
+    "thinks": KnownFault("answer", "the text begins with thinking in `<think>` marks; without `begun` only the last",
+                         "begun", lambda rule, call, answer: answer if answer.content is None else replace(
+                             answer, content=f"{'<think>' * rule.value('begun')}{THOUGHT}</think>{answer.content}"),
+                         begun=True),
     "two_answers": KnownFault("answer", "a response has two messages that differ, both right"),
     "unknown_tool": KnownFault("answer", "calls name a tool that is not on offer", "",
                                other_calls(lambda asked: asked._replace(name="no_such_tool"))),
@@ -478,6 +484,7 @@ KEYS: dict[str, Kind] = {
     "code": A_TEXT,
     "marked": replies.TRUTH,
     "failed": replies.TRUTH,
+    "begun": replies.TRUTH,
     "word": (lambda value: value is None or isinstance(value, str), "a text, or null"),
 }
 

@@ -138,6 +138,34 @@ def test_how_an_answer_ended_decides_what_becomes_of_it(
     project.assert_sound()
 
 
+@pytest.mark.parametrize(("mode", "query"), [("sync", ""), ("sync", "?transport=sse"), ("batch", "")])
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_thinking_in_the_text_of_a_reply_costs_no_further_call_and_is_not_in_the_result(
+    project: ProjectFolder, faulty: Faulty, form: str, begun: bool, mode: str, query: str
+) -> None:
+    server = project.asks(faulty([{"kind": "thinks", "begun": begun}]), batch={"api": "openai", "grace": 0.5})
+    schema = {"output_schema": SENTIMENT} if form == "json" else {}
+    stage = {"name": "classify", "prompt": "Review: ${text}", "model": f"local/small{query}", "run_mode": mode}
+    report = project.run(project.workflow(rows=2, stages=[{**stage, **schema}]), wait=mode == "batch")
+    assert report.exit_code == ExitCode.DONE
+    account = server.account()
+    assert account["charged"] + account["batches"]["charged"] == 2
+    for result in project.output():
+        assert "think" not in json.dumps(result)
+        assert set(result) == {"sentiment", "reason"} if form == "json" else isinstance(result, str)
+
+
+def test_the_error_for_a_reply_that_is_not_json_shows_how_it_begins(project: ProjectFolder) -> None:
+    text = "I would say that it is good. " * 100
+    _, asked = run_at(project, text, text, stages=[STAGE])
+    message = project.envelopes()[0]["error"]["message"]
+    assert "the reply is not JSON" in message
+    assert f"(it begins with {text[:80]!r})" in message
+    assert text[:100] not in message
+    assert f"it begins with {text[:80]!r}" in asked[1]["messages"][-1]["content"]
+
+
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("mode", ["sync", "batch"])
 def test_an_answer_that_a_server_broke_off_is_asked_again(project: ProjectFolder, faulty: Faulty, mode: str) -> None:

@@ -45,6 +45,7 @@ from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
+from agac.providers.thinking import without_thinking
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
 from agac.simulator.chat import CHAT
 from agac.simulator.openai import RESPONSES
@@ -488,6 +489,59 @@ def test_a_zero_at_the_end_of_a_message_takes_no_count_back() -> None:
     _, body = assembled(MEMBERS[2], sse(*events), [])
     assert isinstance(found := parse(MEMBERS[2], 200, {}, body), Reply)
     assert found.usage.input_tokens == 3
+
+
+THINKING: list[tuple[str, str]] = [
+    # a text, and the answer in it
+    ("<think>Hm.</think>It is.", "It is."),
+    ("<think>\n\n</think>\n\nIt is.", "It is."),
+    ("\n<think>\nHm.\n</think>\n\nIt is.", "It is."),
+    ("<think>One.</think>\n<think>Two.</think>\nIt is.", "It is."),
+    ("<think>I must write `</think>` at the end.</think>It is.", "It is."),
+    ("[THINK]Hm.[/THINK]It is.", "It is."),
+    ("<seed:think>Hm.</seed:think>It is.", "It is."),
+    ("Hm.\n</think>\n\nIt is.", "It is."),
+    ("Hm.</think>It is.", "It is."),
+    ('Hm, {"a": 0} will not do </think> {"a": 1}', '{"a": 1}'),
+    ('Hm.\n</think>\n```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```'),
+    ("<think>Nothing more.</think>", ""),
+    *((text, text) for text in (
+        "It is.",
+        "The tag </think> ends what a model thinks.",
+        "Close it with `</think>`, or with '</think>'.",
+        "Write <think> first, then </think>.",
+        "Such a block:\n```\n</think>\n```\nends it.",
+        "Such a block:\n<think>\nHm.\n</think>\nis hidden.",
+        "<think> is the name of a tag.",
+        '{"text": "Hm.</think>It is."}',
+        '{"text": "<think>Hm.</think>It is."}',
+        '[{"text": "Hm.\\n</think>"}]',
+    )),
+]  # fmt: skip
+
+
+@members
+@pytest.mark.parametrize("streamed", [False, True], ids=["body", "stream"])
+@pytest.mark.parametrize(("text", "expected"), THINKING, ids=range(len(THINKING)))
+def test_thinking_in_a_text_is_no_part_of_the_answer(member: Member, text: str, expected: str, streamed: bool) -> None:
+    body = member.api.body(ask_for(), ModelAnswer(text))
+    if streamed:
+        _, body = assembled(member, b"".join(map(server_sent, member.api.events(ask_for(), ModelAnswer(text)))), [])
+    assert isinstance(found := parse(member, 200, {}, body), Reply)
+    assert (found.text, found.others, found.finish) == (expected, (), Finish.STOP)
+
+
+@members
+def test_thinking_that_was_cut_is_no_answer(member: Member) -> None:
+    body = member.api.body(ask_for(), ModelAnswer("<think>Hm, this takes", "length"))
+    assert isinstance(found := parse(member, 200, {}, body), Reply)
+    assert (found.text, found.finish) == ("", Finish.LENGTH)
+
+
+@pytest.mark.parametrize("text", ["<think></think>", "</think> ", "`</think>`", "<think>", " </think> x", "[THINK]"])
+def test_a_text_of_many_marks_is_read_once(text: str) -> None:
+    long = without_thinking(text * 20_000 + "It is.")
+    assert long.endswith("It is.")
 
 
 UNREADABLE = [
