@@ -33,7 +33,7 @@ from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
-from agac.providers.thinking import without_thinking
+from agac.providers.thinking import LeadingThinking, without_thinking
 
 NO_HEADERS: Mapping[str, str] = {}
 Heard = Callable[[str], None] | None  # is given each piece of a streamed answer as it comes
@@ -50,8 +50,17 @@ class Assembly:
     heard: Heard = None
     begins: Begins = None
 
+    _leading: LeadingThinking | None = None
+
     def token(self, piece: str, *, answer: bool) -> None:
-        """A token came now: of the answer, or of thinking."""
+        """A token came now: of the answer, or of thinking, be it in the text of the answer."""
+        if answer and piece:
+            self._leading = self._leading or LeadingThinking()
+            piece = self._leading.answer_in(piece)
+            answer = bool(piece)
+        self._came(piece, answer=answer)
+
+    def _came(self, piece: str, *, answer: bool) -> None:
         if self.answering_at is None:
             now = time.monotonic()
             if self.begun_at is None and self.begins is not None:
@@ -67,6 +76,12 @@ class Assembly:
 
     def finish(self) -> bool:
         """No more events will come. Whether the answer is whole."""
+        if self._leading is not None and (left := self._leading.left()):
+            self._came(left, answer=True)
+        return self.is_whole()
+
+    def is_whole(self) -> bool:
+        """Whether the answer has all its parts, once no more events will come."""
         return self.done
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:

@@ -377,6 +377,7 @@ class SocketSender:
                 assembly.take(event)
                 if assembly.size > self._http.most:
                     raise ReplyTooLarge
+            assembly.finish()
             status, _, body = assembly.result()
             sound = status == 200 and isinstance(body, dict) and not body.get("error")
         except aiohttp.ClientError:

@@ -223,7 +223,7 @@ class ChatAssembly(dialect.Assembly):
                 if choice.get("index") in (0, None):
                     self._choice(choice)
 
-    def finish(self) -> bool:
+    def is_whole(self) -> bool:
         return self.done or self._finish is not None
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:

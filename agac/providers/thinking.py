@@ -45,6 +45,46 @@ def without_thinking(text: str, *, cut: bool = False) -> str:
     return text
 
 
+class LeadingThinking:
+    """Takes a streamed answer in pieces, and gives back those after the thinking that the answer begins with."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._end = ""
+        self._is_over = False
+
+    def answer_in(self, piece: str) -> str:
+        """Returns what of the answer this piece brings: nothing within thinking, or while it may become a mark."""
+        if self._is_over:
+            return piece
+        self._held += piece
+        if not self._end:
+            return self._begin()
+        at = self._held.find(self._end)
+        if at < 0:  # only a part of the mark may have come
+            self._held = self._held[-len(self._end) :]
+            return ""
+        return self._over(self._held[at + len(self._end) :].lstrip())
+
+    def left(self) -> str:
+        """Returns what was held back as it might have become a mark: the stream has ended."""
+        return self._over("" if self._end else self._held)
+
+    def _begin(self) -> str:
+        bare = self._held.lstrip()
+        for begin, end, _ in MARKS:
+            if bare.startswith(begin):
+                self._held, self._end = "", end
+                return self.answer_in(bare[len(begin) :])
+        might_be = bare and any(begin.startswith(bare) for begin in _BEGINS)
+        return "" if might_be else self._over(self._held)
+
+    def _over(self, rest: str) -> str:
+        held, self._held = "" if self._is_over else rest, ""
+        self._is_over = True
+        return held
+
+
 def _without(text: str, begin: str, end: str, *, cut: bool) -> str:
     start = _after_thinking(text, begin, end)
     if start < 0 and cut:

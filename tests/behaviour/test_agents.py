@@ -94,6 +94,8 @@ CASES: list[Any] = [
     ([[LOOK], [call("look", q="y")], [call("look", q="z")]], {"max_turns": 2}, "ToolLoopLimit", 3, ["look done"] * 2),
     ([[LOOK], ""], {}, "EmptyResponse", 2, ["look done"]),
     ([[LOOK], '{"a": "b"}'], FORM, {"a": "b"}, 2, ["look done"]),
+    ([[LOOK], "<think>Hm.</think>so it is"], {}, "so it is", 2, ["look done"]),
+    ([[LOOK], 'Hm.\n</think>\n{"a": "b"}'], FORM, {"a": "b"}, 2, ["look done"]),
     ([[LOOK], '{"b": 1}', '{"a": "b"}'], FORM, {"a": "b"}, 3, ["look done"]),
     ([[LOOK], '{"b": 1}'], FORM, "SchemaMismatch", 3, ["look done"]),
     ([[LOOK], '{"b": 1}'], {**FORM, "repair": 0}, "SchemaMismatch", 2, ["look done"]),
@@ -127,6 +129,14 @@ def test_an_error_says_which_bound_a_conversation_met(agents: ProjectFolder, key
     with simulator(script=script([LOOK], [call("look", q="y")])):
         agents.run(agents.workflow(stages=[STAGE | keys], rows=1, **({} if keys else {"row_budget": {"turns": 2}})))
     assert agents.envelopes()[0]["error"]["message"].startswith(f"{what} are used up, and the model did not answer")
+
+
+def test_thinking_in_the_text_of_an_answer_is_not_said_again_to_the_model(agents: ProjectFolder) -> None:
+    with simulator(script=script([LOOK], '<think>Hm.</think>{"b": 1}', '{"a": "b"}')) as model:
+        agents.run(agents.workflow(stages=[STAGE | FORM], rows=1))
+    said = [one["content"] for one in model.requests[-1]["messages"] if one["role"] == "assistant"]
+    assert said[-1] == '{"b": 1}'
+    assert outcome(agents) == {"a": "b"}
 
 
 def test_a_model_is_told_what_its_calls_gave_in_their_order(agents: ProjectFolder) -> None:

@@ -532,6 +532,31 @@ def test_thinking_in_a_text_is_no_part_of_the_answer(member: Member, text: str, 
 
 
 @members
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (["<think>", "Hm", ".</think>", "\n\nIt", " is."], ["It", " is."]),
+        (["<thi", "nk>Hm.</th", "ink>It is."], ["It is."]),
+        (["<", "b>", "It is."], ["<b>", "It is."]),
+        ([" ", "It is."], [" ", "It is."]),
+        (["<"], ["<"]),
+    ],
+)
+def test_a_stream_shows_no_thinking_that_its_text_begins_with(
+    member: Member, pieces: list[str], shown: list[str]
+) -> None:
+    assembly, heard = member.dialect.assembly(), list[str]()
+    assembly.heard = heard.append
+    for at, one in enumerate(pieces):
+        assembly.take(member.delta(one))
+        if one.startswith("<thi"):
+            assert assembly.answering_at is None, f"piece {at} is thinking"
+    assembly.finish()
+    assert [one.lstrip() for one in heard] == [one.lstrip() for one in shown]
+    assert assembly.answering_at is not None
+
+
+@members
 def test_thinking_that_was_cut_is_no_answer(member: Member) -> None:
     body = member.api.body(ask_for(), ModelAnswer("<think>Hm, this takes", "length"))
     assert isinstance(found := parse(member, 200, {}, body), Reply)
