@@ -19,7 +19,7 @@ from agac.core.redact import Redactor
 from agac.core.state_files import make_file
 from agac.core.types import KIND_OF, Fault, FaultKind
 from agac.providers.bodies import json_of, moment, text
-from agac.providers.dialect import too_large, unreadable
+from agac.providers.dialect import beginning_of, too_large, unreadable
 from agac.providers.error_tables import ErrorBody, Operation, Rule, fault_of, is_error, refusal
 from agac.providers.http import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
@@ -374,7 +374,8 @@ class BatchApi:
             return data
         if is_error(data):
             return self._fault(response, of=of, model=model)
-        return self._unreadable(response.status_code, "a body that is no JSON object", creates=creates)
+        what = f"a body that is no JSON object{beginning_of(response.content, self._redactor)}"
+        return self._unreadable(response.status_code, what, creates=creates)
 
     async def _send(
         self,

@@ -125,9 +125,27 @@ class Dialect:
         data = json_of(body)
         if 200 <= status < 300 and not is_error(data):
             found = self.read(data, status, provider, model)
-            return replace(found, status=status) if isinstance(found, Fault) and found.status is None else found
+            return found if isinstance(found, Reply) else _explained(found, status, body, data, redactor)
         error = self.read_error(data)
         return fault_of(error, self.rules, status, headers, body, provider=provider, model=model, redactor=redactor)
+
+
+MAX_BEGINNING = 80
+"""Characters of a body that is not JSON which its fault quotes."""
+
+
+def _explained(fault: Fault, status: int, body: bytes, data: Any, redactor: Redactor) -> Fault:
+    """Returns the fault of a good status, with the beginning of a body that is not JSON."""
+    begins = beginning_of(body, redactor) if data is None else ""
+    return replace(fault, message=fault.message + begins, status=fault.status or status)
+
+
+def beginning_of(body: bytes, redactor: Redactor) -> str:
+    """Returns how a body begins, as the end of a message; an empty text where there is nothing in it."""
+    if not body.strip():
+        return ""
+    begins = redactor.clean(body[:4096].decode("utf-8", "replace"))  # a secret is never cut before it is removed
+    return f" (it begins with {begins[:MAX_BEGINNING]!r})"
 
 
 def asking(wire: bytes, how: bytes) -> bytes:

@@ -584,6 +584,16 @@ def test_a_good_status_without_a_reply_may_have_been_billed(member: Member, body
     assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
 
 
+@members
+def test_a_body_that_is_not_json_is_quoted_from_its_beginning_without_secrets(member: Member) -> None:
+    page = f"<html>\nSign in, {CANARY}" + "x" * 1000
+    found = parse(member, 200, {}, page.encode())
+    assert isinstance(found, Fault)
+    assert "(it begins with '<html>\\nSign in" in found.message
+    assert CANARY[:12] not in found.message
+    assert len(found.message) < 200
+
+
 NAMES = """error choices message content code type usage details detail object text output status incomplete_details
 stop_reason stop_details error_code response item delta index headers content_block thinking
 tool_calls function function_call arguments id call_id name input partial_json tool_usage web_search server_tool_use

@@ -23,6 +23,7 @@ from agac.engine.settle import how_answered, record_call, stored_reply
 from agac.engine.validate import ValidReply
 from agac.plan.render import RowView
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_lines
+from agac.providers.dialect import beginning_of
 from agac.providers.prices import BATCH, cost
 from agac.spec.workflow import BatchRules
 from agac.store.batches import BatchRecord, BatchStep, PlacedTask, TaskState, tasks_at, tasks_left
@@ -217,7 +218,8 @@ class ResultReader:
                 result = self.form.result(line)
             except UnreadableLine as why:
                 if not odd:
-                    _log.warning("batch %d: a line cannot be read: %s", self.record.id, why)
+                    begins = beginning_of(line, self.form.redactor)
+                    _log.warning("batch %d: a line cannot be read: %s%s", self.record.id, why, begins)
                 self.counts["malformed"] += 1
                 self.ours += line.startswith(b"{") and self.record.intent.encode() in line[:AROUND_A_REPLY]
                 odd.append(line)
