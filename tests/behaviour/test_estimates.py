@@ -15,7 +15,7 @@ from test_costs import served
 
 import agac
 from agac.engine.estimate import estimate
-from agac.engine.past_usage import Z80, PastRun, PastUsage
+from agac.engine.past_usage import Z80, PastRun, PastUsage, usage_of
 from agac.plan.stage import PlannedStage
 from agac.store.runs import Count, KeptEstimate, UsageSpread
 
@@ -173,3 +173,25 @@ def test_ranges_of_heavy_tailed_answers_hold_about_as_often_as_they_say(tmp_path
     assert all(one.low < one.usd < one.high for one in found)
     held = sum(one.held for one in found) / number
     assert (0.75 <= held <= 0.85) if SOAK else held >= 0.5, estimates.summed(found)
+
+
+def test_calls_whose_tokens_were_not_counted_do_not_make_the_others_cheaper(
+    project: ProjectFolder, server: Server
+) -> None:
+    project.configure(server.base_url, prices=PRICES)
+    project.workflow(rows=1, stages=[SAY])
+    stage = project.plan().stages[0]
+    assert isinstance(stage, PlannedStage)
+    ten = Count(
+        stage="say",
+        outcome="call",
+        model=stage.lane,
+        tasks=10,
+        unpriced=4,
+        cost=0.6,
+        input_tokens=600,
+        output_tokens=60,
+    )
+    usage = usage_of([ten], stage)
+    assert usage is not None
+    assert usage[:2] == (100, 10)

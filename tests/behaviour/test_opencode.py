@@ -14,6 +14,11 @@ from support.project import ProjectFolder
 from support.soak import few
 
 import agac
+from agac.core.redact import Redactor
+from agac.core.types import Reply
+from agac.providers.bodies import encode
+from agac.providers.opencode import OPENCODE, Transcript
+from agac.providers.table import SIMULATOR
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="OpenCode is run on POSIX systems")
 FORM = {"output_schema": {"a": "string"}}
@@ -81,6 +86,27 @@ def test_usage_is_that_of_all_steps_also_where_the_session_failed(
         of_run = "FROM attempt JOIN row ON row.key = row_key WHERE run_id = ?"
         found = project.query(f"SELECT count(*), {counts} {of_run}", run)
         assert found == [(calls, 143 * steps, 15 * steps, 40 * steps, 5 * steps, 1)], does
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "made"),
+    [
+        ([(30, 5), (40, 6)], 70, 11),
+        ([(30, 5), (0, 6)], None, 11),
+        ([(0, 0), (40, 6)], None, None),
+    ],
+)
+def test_what_one_step_did_not_count_is_unknown_for_its_session(
+    steps: list[tuple[int, int]], given: int | None, made: int | None
+) -> None:
+    session = Transcript((9, 1_000), bytes, texts=["<think>Hm.</think>It is."])
+    for tokens in steps:
+        part = {"tokens": dict(zip(("input", "output"), tokens, strict=True)), "reason": "stop"}
+        session.take(json.dumps({"type": "step_finish", "part": part}).encode())
+    body = encode({**session.body(0, 0.0)})
+    reply = OPENCODE.parse(200, {}, body, SIMULATOR, "small", Redactor())
+    assert isinstance(reply, Reply)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.text) == (given, made, "It is.")
 
 
 def test_a_session_goes_on_in_its_folder(project: ProjectFolder, program: FakeOpenCode) -> None:
