@@ -1,7 +1,8 @@
 """How servers say that an answer ended: each dialect's words, with what they mean and where each is documented.
 
 OpenAI's five words are not all that servers with its API use, and a word that is misread throws away an answer that was
-paid for, or takes half an answer for a whole one. A new word is a new line. Facts: read November 2026."""
+paid for, or takes half an answer for a whole one. A new word is a new line: the
+source says where to look it up."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _CHAT_WORDS: tuple[tuple[str, Meaning, str], ...] = (
     ("eos_token", Finish.STOP, _TGI),
     ("stop_sequence", Finish.STOP, _TGI),
     ("abort", AGAIN, f"{_VLLM}; sgl-project/sglang, schedule_batch.py"),
-    ("error", AGAIN, f"{_VLLM}; {_MISTRAL}; openrouter.ai/docs/api-reference/overview"),
+    ("error", AGAIN, f"{_MISTRAL}; {_VLLM}"),
     ("repetition", AGAIN, f"{_VLLM} (repetition detection); BerriAI/litellm pull request 27101"),
     ("eos", Finish.STOP, "docs.together.ai/reference/chat-completions-1"),
     ("end", Finish.STOP, "earendil-works/pi issue 2107: compatible providers' word for a normal end"),
