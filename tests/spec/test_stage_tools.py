@@ -108,7 +108,7 @@ def test_a_stored_plan_has_the_same_agents(tree: Tree) -> None:
 LOCK = """{"servers": {"docs": {"target": "https://docs.example/mcp", "server": "d 1", "protocol": "1",
   "instructions": "Ask once.", "tools": {
     "search": {"description": "S", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}},
-    "fetch": {"description": "F", "input_schema": {"type": "object"}}}}}}"""
+    "fetch": {"description": "F", "input_schema": {"type": "object", "properties": {}}}}}}}"""
 
 
 def test_servers_are_known_by_what_was_locked(tree: Tree) -> None:
