@@ -9,7 +9,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,13 +21,13 @@ from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, ShownReplies
 from agac.engine.limits import AcceptedKeys, Reservation, RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import (
-    MAX_RETRY_DELAY_S,
     FailTask,
     RetryAfter,
     RowDeadlineExceeded,
     StopRun,
     decide,
     max_calls,
+    with_end_of_pause,
 )
 from agac.engine.settle import how_answered
 from agac.engine.validate import ValidReply, repair_request
@@ -321,16 +320,6 @@ class Caller:
             self._replies.ended(reply.text if reply else "", str(call.error or ""))
         if _log.isEnabledFor(logging.DEBUG):
             log_call(self._run, attempts, call, reply)
-
-
-def with_end_of_pause(fault: Fault, now: float) -> Fault:
-    """A fault that stops the run, with the time at which the same command can go on, where the server told it. `now` in
-    seconds since 1970."""
-    if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
-        return fault
-    until = datetime.fromtimestamp(now + fault.delay).astimezone()
-    pause = f"{fault.delay / 60:,.0f} minutes, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
-    return replace(fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}")
 
 
 def call_of(

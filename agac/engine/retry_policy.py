@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 from tenacity import RetryCallState
@@ -102,6 +103,16 @@ def decide(
             if waited + delay > MAX_ROW_WAIT_S:
                 return FailTask()
             return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+
+
+def with_end_of_pause(fault: Fault, now: float) -> Fault:
+    """A fault that stops the run, with the time at which the same command can go on, where the server told it. `now` in
+    seconds since 1970."""
+    if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
+        return fault
+    until = datetime.fromtimestamp(now + fault.delay).astimezone()
+    pause = f"{fault.delay / 60:,.0f} minutes, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
+    return replace(fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}")
 
 
 def is_left(task: PriorTask) -> bool:

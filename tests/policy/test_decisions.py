@@ -21,6 +21,7 @@ from agac.engine.retry_policy import (
     is_left,
     max_billed_calls,
     max_calls,
+    with_end_of_pause,
 )
 from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
 from agac.store.rows import PriorTask
@@ -162,3 +163,10 @@ def test_only_answers_are_left_and_only_after_two_further_runs(error: ErrorType 
         outcome, kept = (Outcome.FAILED, RowError(error, "")) if error else (Outcome.DONE, None)
         prior = PriorTask(1, 0, b"", outcome, None, kept, failures)
         assert is_left(prior) == (error in ANSWER_FAILURES and failures > FURTHER_RUNS)
+
+
+def test_a_fault_that_stops_a_run_says_when_to_go_on_where_the_server_told_it() -> None:
+    day = fault(FATAL, delay=86_400.0)
+    assert "it asks for a pause of 1,440 minutes, until 20" in with_end_of_pause(day, 1.8e9).message
+    assert with_end_of_pause(fault(FATAL, delay=60.0), 1.8e9).message == "trouble"
+    assert with_end_of_pause(fault(FATAL), 1.8e9).message == "trouble"

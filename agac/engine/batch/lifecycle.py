@@ -22,7 +22,7 @@ from agac.engine.invocation import Batching, Clocks, WriteProof
 from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
 from agac.engine.notify import Notifier
 from agac.engine.prefix import Prefix, planned_primer
-from agac.engine.retry_policy import FailTask, RetryAfter, decide
+from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
@@ -402,5 +402,5 @@ class BatchContext:
 
     def stopped_by(self, fault: Fault) -> RunStopped:
         """Stops the run, since every further request would meet this fault; the caller raises what it returns."""
-        self.stop_signal.fail(fault)
+        self.stop_signal.fail(with_end_of_pause(fault, self.clocks.wall()))
         return RunStopped()
