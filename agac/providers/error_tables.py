@@ -97,9 +97,11 @@ _FRAME_WORDS = (
 """Words for what is the same in every row's request, from OpenAI, Anthropic, Gemini and those who look alike."""
 
 _MODEL_WORDS = (
-    r"\bmodel\b.{0,80}(?:does not exist|not found|not available|is not supported|has been deprecated)"
+    r"\bmodel\b[\s:]{0,2}[`'\"]?[\w./:@-]{1,80}[`'\"]?\s"
+    r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
     r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment"
 )
+"""Words for a model that is not there. Nothing but its name stands between: a row's image may be not found, too."""
 
 FIRST: tuple[Rule, ...] = (
     # limits with numbers: waiting helps only where the request alone fits within the limit
@@ -146,7 +148,7 @@ OF_ALL: tuple[Rule, ...] = (
         account_suspended account_disabled
     """), About.ACCOUNT, remedy=ACCESS),
     Rule((403,), NOTHING, About.ACCOUNT, remedy=ACCESS, says=(
-        r"\b(?:api[ -]?key|token|credential|permission|region|country|territory|project|organi[sz]ation|account)\b"
+        r"\b(?:api[ -]?key|credential|permission|region|country|territory|project|organi[sz]ation|account)\b"
         r"|not authori[sz]ed|not allowed to|no access|access to (?:the |this )?model"
     )),
     Rule((400, 422), NOTHING, About.FRAME, remedy=REQUEST, says=_FRAME_WORDS),

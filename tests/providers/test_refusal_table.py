@@ -31,6 +31,9 @@ SAID: list[tuple[int | None, dict[str, str], dict[str, About]]] = [
     (None, {"message": "Model m is not supported by the Batch API."}, {"batch": About.FRAME}),
     (None, {"message": "Invalid schema for response_format 'a'."}, {"batch": About.FRAME}),
     (400, {"message": "Invalid schema for function 'look'."}, {"call": About.FRAME, "create": About.FRAME}),
+    (400, {"message": "The model `m` does not exist."}, {"call": About.FRAME, "batch": About.FRAME}),
+    (400, {"message": "The model could not read the image: not found."}, {"call": About.REQUEST}),
+    (403, {"message": "Request blocked. Reference token: 12"}, {"call": About.UNSURE}),
     (500, {}, {"call": About.SERVER, "upload": About.SERVER, "known": About.SERVER}),
 ]
 
