@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
-from agac.core.types import Outcome
+from agac.core.types import Outcome, Schema
 from agac.engine.caller import Answer
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave
@@ -24,7 +24,8 @@ from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.graph import PARTS, Level, giving
-from agac.spec.guards import Evaluator, GuardFailed
+from agac.spec.guards import Evaluator, Guard, GuardFailed
+from agac.spec.json_schema import integers_of
 from agac.spec.operations import Filter, Join, Rename, Select, UnfitRow
 from agac.spec.templates import SKIPPED
 from agac.store.records import DerivedRows
@@ -164,11 +165,16 @@ class LevelStages(Generic[R]):
         self._guards, self._filters = dict[int, Evaluator](), dict[int, Evaluator]()
         self._reviews = reviewings(plan)
         self._judged = frozenset(name for one in self._reviews.values() for name in one.sources)
+        schemas = {stage.name: stage.schema for stage in plan.stages}
         for stage in self.stages:
             if stage.guard is not None:
-                self._guards[stage.index] = Evaluator(stage.guard, stages=stage.ancestors)
+                self._guards[stage.index] = self._evaluator(stage.guard, stage, schemas)
             if isinstance(stage, LocalStage) and isinstance(stage.operation, Filter):
-                self._filters[stage.index] = Evaluator(stage.operation.guard, stages=stage.ancestors)
+                self._filters[stage.index] = self._evaluator(stage.operation.guard, stage, schemas)
+
+    @staticmethod
+    def _evaluator(guard: Guard, stage: AnyStage, schemas: Mapping[str, Schema | None]) -> Evaluator:
+        return Evaluator(guard, stages=stage.ancestors, integers=integers_of(schemas, guard.names))
 
     def settle(self, row: R, stage: AnyStage) -> bool | None:
         """Settles a stage of a row where that takes no answer: whether others may follow; None: its task is needed."""

@@ -21,6 +21,7 @@ from agac.plan.plan import Plan
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.guards import Evaluator
+from agac.spec.json_schema import integers_of
 from agac.spec.operations import Review
 from agac.spec.templates import SKIPPED
 from agac.store import decisions as store
@@ -69,7 +70,10 @@ class Reviewing:
         assert isinstance(stage, LocalStage)
         assert isinstance(stage.operation, Review)
         self.workflow, self.stage, self.asks = workflow, stage, stage.operation
-        self._when = Evaluator(self.asks.when, stages=stage.ancestors) if self.asks.when else None
+        self._when: Evaluator | None = None
+        if self.asks.when:
+            integers = integers_of({one.name: one.schema for one in stages}, self.asks.when.names)
+            self._when = Evaluator(self.asks.when, stages=stage.ancestors, integers=integers)
         by_name = {one.name: one for one in stages}
         own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
         self.sources = [one for one in reversed(stage.ancestors) if one in own]  # who gave the answer, the last first

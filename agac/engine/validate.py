@@ -24,7 +24,15 @@ from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.graph import stage_of
 from agac.spec.guards import Evaluator, GuardFailed
-from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, WholeNumbers, compiled, goes_back, schema_cost
+from agac.spec.json_schema import (
+    BACKTRACK_LIMIT,
+    GAVE_UP,
+    WholeNumbers,
+    compiled,
+    goes_back,
+    integers_of,
+    schema_cost,
+)
 from agac.spec.schema_errors import MAX_WORK, TOO_MANY, some_errors
 from agac.spec.templates import VARS
 from agac.spec.workflow import Stage
@@ -267,7 +275,10 @@ class ResultChecks:
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._name = stage, stage_of(stage.name)
-        self._tests = [(Evaluator(one.guard, stages=stage.ancestors), one.message) for one in stage.checks]
+        integers = integers_of({self._name: stage.schema}, [self._name])
+        self._tests = [
+            (Evaluator(one.guard, stages=stage.ancestors, integers=integers), one.message) for one in stage.checks
+        ]
 
     def error(self, view: RowView, value: JSONValue) -> RowError | None:
         """What is wrong with a result of a row, of which its stages see this; None where every check holds."""

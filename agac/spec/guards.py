@@ -7,12 +7,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
 from agac.spec.guard_checks import ARITHMETIC, METHODS, date_faults, doubled, text_faults
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
+from agac.spec.json_schema import WholeNumbers
 
 MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
 
@@ -89,12 +91,16 @@ class GuardFailed(Exception):
 
 
 class Evaluator:
-    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped. Only what it
-    reads is handed over for a row: converting the row costs more than the rest."""
+    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped. `integers`
+    say of results, by the names of their stages, where their schemas have integers. Only what the guard reads is handed
+    over for a row: converting the row costs more than the rest."""
 
-    def __init__(self, guard: Guard, *, stages: Collection[str] = ()) -> None:
+    def __init__(
+        self, guard: Guard, *, stages: Collection[str] = (), integers: Mapping[str, WholeNumbers] = MappingProxyType({})
+    ) -> None:
         self._guard = guard
         self._stages = frozenset(stages)
+        self._integers = integers
         self._program = CelProgram(guard.text)
         self._picked = [(name, _members(guard.chains, name)) for name in guard.names]
         self._tree = parse(guard.text)
@@ -112,7 +118,7 @@ class Evaluator:
         guard = self._guard
         handed = self._handed(visible)
         try:
-            result = self._value(handed)
+            result = self._value_of_integers(handed)
         except FAILURES as error:
             values = {name: visible[name] for name in guard.names if name in visible}
             explainer = _Explainer(guard.text, visible, self._stages)
@@ -123,6 +129,18 @@ class Evaluator:
         if result is None and text in self._stages and guard.chains == ((text,),):
             raise GuardFailed(_skipped(text))
         raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
+
+    def _value_of_integers(self, handed: Mapping[str, Any]) -> Any:
+        """The same as `_value`, where that fails also with whole numbers for what the schemas of results call integers:
+        an agac before 2.0 was written as 2 may have stored it."""
+        try:
+            return self._value(handed)
+        except FAILURES:
+            known = self._integers
+            whole = {name: known[name].of(value) if name in known else value for name, value in handed.items()}
+            if all(whole[name] is value for name, value in handed.items()):
+                raise
+            return self._value(whole)
 
     def _value(self, handed: Mapping[str, Any]) -> Any:
         """What the guard comes to. Raises GuardFailed, and FAILURES where no part decides it."""

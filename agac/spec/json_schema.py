@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 from agac.core.errors import Path_, did_you_mean, listed, nearest
+from agac.core.types import Schema
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
@@ -654,6 +655,12 @@ class WholeNumbers:
         resolved_choices = [resolved(self._root, one) or {} for one in choices]
         meant = [one for one in resolved_choices if not kinds_of(one) or not kinds_of(one).isdisjoint(holds)]
         return bool(meant) and all(self._says_integer(one, way, depth + 1) for one in meant)
+
+
+def integers_of(schemas: Mapping[str, Schema | None], names: Iterable[str]) -> dict[str, WholeNumbers]:
+    """Where the schemas of those names have integers."""
+    named = ((name, schemas.get(name)) for name in names)
+    return {name: WholeNumbers(schema.body) for name, schema in named if schema is not None}
 
 
 def _members_at(schema: Mapping[str, Any], part: str | int) -> list[Any]:

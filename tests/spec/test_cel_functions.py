@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from agac.core.errors import Where
+from agac.core.types import Schema
 from agac.spec.cel import CelProgram, parse
 from agac.spec.guards import Evaluator, GuardFailed, compile_guard
+from agac.spec.json_schema import integers_of
 from agac.spec.tool_stubs import stub_answer
 
 PLACE = Where("workflows/w.yml")
@@ -122,6 +124,19 @@ def test_an_element_that_fails_is_said_where_no_other_one_decides(text: str) -> 
     assert guard is not None
     with pytest.raises(GuardFailed, match="`x > "):
         Evaluator(guard).test(ROW)
+
+
+def test_integers_of_a_stored_result_are_whole_numbers() -> None:
+    body = {"type": "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number"}}}
+    integers = integers_of({"s": Schema("s", body), "t": None}, ["s", "t", "row"])
+    for text, holds in (("s.n % 2 == 0", True), ("s.n + 1 > 5 || t.n == 1.0", True), ("s.n == 2.0", True)):
+        guard, _ = compile_guard(text, PLACE)
+        assert guard is not None
+        assert Evaluator(guard, integers=integers).test({"s": {"n": 2.0, "x": 2.0}, "t": {"n": 1.0}}) is holds
+    guard, _ = compile_guard("s.x % 2 == 0", PLACE)
+    assert guard is not None
+    with pytest.raises(GuardFailed, match="write `int"):
+        Evaluator(guard, integers=integers).test({"s": {"n": 2.0, "x": 2.0}})
 
 
 def test_stubs_of_tools_count_characters_too(tmp_path: Path) -> None:
