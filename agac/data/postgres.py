@@ -374,7 +374,7 @@ class PostgresSink(sqlite.TableSink):
             return None
         if isinstance(value, str) and column.family != "json":
             return _UNFIT.sub("\ufffd", value)
-        if type(value) in (int, float) and _changes(value, column):
+        if isinstance(value, int | float) and not isinstance(value, bool) and _changes(value, column):
             what = f"the column {column.name!r} is {column.type}, which would change {encode(value)}"
             raise AgacError(f"{self._shown}: {what}", remedy="Make it numeric, without a number of digits.")
         return _UNFIT_JSON.sub(lambda match: f"{match[1] or ''}\ufffd", encode(value))

@@ -23,7 +23,7 @@ from agac.spec.tools import McpServer, ToolRules
 from agac.tools.tool_functions import NO_INTENT, Intent, SessionGone, ToolFailed, ToolLost, ToolTimeout
 
 if TYPE_CHECKING:
-    from agac.tools.mcp_session import McpSession
+    from agac.tools.mcp_session import McpSession, Mode
 
 MOST_FAILURES, BACKOFF_S, REST_S = 3, 0.5, 30.0
 """Sessions of a server that may end or not begin without a call that worked between them; seconds before the second,
@@ -55,6 +55,8 @@ class _Served:
     sessions: defaultdict[bytes, list[McpSession]] = field(default_factory=lambda: defaultdict(list))
     used: dict[bytes, McpSession] = field(default_factory=dict)
     opening: defaultdict[bytes, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    mode: Mode = "auto"
+    """Whether a session asks for the version of the protocol: the first one tells."""
 
     def __str__(self) -> str:
         return f"MCP server {self.spec.name!r} ({self.spec.target})"
@@ -201,13 +203,15 @@ class McpServers:
         while served.failures < MOST_FAILURES or time.monotonic() >= served.rests_until:
             if served.failures:
                 await asyncio.sleep(BACKOFF_S * 2 ** (min(served.failures, MOST_FAILURES) - 1))
-            session = McpSession(spec.name, reached, self._watch)
+            session = McpSession(spec.name, reached, self._watch, served.mode)
             self._all.add(session)
             session.task.add_done_callback(lambda _, one=session: self._all.discard(one))  # type: ignore[misc]
             try:
                 await session.open(spec.timeout)
+                served.mode = session.mode
                 await self._compare(spec, session)
             except SessionGone as gone:
+                served.mode = "auto"
                 served.failed(str(gone))
                 await session.close()
             except BaseException:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import anyio
 import httpx2
@@ -24,6 +24,7 @@ from mcp import types as wire
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agac.core.redact import Redactor
@@ -39,6 +40,9 @@ _TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are re
 _UNREACHED, _UNSENT = -32099, -32098  # codes of errors that HTTP gave, and not the server; the request was not sent
 _OURS = token_hex(16)  # data of these errors: a server may use the same codes, and does not know it
 _CHUNK = 1 << 16
+_NOISE_S = 0.02  # for what a server wrote before its answer to be read
+
+Mode = Literal["auto", "legacy"]
 
 _log = logging.getLogger("agac.mcp")
 for _name in ("mcp", "client", "httpx2"):  # what they say is said by our errors
@@ -55,15 +59,18 @@ class McpSession:
     """A session, which a task of its own opens and closes, as the package wants it. `calls` are under way; `changed`:
     its tools are others; `retired`: it takes no new calls, and ends with those that it has; `gone`: why it ended."""
 
-    def __init__(self, name: str, reached: ServerAddress, watch: Callable[[int], None]) -> None:
-        """`watch` is told of a process by its id, and of its end by the same number below 0."""
+    def __init__(self, name: str, reached: ServerAddress, watch: Callable[[int], None], mode: Mode = "auto") -> None:
+        """`watch` is told of a process by its id, and of its end by the same number below 0. `mode`: whether the server
+        is asked for its version of the protocol, or is known to have an older one, `legacy`."""
         self.calls, self.changed, self.retired, self.gone = 0, False, False, ""
         self._name, self._reached, self._watch = name, reached, watch
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._client.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._patience = END_S
         self._end, self._clean = asyncio.Event(), Redactor(reached.secrets).clean
+        self.mode: Mode = mode
         self._said, self._logged = deque[str](maxlen=5), 0
+        self._held: list[str] | None = []  # what it writes until the version of the protocol is agreed on
         self.task = asyncio.get_running_loop().create_task(self._own())
 
     async def open(self, seconds: float) -> None:
@@ -147,8 +154,9 @@ class McpSession:
         try:
             async with self._transport() as transport:
                 own = wire.Implementation(name="agac", version=version("agac"))
-                session = Client(transport, cache=None, message_handler=self._heard, client_info=own)
-                async with session as client, anyio.create_task_group() as group:
+                how: dict[str, Any] = {"cache": None, "message_handler": self._heard, "client_info": own}
+                async with Client(transport, mode=self.mode, **how) as client, anyio.create_task_group() as group:
+                    await self._agreed(client.protocol_version)
                     with anyio.move_on_after(LISTEN_S):
                         await group.start(self._listen, client)
                     self._client.set_result(client)
@@ -158,8 +166,18 @@ class McpSession:
             self.gone = self._why(error)
         self.gone = self.gone or "it ended"
         self._end.set()
+        self._log_held(logging.INFO)
         if not self._client.done():
             self._client.set_exception(SessionGone(self.gone, sent=False))
+
+    async def _agreed(self, version: str) -> None:
+        """Passes over what a server of an older version wrote: the question for a newer one is noise in its log."""
+        asked, self.mode = self.mode, "legacy" if version in HANDSHAKE_PROTOCOL_VERSIONS else "auto"
+        if asked == "auto" and self.mode == "legacy":
+            await asyncio.sleep(_NOISE_S)
+            self._said.clear()
+            self._log_held(logging.DEBUG)
+        self._log_held(logging.INFO)
 
     async def _listen(self, client: Client, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Servers of the newer protocol tell of changes to those that asked for it."""
@@ -283,10 +301,17 @@ class McpSession:
         for text in filter(str.strip, LINE_END.split(self._clean(said.decode("utf-8", "replace")))):
             self._said.append(text.strip()[:300])
             before, self._logged = self._logged, self._logged + len(text)
-            if before < LOG_BYTES:
+            if before < LOG_BYTES and self._held is not None:
+                self._held.append(text)
+            elif before < LOG_BYTES:
                 _log.info("%s: %s", self._name, text)
             if before < LOG_BYTES <= self._logged:
                 _log.warning("%s: it writes more than %s kB; the rest is not logged", self._name, LOG_BYTES // 1000)
+
+    def _log_held(self, level: int) -> None:
+        held, self._held = self._held, None
+        for text in held or ():
+            _log.log(level, "%s: %s", self._name, text)
 
 
 class _BoundedHttp(httpx2.AsyncClient):

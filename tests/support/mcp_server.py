@@ -15,6 +15,7 @@ WORDS.add_argument("--tools", default="echo,count,die,hang,flood,huge,noise,evil
 WORDS.add_argument("--instructions")
 WORDS.add_argument("--silent", action="store_true")
 WORDS.add_argument("--broken", action="store_true")
+WORDS.add_argument("--noisy", action="store_true", help="writes of requests that it does not know")
 WORDS.add_argument("--endless", action="store_true", help="lists large tools without an end")
 WORDS.add_argument("--deaf", action="store_true", help="stays when its input ends, and at SIGTERM")
 WORDS.add_argument("--spawn", help="starts a child that outlives it, and writes both ids into this file")
@@ -137,6 +138,8 @@ def answer(message: dict) -> None:
     elif method == "tools/call":
         result = called(params["name"], params.get("arguments", {}), number)
     elif number is not None:
+        if GIVEN.noisy:
+            print(f"31 validation errors for {method}\n  Input should be 'ping'", file=sys.stderr, flush=True)
         send({"id": number, "error": {"code": -32601, "message": "Method not found"}})
         return
     else:

@@ -127,6 +127,20 @@ async def test_a_server_that_dies_is_started_again() -> None:
         assert "3 times in a row" in await failure(call("echo"))
 
 
+async def test_what_a_server_says_of_the_question_for_its_version_explains_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "agac.mcp")
+    async with calls(server("--noisy")) as call:
+        assert (await call("count")).endswith(" 1")
+        said = await failure(call("die", repeatable=False))
+        assert said.endswith("its process ended with exit status 3: its last words")
+        assert (await call("count")).endswith(" 1")  # a new session, which does not ask again
+    noise = [record for record in caplog.records if "31 validation errors for server/discover" in record.message]
+    assert [record.levelno for record in noise] == [logging.DEBUG]
+    assert any(record.levelno == logging.INFO and "its last words" in record.message for record in caplog.records)
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
