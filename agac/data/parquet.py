@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -59,7 +61,8 @@ class _ColumnType(NamedTuple):
 
 class TypedRows:
     """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers.
-    `names`: what columns are called that have another name in duckdb, which tells no `Name` from `name`."""
+    `names`: what columns are called that have another name in duckdb, which tells no `Name` from `name`. `durations`:
+    columns of integers that are durations, and how many of their digits are parts of a second."""
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class TypedRows:
         json: bool = False,
         mixed: Collection[str] = (),
         names: Mapping[str, str] = MappingProxyType({}),
+        durations: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._selected = tuple(found.columns)
         self.columns = tuple(names.get(name, name) for name in self._selected)
@@ -75,6 +79,9 @@ class TypedRows:
             _ColumnType("DOUBLE", _plain_number) if name in mixed and kind.id == "double" else _reading(kind, json=json)
             for name, kind in zip(self._selected, found.types, strict=True)
         ]
+        for place, name in enumerate(self.columns):
+            if name in durations and self._readings[place].type == "BIGINT":
+                self._readings[place] = _ColumnType("BIGINT", partial(_iso_duration, durations[name]))
 
     def read(
         self, connection: DuckDBPyConnection, rows: str, start: int
@@ -137,7 +144,8 @@ class ParquetSource(FileSource):
         with self._connected() as connection:
             self._rows = read_parquet(connection, [self._path], shown)
             found = connection.sql(f"FROM {self._rows}")
-            self._table = TypedRows(found, names=_own_names(connection, self._path, shown))
+            names = _own_names(connection, self._path, shown)
+            self._table = TypedRows(found, names=names, durations=_durations(connection, self._path))
         named = hive_fields(shown) if hive else {}
         self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
         self._columns = (*self._table.columns, *self._of_folders)
@@ -389,6 +397,65 @@ def _own_names(connection: DuckDBPyConnection, path: Path, shown: str) -> dict[s
     if len(columns) != len(names):
         return {}
     return {column: name for column, name in zip(columns, names, strict=True) if column != name}
+
+
+def _durations(connection: DuckDBPyConnection, path: Path) -> dict[str, int]:
+    """The columns of a file that are durations to Arrow, with the decimals of their seconds. Parquet has no such type:
+    what writes Arrow keeps its own schema beside the file's."""
+    found = connection.execute(
+        f"SELECT value FROM parquet_kv_metadata({literal(no_pattern(path))}) "  # noqa: S608 - quoted
+        "WHERE key = 'ARROW:schema'::BLOB"
+    ).fetchone()
+    try:
+        return _arrow_durations(b64decode(found[0])) if found else {}
+    except (ValueError, LookupError, struct.error):  # another form than the one that is known: then they stay integers
+        return {}
+
+
+_DURATION = 18  # of the union Type
+_DECIMALS = (0, 3, 6, 9)  # of seconds, milli-, micro- and nanoseconds, in the order of Arrow's TimeUnit
+
+
+def _arrow_durations(message: bytes) -> dict[str, int]:
+    """Of a schema as Arrow writes it, a FlatBuffers message after its length: (github.com/apache/arrow, Schema.fbs and
+    Message.fbs, read November 2026). Raises struct.error and ValueError for anything else."""
+    data = message[8:] if message[:4] == b"\xff\xff\xff\xff" else message[4:]
+
+    def number(form: str, at: int) -> int:
+        return int(struct.unpack_from(form, data, at)[0])
+
+    def field(table: int, place: int) -> int | None:
+        """Where a field of a table is; None: it has its default."""
+        layout = table - number("<i", table)
+        slot = 4 + 2 * place
+        offset = number("<H", layout + slot) if slot < number("<H", layout) else 0
+        return table + offset if offset else None
+
+    def inner(table: int, place: int) -> int:
+        """The table, vector or text that a field names. Raises ValueError where there is none."""
+        at = field(table, place)
+        if at is None:
+            raise ValueError("a part of the schema is missing")
+        return at + number("<I", at)
+
+    schema = inner(number("<I", 0), 2)
+    columns, durations = inner(schema, 1), dict[str, int]()
+    for place in range(number("<I", columns)):
+        at = columns + 4 + 4 * place
+        column = at + number("<I", at)
+        kind = field(column, 2)
+        if kind is not None and number("<B", kind) == _DURATION:
+            name, unit = inner(column, 0), field(inner(column, 3), 0)
+            text = data[name + 4 : name + 4 + number("<I", name)].decode()
+            durations[text] = _DECIMALS[1 if unit is None else number("<h", unit)]
+    return durations
+
+
+def _iso_duration(decimals: int, value: int) -> str:
+    """`PT90.5S`: ISO 8601 in seconds, with every digit that is not 0."""
+    whole, part = divmod(abs(value), 10**decimals)
+    fraction = f".{part:0{decimals}d}".rstrip("0") if part else ""
+    return f"{'-' if value < 0 else ''}PT{whole}{fraction}S"
 
 
 _MAX_DIGITS = 38  # of a decimal of duckdb; it reads others as doubles

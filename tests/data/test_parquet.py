@@ -107,6 +107,27 @@ def test_a_key_that_comes_twice_in_a_map_costs_its_row_alone(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_duration_is_an_iso_text_and_no_bare_integer(tmp_path: Path, unit: str) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parts = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    values = [90 * parts, None, -parts, 0, parts // 2, 1]
+    columns = {"n": arrow.array(values), "took": arrow.array(values, arrow.duration(unit)), "t": arrow.array(["x"] * 6)}
+    parquet.write_table(arrow.table(columns), tmp_path / "rows.parquet")
+    rows = [record.data or {} for record in opened(tmp_path / "rows.parquet").records()]
+    assert [row["n"] for row in rows] == values
+    half, least = {"s": ("PT0S", "PT1S"), "ms": ("PT0.5S", "PT0.001S"), "us": ("PT0.5S", "PT0.000001S"),
+                   "ns": ("PT0.5S", "PT0.000000001S")}[unit]  # fmt: skip
+    assert [row["took"] for row in rows] == ["PT90S", None, "-PT1S", "PT0S", half, least]
+
+
+def test_a_duration_of_pandas_is_one_too(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"took": pandas.to_timedelta(["1 days 00:00:01.5", None])})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    assert rows_of(tmp_path / "rows.parquet") == [{"took": "PT86401.5S"}, {"took": None}]
+
+
 def test_columns_that_differ_by_case_keep_their_names(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     inner = {"a": 1, "b": {"c": [2]}}
