@@ -344,6 +344,9 @@ def conversation_lines(stages: Iterable[Summary]) -> Iterator[str]:
             each = f" ({found['dedup']:.1f} calls each)" if (found["dedup"] or 0) > 1 else ""
             calls = f"{counted(tools['requested'], 'call')}, {tools['executed']:,} executed{each}{kinds}"
             yield f"Tools at {stage['name']}: {calls}; {talks}"
+            for name, failed in found.get("failing_tools", {}).items():
+                what = "its one call" if failed == 1 else f"all of its {failed:,} calls"
+                yield f"  {name} failed in {what}; rows that need it fail with `on_tool_failure: fail`"
 
 
 def timing_line(summary: Summary) -> str | None:

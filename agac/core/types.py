@@ -162,6 +162,8 @@ class ToolResult:
     call_id: str
     text: str
     is_error: bool = False
+    by_tool: bool = False
+    """Whether the tool itself failed. Other errors are of calls that were never made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,10 @@ class TaskConversation:
         if len(failed) == ALIKE and failed[0] and failed.count(failed[0]) == ALIKE:
             what = "; ".join(f"{name}: {text}" for name, text in failed[0])
             return RowError(ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}")
+        pairs = zip(turn.reply.calls, results, strict=True)
+        broken = [f"{call.name}: {result.text}" for call, result in pairs if result.by_tool]
+        if broken and self.stage.tooling.on_failure == "fail":
+            return RowError(ErrorType.TOOL_SERVER_ERROR, f"{broken[0]}; the stage has on_tool_failure: fail")
         if self.spec.result_mode != "passthrough":
             turn.results = _bounded(results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)]))
             return None
@@ -251,7 +255,7 @@ _OF_FORM = (ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED)
 
 def told(call: ToolCall, text: str, state: str) -> ToolResult:
     """What the model is told of a call that is in this state."""
-    return ToolResult(call.id, text, is_error=state != "done")
+    return ToolResult(call.id, text, is_error=state != "done", by_tool=state == "error")
 
 
 def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
@@ -364,7 +368,7 @@ class Agents:
         self._preparer = Preparer(tuple(self._children.values()), plan.vars, context.places.run)
         self._database, self._workflow, self._run = context.places.database, context.plan.workflow, context.places.run
         self._ledger, self._stop_signal, self._clocks = context.ledger, context.stop_signal, context.work.clocks
-        self._clean = context.work.redactor.clean
+        self._clean, self._stops = context.work.redactor.clean, context.stops
         self._choice = context.work.retry.calls if context.work.retry else context.work.calls
         self._stored: dict[bytes, tuple[list[StoredTurn], list[StoredCall]]] = {}
         self._open: dict[bytes, TaskConversation] = {}
@@ -631,6 +635,8 @@ class Agents:
                 raise BeginAnew(outcome.lost)
             return outcome.lost
         state = "error" if outcome.error else "done"
+        if not outcome.how:  # it was made, and not answered by a stub or an equal call
+            self._stops.tool_called(talk.stage.name, call.name, self._clean(outcome.text) if outcome.error else None)
         result = self.keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
         if intent.is_begun:  # a kill that comes now would leave a question
             await self.durable()

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import AgacError, ErrorType, RowError
+from agac.core.text import beginning
 from agac.core.types import About, Fault, FaultKind, RowId
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel
@@ -122,6 +123,7 @@ FIRST_OUTCOMES = 20
 """Outcomes of a stage that are looked at. A stage that has so many answers already has shown that it works."""
 
 ALIKE = 17  # more than 80 % of them
+MOST_OF_FAILURE = 300  # characters of what a tool said that failed
 
 
 class StopRules:
@@ -137,6 +139,8 @@ class StopRules:
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[tuple[str, ErrorType]] = Counter()
         self._failed: set[tuple[str, bytes]] = set()
+        self._tools: Counter[tuple[str, str]] = Counter()
+        self._broken_tools: Counter[tuple[str, str]] = Counter()
 
     def answered(self, stage: str) -> None:
         """A task was asked and has its answer."""
@@ -160,6 +164,22 @@ class StopRules:
                 f"row {row_id!r} for example: {error.message}",
             )
         self._count(stage)
+
+    def tool_called(self, stage: str, tool: str, failure: str | None) -> None:
+        """A call of an agent's tool ended; `failure`: what it said when it failed. A tool whose first calls of an
+        invocation nearly all fail ends the run: its rows would be answered without it."""
+        key = stage, tool
+        if not self._guards_all or self._tools[key] >= FIRST_OUTCOMES:
+            return
+        self._tools[key] += 1
+        self._broken_tools[key] += failure is not None
+        if failure is not None and self._broken_tools[key] >= ALIKE:
+            self._stop_signal.end(
+                StopReason.LOSS,
+                f"{ALIKE} of the first {self._tools[key]} calls of the tool {tool} at stage {stage!r} failed, the last "
+                f"one with: {beginning(failure, MOST_OF_FAILURE)}. Rows that are done were answered without it; "
+                "--fresh asks them again",
+            )
 
     def row_failed(self) -> None:
         """One more failed row; so many as `max_errors` end the run, and the first one where it is 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -315,8 +315,23 @@ def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
             "requested": served.total(), "executed": ran,
             **{key: served[key] for key in ("coalesced", "cached", "stub", "replayed", "error", "refused", "unknown")},
         },
+        **({"failing_tools": failing} if (failing := _failing_tools(counts)) else {}),
         "dedup": round((ran + served["coalesced"] + served["cached"]) / ran, 2) if ran else None,
     }  # fmt: skip
+
+
+def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
+    """The tools of which no call worked, each with how many failed."""
+    ended: dict[str, Counter[str]] = defaultdict(Counter)
+    for count in counts:
+        if count.outcome == TOOL and count.model:
+            ended[count.model][count.error_type] += count.tasks
+    worked = ("", "cached", "stub", "replayed")  # an equal call shares a failure, too
+    return {
+        name: states["error"]
+        for name, states in sorted(ended.items())
+        if states["error"] and not any(states[one] for one in worked)
+    }
 
 
 def _agreement(counts: Iterable[Count], vote: Any) -> dict[str, Any]:

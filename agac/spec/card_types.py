@@ -42,7 +42,7 @@ _UNFIT = {
     "explode": "explode the list at a stage before it", "group_by": "make one text of a group at a stage before it",
     "instructions": "write them into the cards that it names", "messages": "name them in the cards that it names",
     "tools": "name them in the cards that it names", "skills": "name them in the cards that it names",
-    "reads": "only a stage with a card of type agent has tools of its own",
+    **dict.fromkeys(("reads", "on_tool_failure"), "only a stage with a card of type agent has tools of its own"),
     "max_turns": "write `request_params: {max_iterations: …}` into the cards that it names",
     "tools_mode": "give --tools-mode to the run", "tool_stubs": "give --tool-stubs to the run",
     "runtime": "give the stage a card of type agent, or none",

@@ -30,7 +30,7 @@ from agac.spec.graph import Makes
 from agac.spec.operations import CHANGING, CHOICES, OPERATIONS, Choice, Incomplete, Match, OnReject, OnTimeout, made_by
 from agac.spec.rule_models import Budget, RunRulesFile
 from agac.spec.templates import Syntax
-from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, Runtime, ToolScope, ToolsMode
+from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, OnToolFailure, Runtime, ToolScope, ToolsMode
 
 _BATCH, _RETRIES, _PROGRAM = workflow.DEFAULT_BATCH, workflow.DEFAULT_RETRIES, Runtime()
 
@@ -500,6 +500,9 @@ class StageFile(DefaultsFile):
     )
     tool_stubs: Annotated[dict[NonEmpty, Any], Field(min_length=1)] | None = key(
         "Stand-ins for tools in the mode `stub`, by the name of the tool."
+    )
+    on_tool_failure: OnToolFailure | None = key(
+        "What a tool that failed does to its row: the model is told and goes on (`go_on`), or the row fails (`fail`)."
     )
     reads: list[NonEmpty] | None = key(
         "Patterns of the project's files that tools read: when one changes, rows are asked again.",

@@ -36,7 +36,7 @@ _SEARCHES = {
     "https://serpapi.com/search.json": ("SERPAPI_KEY", "SERPAPI_API_KEY", "SERP_API_KEY"),
 }
 """Services that a web search without a `url` asks, each with the variables in which its key may be."""
-FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "reads")
+FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "on_tool_failure", "reads")
 """Keys of a stage that are for one with tools."""
 
 
@@ -70,7 +70,10 @@ class ToolReader:
             mode, tools, over = self._mode(), tuple(map(self._with_keys, self.tools)), self.overrides
             of_card, spec = self.card.keys.request_params.max_iterations if self.card else None, self._spec(mode)
             turns, files = over.max_turns or self.written.max_turns or of_card, dict(sorted(self.files.items()))
-            how = ToolSettings({}, tuple(self.servers), turns or MAX_TURNS, mode == "record", over.replay, files)
+            how = ToolSettings(
+                servers=tuple(self.servers), max_turns=turns or MAX_TURNS, record=mode == "record",
+                replay=over.replay, files=files, on_failure=self.written.on_tool_failure or "go_on",
+            )  # fmt: skip
             return {"agent_spec": spec, "tooling": how, "named_tools": tools}
         for key in self.written.model_fields_set & {*FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")

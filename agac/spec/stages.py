@@ -68,7 +68,7 @@ SAME = StageFile.model_fields.keys() & {one.name for one in fields(workflow.Stag
 _ASKING = DefaultsFile.model_fields.keys() | {
     "agent", "instructions", "prompt", "template", "messages", "output_schema", "output_field", "reply", "visible",
     "budget", "group_by", "reduce", "incomplete", "replicas", "vote", "tools", "max_turns", "tools_mode", "tool_stubs",
-    "reads", "skills", "expect", "escalate", "runtime",
+    "on_tool_failure", "reads", "skills", "expect", "escalate", "runtime",
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
@@ -373,7 +373,8 @@ class StageBuilder:
     def of_card(self, card: Card, name: str, path: Path_, caller: StageFile | None = None) -> WrittenStage:
         """An agent that another may call, as a stage whose rows are the arguments of calls."""
         prompt = "${row_json}" if card.keys.tool_input_schema else "${message}"
-        how = {key: getattr(caller, key, None) for key in ("tools_mode", "tool_stubs")}  # with stubs nobody runs a tool
+        # with stubs nobody runs a tool
+        how = {key: getattr(caller, key, None) for key in ("tools_mode", "tool_stubs", "on_tool_failure")}
         written = StageFile.model_construct({"name", "prompt"}, name=name, prompt=prompt, **how)
         own = self._asking(written, path, (), card=card)
         own |= {"run_mode": "sync", "where": own["where"] | {"": card.document.where(())}}

@@ -17,6 +17,7 @@ ToolKind = Literal["function", "builtin", "mcp", "skill", "agent"]
 ToolsMode = Literal["live", "stub", "record", "replay"]
 ResultMode = Literal["postprocess", "passthrough", "selectable"]
 StructuredTools = Literal["auto", "always", "defer", "no_tools"]
+OnToolFailure = Literal["go_on", "fail"]
 ToolScope = Literal["run", "row"]
 
 MAX_TURNS = 20  # model calls of a conversation, where a card does not say
@@ -173,7 +174,8 @@ class Runtime:
 class ToolSettings:
     """How an agent's tools are run, beside the definition. `rules` by the name of their tool; `max_turns` bounds a
     conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken;
-    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a runtime."""
+    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a runtime;
+    `on_failure` says whether a row goes on whose call of a tool failed."""
 
     rules: Mapping[str, ToolRules] = field(default_factory=dict)
     servers: tuple[McpServer, ...] = ()
@@ -182,6 +184,7 @@ class ToolSettings:
     replay: int | None = None
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     program: Runtime | None = None
+    on_failure: OnToolFailure = "go_on"
 
 
 NO_TOOLS = ToolSettings()  # those of a stage without tools

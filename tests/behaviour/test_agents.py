@@ -9,7 +9,7 @@ from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
 
 import agac
-from agac.cli.run import summary_lines
+from agac.cli.run import limit_lines, summary_lines
 from agac.engine.agent import Agents
 from agac.testing import simulator
 
@@ -743,9 +743,11 @@ def test_turns_and_calls_are_counted_and_shown(agents: ProjectFolder) -> None:
     found = report.summary["stages"][0]["agent"]
     shared = {key: found["tool_calls"].pop(key) for key in ("coalesced", "cached")}
     assert sum(shared.values()) == 2
+    assert found.pop("failing_tools") == {"fail": 3}
     served = {"requested": 9, "executed": 4, "stub": 0, "replayed": 0, "error": 3, "refused": 3, "unknown": 0}
     assert found == {"conversations": 3, "turns": 6, "dedup": 1.5, "tool_calls": served}
     told = agents.agac("status", "last").out
+    assert "  fail failed in all of its 3 calls; rows that need it fail with `on_tool_failure: fail`" in told
     assert "Tools at ask: 9 calls, 4 executed (1.5 calls each), " in told
     assert ", 3 failed, 3 refused; 6 turns in 3 conversations" in told
     shown = agents.agac("inspect", "last", "r-0").out
@@ -824,3 +826,73 @@ def test_a_tool_that_is_not_offered_is_not_run(agents: ProjectFolder, policy: st
     assert [(name, state) for _, _, name, state, _ in calls(agents)] == [("send", "refused")]
     assert "no tools are offered now" in str(model.requests[-1])
     assert not (agents.root / "tools/sent").exists()
+
+
+BROKEN = STAGE | {"tools": ["tools/t.py:fail", "tools/t.py:look"]}
+FAILING = [{"turn": 1, "calls": [FAIL]}, {"reply": "so"}]
+
+
+def test_a_row_fails_with_its_tool_where_the_stage_says_so(agents: ProjectFolder) -> None:
+    with simulator(script=FAILING) as model:
+        for keys, exit_code in (({}, 0), ({"on_tool_failure": "go_on"}, 0), ({"on_tool_failure": "fail"}, 3)):
+            report = agents.run(agents.workflow(stages=[BROKEN | keys], rows=3), fresh=True)
+            assert report.exit_code == exit_code
+            assert report.summary["stages"][0]["agent"]["failing_tools"]["fail"] >= 3
+            assert [row["ok"] for row in agents.envelopes()] == [exit_code == 0] * 3
+        ((error,), asked) = report.summary["errors"], len(model.requests)
+        assert (error["type"], error["rows"]) == ("ToolServerError", 3)
+        assert (
+            error["example"]["message"]
+            == "fail: ValueError: nothing there (tools/t.py:10); the stage has on_tool_failure: fail"
+        )
+        assert asked == 2 * 3 + 2 * 3 + 3
+    said = "\n".join(summary_lines(report, "agac run -a workflow", None))
+    assert "ToolServerError in ask: 3 rows" in said
+    agents.write("tools/t.py", TOOLS.replace('raise ValueError("nothing there")', 'return "there"'))
+    with simulator(script=FAILING) as model:
+        assert agents.run().exit_code == 0
+    assert len(model.requests) == 6
+    agents.assert_sound()
+
+
+def test_a_call_that_a_model_got_wrong_is_no_failure_of_its_tool(agents: ProjectFolder) -> None:
+    wrong = [call("look", p=1), call("nothing"), {"name": "look", "arguments": "{no json"}]
+    with simulator(script=script(wrong, [LOOK], "so")):
+        report = agents.run(agents.workflow(stages=[BROKEN | {"on_tool_failure": "fail"}], rows=1))
+    assert (report.exit_code, outcome(agents)) == (0, "so")
+    assert "failing_tools" not in report.summary["stages"][0]["agent"]
+
+
+def test_a_stub_that_is_an_error_fails_its_row_too(agents: ProjectFolder) -> None:
+    stubs = {"tools_mode": "stub", "tool_stubs": {"fail": {"error": "no key"}, "look": "found"}}
+    with simulator(script=FAILING):
+        agents.run(agents.workflow(stages=[BROKEN | stubs | {"on_tool_failure": "fail"}], rows=1))
+    assert outcome(agents) == "ToolServerError"
+
+
+def test_a_run_stops_when_nearly_all_first_calls_of_a_tool_fail(agents: ProjectFolder) -> None:
+    rows = [{"id": f"r-{n}", "text": f"of {n}"} for n in range(60)]
+    with simulator(script=FAILING) as model:
+        report = agents.run(agents.workflow(stages=[BROKEN], rows=rows), concurrency=4)
+        assert (report.exit_code, report.stop) == (1, "loss")
+        assert len(model.requests) < 2 * 60
+    what = (
+        "17 of the first 17 calls of the tool fail at stage 'ask' failed, the last one with: ValueError: nothing there"
+    )
+    assert (report.stopped or "").startswith(what)
+    assert (report.stopped or "").endswith("--fresh asks them again")
+    assert "set `stop_loss: false`" in "\n".join(limit_lines(report, "agac run -a workflow"))
+    assert not (agents.root / "output/reviews").exists()
+    with simulator(script=FAILING):
+        report = agents.run(agents.workflow(stages=[BROKEN], rows=rows, stop_loss=False))
+    assert (report.exit_code, report.summary["rows"]["done"]) == (0, 60)
+
+
+def test_a_tool_that_works_at_first_or_for_some_stops_no_run(agents: ProjectFolder) -> None:
+    rows = [{"id": f"r-{n:02}", "text": f"of {n}"} for n in range(40)]
+    rules = [{"match": row["text"] + "\n", "turn": 1, "calls": [call("fail", q=str(n))]} for n, row in enumerate(rows)]
+    stage = BROKEN | {"prompt": "${text}\n", "tools": ["tools/t.py:fail"]}
+    agents.write("tools/t.py", TOOLS.replace("raise ValueError", "if int(q) < 4: return q\n    raise ValueError"))
+    with simulator(script=[*rules, {"reply": "so"}]):
+        report = agents.run(agents.workflow(stages=[stage], rows=rows), concurrency=1)
+    assert (report.exit_code, report.stop) == (0, None)

@@ -71,7 +71,7 @@ ADDED = {
 
 GROWN = re.compile(
     r"\.inputs?\.format: |\.(defaults|stages\[\])\.retries\b"
-    r"|\.stages\[\]\.(review|expect|checks|escalate|vote|tools|max_turns|tools_mode|tool_stubs|reads|skills|runtime)\b|\.(tools|mcp|lint|ci|executor)\b|\.row_budget\.(turns|tool_calls)\b"
+    r"|\.stages\[\]\.(review|expect|checks|escalate|vote|tools|max_turns|tools_mode|tool_stubs|on_tool_failure|reads|skills|runtime)\b|\.(tools|mcp|lint|ci|executor)\b|\.row_budget\.(turns|tool_calls)\b"
     r"|\.notify\b|\.(agents|api_key|child_timeout_sec|commands|cwd|function_tools|harness_tools|history_\w+|lifecycle_hooks)\b"
     r"|\.(max_display_instances|max_parallel|mcp_connect|prompts|resources|save_trajectory|servers|shell|skills)\b"
     r"|\.(subagent_model|subagents|tool_hooks|tool_input_schema|trim_tool_history|variables)\b"
@@ -125,7 +125,8 @@ def without_added(value: Any, listed: bool) -> Any:
             {"least", "most", "valid", "remote"} if value.keys() & {"usd_at_most", "collapsed"} else set()
         )  # of plans
         added |= {"blocked"} if "segments" in value else set()
-        added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
+        # patterns beside the hash that a definition has, and what a failed tool does to its row
+        added |= {"files", "on_failure"} if "servers" in value else set()
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         added |= ESTIMATED if {"estimate", "segments", "max_errors"} & value.keys() else set()
         added |= {"number"} if value.get("waits_for") and value.get("run", 0) is None else set()

@@ -126,7 +126,8 @@ RESOLVED = {
     *("model", "backend", "temperature", "max_tokens", "timeout", "fallback", "agent", "enabled", "when", "processes"),
     *("python", "filter", "select", "rename", "dedupe", "review", "group_by", "reduce", "incomplete"),
     *("instructions", "template", "messages", "output_schema", "visible", "syntax"),
-    *("tools", "max_turns", "tools_mode", "tool_stubs", "reads", "skills", "expect", "escalate"),
+    *("tools", "max_turns", "tools_mode", "tool_stubs", "on_tool_failure"),
+    *("reads", "skills", "expect", "escalate"),
 }
 """Keys of stages that stand in a Stage under other names, for they name files, models, expressions or operations; and
 `syntax`, of which a compiled template has nothing left to say; `escalate` is a stage of its own."""
