@@ -125,8 +125,7 @@ def without_added(value: Any, listed: bool) -> Any:
             {"least", "most", "valid", "remote"} if value.keys() & {"usd_at_most", "collapsed"} else set()
         )  # of plans
         added |= {"blocked"} if "segments" in value else set()
-        # patterns beside the hash that a definition has, and what a failed tool does to its row
-        added |= {"files", "on_failure"} if "servers" in value else set()
+        added |= {"files"} if "servers" in value else set()  # patterns beside the hash that a definition has
         added |= {"duration_s", "hint", *(["tasks"] if "processed" in str(value.get("tasks")) else [])}
         added |= ESTIMATED if {"estimate", "segments", "max_errors"} & value.keys() else set()
         added |= {"number"} if value.get("waits_for") and value.get("run", 0) is None else set()
