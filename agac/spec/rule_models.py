@@ -93,7 +93,9 @@ class RunRulesFile(FileModel):
     budget: Budget | None = key("What a run may spend at most, over all its invocations; a number is US dollars.")
     row_budget: RowBudget | None = key("What one row may spend at most in an invocation.")
     confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
-    stop_loss: bool = key("Stop when over 80 % of a stage's first 20 outcomes fail alike.", default=True)
+    stop_loss: bool = key(
+        "Stop when over 80 % of a stage's first 20 outcomes fail alike, or of a tool's first 20 calls.", default=True
+    )
     max_errors: int | None = key("Stop when so many rows failed; 0 stops at the first, as 1 does.", ge=0)
     max_open_rows: int | None = key(
         "The most rows under way at a time where stages have tools; left out: four times the calls.", ge=1, le=100_000

@@ -64,6 +64,17 @@ def test_each_turn_is_a_batch_of_those_that_go_on(batches_at: Make) -> None:
     project.assert_sound()
 
 
+def test_a_form_that_is_said_in_words_takes_no_batch_of_its_own(batches_at: Make) -> None:
+    project = batches_at(tools_with_schema=False)
+    asks(project, [turns(1, row) for row in range(4)], "look_up", stage={"output_schema": {"a": "string"}})
+    project.run()
+    project.to_the_end()
+    assert [tasks for (tasks,) in project.query("SELECT tasks FROM batch ORDER BY id")] == [4, 4]
+    assert project.charged()[1] == 8
+    assert project.output(file="summary.json")["rows"]["done"] == 4
+    project.assert_sound()
+
+
 def test_the_last_conversations_go_on_by_calls(batches_at: Make) -> None:
     project = batches_at()
     asks(project, [turns(3 if row == 5 else 1, row) for row in range(6)], "look_up", defaults={"batch": {"tail": 0.2}})
