@@ -255,7 +255,7 @@ def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
         if (agent := stage.stage).asks and agent.agent_spec is not None:
             guess = f"{'three' if agent.defers_form else 'two'} turns each are a guess"
             often = guess if stage.estimate.basis == "guess" else "as many turns as before"
-            bound = f"{agent.tooling.max_turns} at most, with one call of a tool in each"
+            bound = f"{agent.most_turns} at most, with one call of a tool in each but the last"
             yield f"  Conversations at {stage.name}: {often}; {bound}"
         elif agent.asks and agent.runtime is not None:
             often = "two calls in each are a guess" if stage.estimate.basis == "guess" else "with as much as before"

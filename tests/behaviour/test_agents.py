@@ -777,7 +777,7 @@ def test_a_plan_counts_turns_as_before_or_two_of_each(agents: ProjectFolder) -> 
     stage = STAGE | {"max_tokens": 100, "model": "simulator/small"}
     agents.workflow(stages=[stage], rows=4)
     first = agents.agac("plan", "-a", "reviews")
-    assert "Conversations at ask: two turns each are a guess; 20 at most" in first.out
+    assert "Conversations at ask: two turns each are a guess; 21 at most" in first.out
     assert "Expected: 8 calls" in first.out
     with simulator(script=script([LOOK], [call("look", q="y")], "so")):
         agents.run()
