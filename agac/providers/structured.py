@@ -98,6 +98,9 @@ _DEFINED = ("$defs", "definitions")
 _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000
 _STRICT_ENUM_VALUES = 1000
+_STRICT_CHARACTERS = 120_000  # of the names of properties and definitions, and of the values of enums and consts
+_STRICT_LARGE_ENUM = 250  # values; the texts of one with more have a bound of their own
+_STRICT_LARGE_ENUM_CHARACTERS = 15_000
 
 
 def openai_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | None:
@@ -133,7 +136,7 @@ def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
     """Why a schema is not within the subset of OpenAI's strict mode; None when it is."""
     if schema.get("type") != "object" or "anyOf" in schema:
         return "its root is not a plain object"
-    properties = enum_values = 0
+    size = _StrictSize()
     # schemas within it, how many levels of values below the root, and where
     waiting: list[tuple[Any, int, str]] = [(schema, 0, "")]
     while waiting:
@@ -142,14 +145,51 @@ def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
         if why:
             return f"{why} (at {way})" if way else why
         own, way = mapping(node.get("properties")), f"{way}." if way else ""
-        properties += len(own)
-        enum_values += len(node.get("enum") or ())
+        size.add(node, own)
         waiting += [(part, depth + 1, f"{way}{name}") for name, part in own.items()]
         waiting += [(one, depth, f"{kind}.{key}") for kind in _DEFINED for key, one in mapping(node.get(kind)).items()]
         waiting += [(node["items"], depth + 1, f"{way}items")] if "items" in node else []
         waiting += [(one, depth, f"{way}anyOf") for one in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
-    large = properties > _STRICT_PROPERTIES or enum_values > _STRICT_ENUM_VALUES
-    return "it has too many properties or values of enums" if large else None
+    return size.obstacle()
+
+
+@dataclass(slots=True)
+class _StrictSize:
+    """What counts against the bounds of OpenAI's strict mode in a whole schema."""
+
+    properties: int = 0
+    enum_values: int = 0
+    characters: int = 0
+    """Of names and of values: a bound on all of them together."""
+
+    large_enum: int = 0
+    """The most characters that the texts of one enum have which has many values."""
+
+    def add(self, node: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Counts one schema within the whole, with its `own` properties."""
+        values = node.get("enum") or []
+        texts = [len(value) for value in values if isinstance(value, str)]
+        self.properties += len(own)
+        self.enum_values += len(values)
+        names = [*own, *(name for kind in _DEFINED for name in mapping(node.get(kind)))]
+        self.characters += sum(map(len, names)) + sum(texts)
+        if isinstance(const := node.get("const"), str):
+            self.characters += len(const)
+        if len(values) > _STRICT_LARGE_ENUM:
+            self.large_enum = max(self.large_enum, sum(texts))
+
+    def obstacle(self) -> str | None:
+        """Which bound is not kept; None: all are."""
+        if self.properties > _STRICT_PROPERTIES or self.enum_values > _STRICT_ENUM_VALUES:
+            return "it has too many properties or values of enums"
+        if self.large_enum > _STRICT_LARGE_ENUM_CHARACTERS:
+            return (
+                f"an enum of over {_STRICT_LARGE_ENUM} values has {self.large_enum:,} characters, and "
+                f"{_STRICT_LARGE_ENUM_CHARACTERS:,} are taken"
+            )
+        if self.characters > _STRICT_CHARACTERS:
+            return f"its names and values have {self.characters:,} characters, and {_STRICT_CHARACTERS:,} are taken"
+        return None
 
 
 def _node_obstacle(node: Any) -> str | None:

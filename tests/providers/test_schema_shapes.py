@@ -93,6 +93,11 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+def enum(values: int, characters: int) -> dict[str, Any]:
+    """Texts of so many characters each."""
+    return {"type": "string", "enum": [f"{n:0>{characters}}" for n in range(values)]}
+
+
 OPEN = "an object lacks `additionalProperties: false`"
 LARGE = "it has too many properties or values of enums"
 
@@ -128,12 +133,31 @@ LARGE = "it has too many properties or values of enums"
             closed(a={"type": "string", "enum": [str(n) for n in range(1001)]}),
             "it has too many properties or values of enums",
         ),
+        (closed(a=enum(251, 60)), "an enum of over 250 values has 15,060 characters, and 15,000 are taken"),
+        (
+            closed(a=enum(250, 200), b=enum(250, 200), c={"type": "string", "const": "x" * 20_000}),
+            "its names and values have 120,003 characters, and 120,000 are taken",
+        ),
+        (
+            closed(**{f"{n:0>100}": STRING for n in range(601)}) | {"$defs": {"x" * 60_000: STRING}},
+            "its names and values have 120,100 characters, and 120,000 are taken",
+        ),
     ],
 )
 def test_each_obstacle_keeps_a_schema_from_strict_mode(schema: dict[str, Any], obstacle: str) -> None:
     assert strict_obstacle(schema) == obstacle
 
 
-@pytest.mark.parametrize("schema", [STRICT, deep(10), closed(again={"$ref": "#"})])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        STRICT,
+        deep(10),
+        closed(again={"$ref": "#"}),
+        closed(a=enum(250, 400)),
+        closed(a=enum(300, 50), b=enum(300, 50)),
+        closed(a={"type": "string", "const": "x" * 119_999}),
+    ],
+)
 def test_what_is_no_obstacle(schema: dict[str, Any]) -> None:
     assert strict_obstacle(schema) is None
