@@ -455,6 +455,7 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
     retry = f"agac retry {record.id} --stage {stage} --error {kind}"
     return {
         "input": Advice("resumes the run, once the input is corrected", go_on(record)),
+        "schema": Advice("runs them, once the output_schema requires the field", go_on(record)),
         "budget": Advice("tries them again, once a row may spend more", retry),
         "calls": Advice("tries them again, and makes their calls of tools again", f"{retry} --repeat-calls"),
         "people": Advice("discards what people decided, and asks them again", f"{retry} --discard-decisions"),

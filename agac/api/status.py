@@ -261,14 +261,23 @@ async def state_of(
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many failed rows need another `input`, row `budget`, answer on `calls`, of `people`, or to go `again`."""
-    found, kinds = Counter[str](), {ErrorType.BUDGET_EXCEEDED: "budget", ErrorType.TOOL_OUTCOME_UNKNOWN: "calls"}
-    kinds[ErrorType.REJECTED] = "people"
+    """How many failed rows need another `input`, `schema`, row `budget`, answer on `calls`, of `people`, or to go
+    `again`."""
+    found = Counter[str]()
     for error in errors:
-        kind = error["type"]
-        by_input = not error["stage"] or kind in (ErrorType.MISSING_TEMPLATE_FIELD, ErrorType.INVALID_ROW)
-        found["input" if by_input else kinds.get(kind, "again")] += error["rows"]
+        found[_REMEDIES.get(error["type"], "again") if error["stage"] else "input"] += error["rows"]
     return found
+
+
+_REMEDIES: Mapping[str, str] = {
+    ErrorType.MISSING_TEMPLATE_FIELD: "input",
+    ErrorType.EMPTY_PROMPT: "input",
+    ErrorType.INVALID_ROW: "input",
+    ErrorType.MISSING_RESULT_FIELD: "schema",
+    ErrorType.BUDGET_EXCEEDED: "budget",
+    ErrorType.TOOL_OUTCOME_UNKNOWN: "calls",
+    ErrorType.REJECTED: "people",
+}
 
 
 def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})) -> str:

@@ -483,6 +483,11 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
     if asked := by_remedy["calls"]:
         yield f"  {counted(asked, 'row')}: {terminal.calls_remedy(run, report.summary['workflow'])}"
+    if lacking := by_remedy["schema"]:
+        yield (
+            f"  {counted(lacking, 'row')} lack a field of an earlier answer: make it required in the output_schema "
+            f"that the message names, then run: {again}"
+        )
     if unusable := by_remedy["input"]:
         these = "these rows" if len(errors) == 1 else counted(unusable, "row")
         yield f"  Fix {these} in the input, then run: {again}"

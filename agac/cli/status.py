@@ -287,6 +287,8 @@ def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
     if left:
         return f"; force a retry with: agac retry {run['run']}"
     first = "raise row_budget" if by_remedy["budget"] else "fix these rows in the input"
+    if by_remedy["schema"]:
+        first = "make the field that they lack required in output_schema"
     return f"; {first}, then run: {again}"
 
 

@@ -41,6 +41,8 @@ class ErrorType(StrEnum):
     """The names of row errors: the same in envelopes, tables, filters and docs."""
 
     MISSING_TEMPLATE_FIELD = "MissingTemplateField"
+    MISSING_RESULT_FIELD = "MissingResultField"
+    EMPTY_PROMPT = "EmptyPrompt"
     MISSING_ID_FIELD = "MissingIdField"
     DUPLICATE_ID = "DuplicateId"
     INVALID_ROW = "InvalidRow"

@@ -468,6 +468,8 @@ class Agents:
         prepared = self._preparer.prepare(child, self._preparer.view(dict(arguments)), active.new.row.id)
         if isinstance(prepared, RowError):
             return ToolOutcome(prepared.message, error=True)
+        if (refusal := prepared.refusal) is not None:
+            return ToolOutcome(refusal.message, error=True)
         own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
         if isinstance(intent, StoredIntent):
             self.intents[own] = intent

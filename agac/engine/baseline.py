@@ -387,8 +387,8 @@ class StoredAnswers:
         self, row: ForecastRow, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None
     ) -> None:
         """The stage failed, or failed before and is left so."""
-        undecided = why.NO_LEAD if error.type is ErrorType.NO_CONSENSUS else None
-        self.block(stage, row, reason or undecided or self.baseline.left_reason(stage, row))
+        known = {ErrorType.NO_CONSENSUS: why.NO_LEAD, ErrorType.EMPTY_PROMPT: why.EMPTY_PROMPT}.get(error.type)
+        self.block(stage, row, reason or known or self.baseline.left_reason(stage, row))
 
     def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
         """The row's task cannot be run, and neither can those that need it."""
@@ -572,6 +572,8 @@ class StoredAnswers:
             return None
         if not self._may_ask(stage, row):
             return Parked.PARKED
+        if isinstance(task, Prepared) and (refusal := task.refusal) is not None:
+            return refusal
         reason = self.baseline.reason(stage, row, task.fingerprint)
         spared = len(prints) - len(asked)
         found.asked(reason, row.id, len(needed) + spared, row.times, spared)

@@ -322,8 +322,10 @@ class Tasks:
         return answer
 
     async def _ask(self, asked: TaskRequest) -> TaskReply:
-        asked.is_new = True
         own, task = self._totals.stages[asked.stage.name], asked.task
+        if isinstance(task, Prepared) and (refusal := task.refusal) is not None:
+            return refusal
+        asked.is_new = True
         own.in_flight += not asked.replica
         try:
             if isinstance(task, LocalCall):

@@ -269,7 +269,7 @@ def _texts(scope: StageScope) -> list[Problem]:
     path = stage.at("prompt").path
     path = f"{stage.path}.prompt" if path.startswith(stage.path) else path  # else it was typed
     problems, foreign, seen = list[Problem](), list[Problem](), set[str]()
-    said, any_field = "syntax" in stage.levels, scope.fields.open and stage.group is None
+    any_field = scope.fields.open and stage.group is None
     for place, template in [(path, stage.prompt), *((one.path, one.content) for one in stage.examples)]:
         for placeholder in template.placeholders:
             message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
@@ -278,7 +278,7 @@ def _texts(scope: StageScope) -> list[Problem]:
                 problem = _problem(replace(placeholder.where, path=place), message)
                 problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
         at = replace(stage.at("prompt"), path=place)
-        found = templates.foreign_placeholders(template, at, known, any_field=any_field, said=said)
+        found = templates.foreign_placeholders(template, at, known, stage.syntax, any_field=any_field)
         problems += found
         foreign += found
     if stage.asks_all_alike and not foreign:
@@ -517,7 +517,7 @@ def _placeholder_inside(name: str, shape: FieldShape) -> str | None:
     """A way into a field or a result, as far as it is known."""
     head, *rest = name.split(".")
     if (missing := shape.missing(tuple(rest))) is None:
-        return None
+        return _optional_inside(name, shape)
     depth, names = missing
     before = ".".join([head, *rest[:depth]])
     if not names:
@@ -538,6 +538,19 @@ def _lacking_placeholder(name: str, scope: StageScope) -> str | None:
         return None
     message = f"${{{name}}}: {first.words()} has such a field; {did_you_mean(name, first.names())}"
     return message if first.complete else f"{message}. If later rows have it, guard the stage: when: has(row.{head})"
+
+
+def _optional_inside(name: str, shape: FieldShape) -> str | None:
+    """That answers may lack what a placeholder names."""
+    head, *rest = name.split(".")
+    if (depth := shape.optional(rest)) is None:
+        return None
+    before, part = ".".join([head, *rest[:depth]]), rest[depth]
+    whose = f"the answer of stage {head!r}" if depth == 0 and head != ITEM else before
+    return _Doubt(
+        f"${{{name}}}: {whose} may lack {part!r}, and a row fails here without it; make it required in the "
+        "output_schema, or take the placeholder out"
+    )
 
 
 def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:

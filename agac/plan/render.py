@@ -30,6 +30,14 @@ class Prepared(NamedTuple):
         """What is sent. Made when it is asked for: tasks of a plan are only looked up."""
         return Request(self.messages, self.stage.schema, self.stage.params)
 
+    @property
+    def refusal(self) -> RowError | None:
+        """Why the task may not be sent: a text of it says nothing. An answer that is stored may be taken."""
+        if not any(not message.text or message.text.isspace() for message in self.messages):
+            return None
+        what = "the prompt, or a message before it, is empty or only white space for this row; nothing was sent"
+        return RowError(ErrorType.EMPTY_PROMPT, f"stage {self.stage.name!r}: {what}")
+
 
 class RowView:
     """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
@@ -170,6 +178,19 @@ def asked_again(
     return messages, made, said
 
 
+def _missing(stage: Stage, missing: MissingField) -> RowError:
+    """Why a prompt cannot be rendered: the row lacks a field, or the answer of a stage upstream does."""
+    head, _, field = missing.name.partition(".")
+    written = in_syntax(f"${{{missing.name}}}", stage.prompt.syntax)
+    if field and head in stage.ancestors and head in missing.visible:
+        lacks = f"stage {stage.name!r}: the answer of stage {head!r} to this row has no {field!r} for {written}"
+        remedy = f"make the field required in the output_schema of {head!r}, or take it out of the prompt"
+        return RowError(ErrorType.MISSING_RESULT_FIELD, f"{lacks}; {remedy}")
+    visible = ", ".join(missing.visible) or "nothing"
+    lacks = f"stage {stage.name!r}: this row has no {written}"
+    return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible}")
+
+
 class Preparer:
     """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`;
     `redos` are answers that people wanted to have given again."""
@@ -201,9 +222,7 @@ class Preparer:
             first = self._fixed[stage.index]
             messages = (*(opening(stage, visible) if first is None else first), Message("user", text))
         except MissingField as missing:
-            lacks = in_syntax(f"stage {stage.name!r}: this row has no ${{{missing.name}}}", stage.prompt.syntax)
-            visible_names = ", ".join(missing.visible) or "nothing"
-            return RowError(ErrorType.MISSING_TEMPLATE_FIELD, f"{lacks}; visible are: {visible_names}")
+            return _missing(stage, missing)
         prints = partial(task_prints, stage, stage.prints, row_id=row_id, run=self._run)
         messages, (fingerprint, replicas), redone = asked_again(stage, messages, row_id, self.redos, prints)
         if redone:

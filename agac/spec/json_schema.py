@@ -559,6 +559,20 @@ class FieldShape:
                 return None if names is None else (depth, names)
         return None
 
+    def optional(self, rest: Sequence[str]) -> int | None:
+        """Which part of the way `rest` is a name that values may lack, as far as it is known: a field that a schema
+        lists and does not require, or one of what may be something else than an object, such as null."""
+        for depth, part in enumerate(rest):
+            values = self.values(rest[:depth])
+            if values is None:
+                return None
+            objects = [one for one in values if part in one.get("properties", {})]
+            if any(part not in one.get("required", ()) for one in objects):
+                return depth
+            if objects and any("null" in kinds_of(one) for one in values):
+                return depth
+        return None
+
     def values(self, rest: Iterable[str] = ()) -> Sequence[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""
         try:

@@ -288,6 +288,9 @@ class StageBuilder:
         if written.instructions:
             source = self._text(templates.text_or_file, written.instructions, (*path, "instructions"), written.name)
             system = self._noted(templates.fill(source, self.variables, syntax=keys.syntax)) if source else None
+            if system is not None and not system.strip():
+                message = "is empty or only white space, once its variables are filled in; give a text or remove it"
+                self.problems.append(self.document.problem((*path, "instructions"), message))
         skills = card.skills if card else ()
         if written.skills:
             if card and skills:
@@ -397,6 +400,7 @@ class StageBuilder:
             "fallback": tuple(keys.fallback) if chosen else (),
             "params": params | ({"card": card.params} if card else {}), "timeout": value_of(keys.timeout),
             "concurrency": self.overrides.concurrency or keys.concurrency, "levels": said,
+            "syntax": keys.syntax if "syntax" in said else None,
             "where": {key: place for _, places in levels.values() for key, place in places.items()},
         }  # fmt: skip
 

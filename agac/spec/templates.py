@@ -78,15 +78,13 @@ class Placeholder:
 class Template:
     """A compiled text. `pieces` are its literal parts, with an empty string where a value goes; each of `slots` is
     (index in pieces, name, the name split at its dots). `text` is the same with dollars, whatever the `syntax` was: so
-    it is stored, and a prompt that only changes its syntax is the same prompt. `guessed`: what the text holds told the
-    syntax (`auto`)."""
+    it is stored, and a prompt that only changes its syntax is the same prompt."""
 
     text: str
     placeholders: tuple[Placeholder, ...]
     pieces: tuple[str, ...]
     slots: tuple[tuple[int, str, tuple[str, ...]], ...]
     syntax: Syntax = "dollar"
-    guessed: bool = False
 
     def render(self, visible: Visible) -> str:
         """The text with every placeholder replaced: strings verbatim, other values as compact JSON. Raises
@@ -201,13 +199,10 @@ _MARKS: dict[Syntax, Callable[[str], Iterator[_Mark]]] = {
 
 def compile_template(text: str, where: Where, syntax: Syntax = "dollar") -> tuple[Template | None, list[Problem]]:
     """The template of a text that starts at `where`, or None and what is wrong with it."""
-    if syntax != "auto":
-        return _assembled(text, where, syntax, _MARKS[syntax](text))
-    # the first that replaces or escapes a name; doubled braces alone are in any JSON
-    used = (a for a, marks in _MARKS.items() if any(m.name or (m.literal and a != "brace") for m in marks(text)))
-    syntax = next(used, "dollar")
-    template, problems = _assembled(text, where, syntax, _MARKS[syntax](text))
-    return template and replace(template, guessed=True), problems
+    if syntax == "auto":  # the first that replaces or escapes a name; doubled braces alone are in any JSON
+        used = (a for a, marks in _MARKS.items() if any(m.name or (m.literal and a != "brace") for m in marks(text)))
+        syntax = next(used, "dollar")
+    return _assembled(text, where, syntax, _MARKS[syntax](text))
 
 
 def _assembled(text: str, at: Where, syntax: Syntax, marks: Iterable[_Mark]) -> tuple[Template | None, list[Problem]]:
@@ -294,19 +289,20 @@ _DOTTED = re.compile(r"[\w.]+")
 
 
 def foreign_placeholders(
-    template: Template, where: Where, names: Container[str], *, any_field: bool = False, said: bool = True
+    template: Template, where: Where, names: Container[str], said: Syntax | None, *, any_field: bool = False
 ) -> list[Problem]:
     """What is wrong with placeholders that another syntax than the template's would read, and that are sent as they
     stand: those of known `names`, and with `any_field`, where rows may have fields of any name, the others.
 
-    They are errors beside placeholders that the template reads, unless the stage `said` which syntax counts; else
-    warnings. A single `{name}` that may be prose is an error in `auto` alone."""
-    unsure = template.guessed or (not said and bool(template.placeholders))
+    `said` is the syntax that a file names, None where none does. If it says which placeholders count, these are
+    warnings. If it is `auto`, or there are placeholders that the template reads, they are errors; but a single `{name}`
+    that may be prose is one in `auto` alone."""
+    unsure = said == "auto" or (said is None and bool(template.placeholders))
     found: dict[str, Problem] = {}
     for text, name, syntax in _foreign(template):
         known = name in names or bool(_DOTTED.fullmatch(name) and name.partition(".")[0] in names)
         readable = syntax is not None and syntax in _reading(name)
-        if readable and unsure and (known or (any_field and (template.guessed or syntax != "brace"))):
+        if readable and unsure and (known or (any_field and (said == "auto" or syntax != "brace"))):
             found[text] = Problem(where, _two_kinds(text, template, str(syntax)))
         elif known or (any_field and unsure and readable):
             ways = ", or ".join(_ways_to_name(name, template.syntax, syntax))
@@ -503,7 +499,7 @@ def fill(
 
         template = replace(template, pieces=tuple(_BRACES.sub(fact, piece) for piece in template.pieces))
     else:
-        problems += foreign_placeholders(template, where, (VARS,))
+        problems += foreign_placeholders(template, where, (VARS,), syntax)
     return (None if any_error(problems) else template.render({VARS: variables})), problems
 
 

@@ -16,7 +16,7 @@ from agac.spec.json_schema import field_shape
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, Group, Join, Operation, Vote, made_by, read_operation
 from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
-from agac.spec.templates import NO_TEXT, VARS, PlacedText, Template, sound_template
+from agac.spec.templates import NO_TEXT, VARS, PlacedText, Syntax, Template, sound_template
 from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSettings, ToolsMode
 
 if TYPE_CHECKING:
@@ -476,6 +476,8 @@ class WrittenStage(Stage):
     card: Card | None = None
     idle_timeout: float | None = None
     expect: LabelFile | None = None
+    syntax: Syntax | None = None
+    """How the stage or a level below says that its texts mark what is replaced; None: none of them says it."""
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:

@@ -37,8 +37,8 @@ def test_a_provider_without_batches_is_named_with_both_ways_out(project: Project
         configure(project, local={**LOCAL, **batch}, other={**LOCAL, "batch": "openai"})
         assert found(project) == [f"workflows/reviews.yml:7:13: stages[0].run_mode: {NO_BATCHES}"]
         assert found(project, {"run_mode": "sync"}) == []
-    stages = [{"name": name, "prompt": "x"} for name in ("a", "b", "c")]
-    stages.append({"name": "d", "prompt": "x", "model": "other/m"})
+    stages = [{"name": name, "prompt": "${text}"} for name in ("a", "b", "c")]
+    stages.append({"name": "d", "prompt": "${text}", "model": "other/m"})
     project.workflow(stages=stages, defaults={"run_mode": "batch"})
     [problem] = agac.validate("reviews", project=project.root).problems
     assert "provider 'local' of stages 'a', 'b' and 'c' has no batches" in problem.message
@@ -46,7 +46,7 @@ def test_a_provider_without_batches_is_named_with_both_ways_out(project: Project
 
 def test_the_place_is_where_the_mode_is_written(project: ProjectFolder) -> None:
     configure(project, local=LOCAL)
-    stage = {"name": "say", "prompt": "x"}
+    stage = {"name": "say", "prompt": "${text}"}
     project.numbered(1)
     project.workflow(stages=[stage], defaults={"run_mode": "batch"})
     [problem] = agac.validate("reviews", project=project.root).problems
@@ -114,7 +114,7 @@ def test_the_time_to_the_first_token_is_warned_of_where_all_stages_are_asked_in_
     configure(project, local={**LOCAL, "batch": "openai"})
     [problem] = found(project, telemetry={"ttft": True})
     assert "warning: telemetry.ttft: ttft has no effect in batch mode, in which no answer is streamed" in problem
-    project.workflow(stages=[STAGE, {"name": "more", "prompt": "x"}], telemetry={"ttft": True})
+    project.workflow(stages=[STAGE, {"name": "more", "prompt": "${text}"}], telemetry={"ttft": True})
     assert agac.validate("reviews", project=project.root).problems == []
 
 

@@ -3,6 +3,7 @@
 from threading import Barrier
 from typing import Any
 
+import pytest
 from scripted_server import Step, answering
 from support.project import ProjectFolder
 from support.server import Faulty, Server
@@ -172,3 +173,83 @@ def test_a_stage_sees_only_what_is_upstream_of_it_whatever_came_first(project: P
     project.workflow(defaults=ECHO, stages=[echo("a", "x"), echo("b", "${a.y} ${a}")])
     ran = project.agac("validate", "-a", "reviews", code=2)
     assert "${a} names a stage that is not upstream of 'b'; stages see only those that they need" in ran.out
+
+
+OPTIONAL = {
+    "type": "object",
+    "properties": {"topic": {"type": "string"}, "note": {"type": "string"}},
+    "required": ["topic"],
+}
+
+
+def test_an_optional_field_of_an_answer_is_said_at_load_and_the_remedy_is_the_schema(project: ProjectFolder) -> None:
+    """Not the input, which has nothing to do with it."""
+    project.numbered(1)
+    first = {"name": "tag", "prompt": "${text}", "output_schema": OPTIONAL}
+    with answering(lambda _: Step('{"topic": "x"}'), project) as server:
+        project.workflow(stages=[first, {"name": "reply", "prompt": "${tag.note}"}])
+        said = (
+            "stages[1].prompt: ${tag.note}: the answer of stage 'tag' may lack 'note', and a row fails here without it"
+        )
+        assert said in project.agac("validate", code=0).out
+        ran = project.agac("run", "-a", "reviews", code=3)
+        assert len(server.asked) == 1
+    (envelope,) = project.envelopes(file="errors.jsonl")
+    assert envelope["error"]["type"] == "MissingResultField"
+    assert "make the field required in the output_schema of 'tag'" in envelope["error"]["message"]
+    assert "make it required in the output_schema that the message names, then run: agac run" in ran.out
+    assert "in the input" not in ran.out
+    assert "make the field that they lack required in output_schema" in project.agac("status", code=0).out
+
+
+BLANK = [{"id": "a", "text": "x"}, {"id": "b", "text": " \n\t"}, {"id": "c", "text": ""}]
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"prompt": " ${text} "},
+        {"prompt": "${text}", "run_mode": "batch"},
+        {"prompt": "${text}", "instructions": "Be kind."},
+        {
+            "prompt": "Rate ${id}",
+            "messages": [{"role": "user", "content": "${text}"}, {"role": "assistant", "content": "good"}],
+        },
+    ],
+)
+def test_a_prompt_that_renders_to_white_space_is_not_sent(
+    project: ProjectFolder, server: Server, stage: dict[str, Any]
+) -> None:
+    project.asks(server, batch="openai")
+    server.reset()
+    project.rows(BLANK)
+    project.workflow(stages=[{"name": "say", **stage}])
+    plan = agac.plan("reviews", project=project.root)
+    assert {reason: one.count for reason, one in plan.stages[0].blocked_reasons.items()} == {"prompt is empty": 2}
+    report = project.run(wait=True)
+    assert (report.rows.done, report.rows.failed) == (1, 2)
+    assert report.summary["calls"]["count"] == 1
+    for envelope in project.envelopes(file="errors.jsonl"):
+        assert envelope["error"]["type"] == "EmptyPrompt"
+        assert "is empty or only white space for this row; nothing was sent" in envelope["error"]["message"]
+
+
+def test_nor_is_one_of_a_task_in_python_or_of_a_row_run(project: ProjectFolder) -> None:
+    project.rows(BLANK)
+    with answering(lambda _: Step("ok"), project) as server:
+        answers = agac.run(task="{text}", inputs=BLANK, project=project.root)
+        options = agac.ProcessOptions(prompt="{text}")
+        files = project.root / "data/rows.csv", project.root / "o.jsonl"
+        summary = agac.process(*files, options, project=project.root).summary
+        assert [asked["messages"][-1]["content"] for asked in server.asked] == ["x"], "which both share"
+    assert (sum(one.error is not None for one in answers), summary["failed_rows"]) == (2, 2)
+    assert {one["type"] for one in summary["errors"]} == {"EmptyPrompt"}
+
+
+@pytest.mark.parametrize("text", ["  ", "${vars.tone}", "${vars.none}"])
+def test_instructions_of_white_space_are_refused_at_load(project: ProjectFolder, text: str) -> None:
+    project.numbered(1)
+    stage = {"name": "say", "prompt": "${text}", "instructions": text}
+    project.workflow(stages=[stage], vars={"tone": " \n", "none": ""})
+    out = project.agac("validate", code=2).out
+    assert "stages[0].instructions: is empty or only white space, once its variables are filled in" in out

@@ -21,9 +21,12 @@ HEAD = "input: {path: data/reviews.csv}\nstages:\n"
 PLAN = """{"type": "object", "properties": {
   "questions": {"type": "array", "items": {"$ref": "#/$defs/question"}},
   "risks": {"type": "array", "items": {"type": "string"}},
-  "summary": {"type": "string"}},
- "$defs": {"question": {"type": "object", "properties": {
-    "text": {"type": "string"}, "kind": {"enum": ["open", "closed"]}}}}}"""
+  "summary": {"type": "string"}, "note": {"type": "string"},
+  "source": {"anyOf": [{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+                       {"type": "null"}]}},
+ "required": ["questions", "risks", "summary", "source"],
+ "$defs": {"question": {"type": "object", "required": ["text", "kind"], "properties": {
+    "text": {"type": "string"}, "kind": {"enum": ["open", "closed"]}, "hint": {"type": "string"}}}}}"""
 PLANNED = "  - {name: plan, output_schema: schemas/plan.json}\n"
 ANSWER = (
     '  - {name: answer, explode: plan.questions, prompt: "${item.text}", output_schema: {topic: "x|y", text: string}}\n'
