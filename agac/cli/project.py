@@ -20,7 +20,7 @@ import click
 from agac import __version__, api
 from agac.cli import main, terminal
 from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table, value_text
-from agac.core.errors import AgacError, ExitCode, Problem, UsageError, requirements
+from agac.core.errors import AgacError, ExitCode, Problem, Requirement, UsageError, requirements
 from agac.core.text import is_unicode, plain, row_command
 from agac.core.types import counted, dollars
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
@@ -154,11 +154,17 @@ def version(as_json: bool) -> None:
 
 
 USED_FOR = {
-    "anthropic": "batches of Anthropic", "duckdb": "parquet, sql over inputs", "huggingface-hub": "hf://",
-    "json-repair": "json_repair: true", "mcp": "MCP servers", "openpyxl": "xlsx", "psycopg": "tables of PostgreSQL",
-    "uvloop": "a fifth less CPU per call", "zstandard": ".zst files",
+    "anthropic": "batches of Anthropic", "data": "parquet, .zst files, sql over inputs", "hf": "hf://",
+    "json-repair": "json_repair: true", "mcp": "MCP servers", "notify": "messages to chat and mail services",
+    "otel": "traces and metrics by OTLP", "postgres": "tables of PostgreSQL", "ray": "workers on other machines",
+    "remote": "answers that a team shares", "ui": "the monitor in the browser",
+    "uvloop": "a fifth less CPU per call", "xlsx": "sheets as inputs",
 }  # fmt: skip
-"""What the packages of extras are used for; agac itself needs all others."""
+"""What the packages of each extra are used for; agac itself needs those of none."""
+
+
+def _use_of(needed: Requirement) -> str:
+    return "all" if needed.extra is None else USED_FOR.get(needed.extra, f"the extra {needed.extra}")
 
 
 def print_installation(*, as_json: bool) -> int:
@@ -171,7 +177,7 @@ def print_installation(*, as_json: bool) -> int:
     if as_json:
         print_json({**running(), "packages": [{**one._asdict(), "ok": one.ok} for one in found]})
     else:
-        rows = [(one.package, one.bounds, one.installed or "none", USED_FOR.get(one.package, "all")) for one in found]
+        rows = [(one.package, one.bounds, one.installed or "none", _use_of(one)) for one in found]
         print_text(f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}")
     for core, what in ((True, "Missing, or of another version"), (False, "Only for what is said beside it")):
         names = " ".join(f"'{one.package}{one.bounds}'" for one in lacking if (one.extra is None) is core)

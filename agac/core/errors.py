@@ -190,17 +190,25 @@ class LeaseLost(AgacError):
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row failed, as in its envelope. `detail` is for a closer look: a traceback, or a reply that was cut."""
+    """Why one row failed, as in its envelope. `detail` is for a closer look: a traceback, or a reply that was cut.
+    `parts` are the problems that the message lists; one that was read from the store has none."""
 
     type: ErrorType
     message: str
     detail: str = field(default="", compare=False)
+    parts: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Messages quote providers and inputs; a lone surrogate in one of them is text that no store can hold.
         object.__setattr__(self, "message", storable(self.message))
         if self.detail:
             object.__setattr__(self, "detail", storable(self.detail))
+
+    @staticmethod
+    def listing(kind: ErrorType, parts: Iterable[str]) -> RowError:
+        """The error with these problems."""
+        listed = tuple(parts)
+        return RowError(kind, "; ".join(listed), parts=listed)
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"

@@ -289,7 +289,7 @@ class ResultChecks:
                     found.append(message)
             except GuardFailed as failed:
                 found.append(f"{message} ({failed})")
-        return RowError(ErrorType.CHECK_FAILED, "; ".join(found)) if found else None
+        return RowError.listing(ErrorType.CHECK_FAILED, found) if found else None
 
 
 def is_of_row(stage: Stage, error: RowError) -> bool:
@@ -383,7 +383,7 @@ class Checker:
         problems = self._problems(text, value)
         misformatted = bool(problems) and enforced and not self._problems(text, value, formats=False)
         if problems and not misformatted:
-            return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
+            return RowError.listing(ErrorType.SCHEMA_MISMATCH, problems)
         return self._valid(encoded, value, misformatted=misformatted)
 
     def _valid(self, text: str, value: JSONValue, **how: bool) -> ValidReply:
@@ -405,7 +405,7 @@ class Checker:
         if found or len(texts) == 1:
             return (found or checked)[0]
         problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
-        return RowError(ErrorType.SCHEMA_MISMATCH, "; ".join(problems))
+        return RowError.listing(ErrorType.SCHEMA_MISMATCH, problems)
 
     def _mended(self, text: str) -> ValidReply | None:
         """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
@@ -503,6 +503,10 @@ def _described(error: ValidationError) -> str:
     return f"{place.removeprefix('.') or 'the reply'}: {short}"
 
 
+_PART = re.compile(r'(?:"(?:[^"\\]|\\.)*"|(?!; ).)+', re.DOTALL)
+"""A problem in the message of a stored error: they are parted by `; `, which may stand in a quoted value, too."""
+
+
 def repair_request(request: Request, reply: Reply, error: RowError, *, wants_json: bool) -> Request:
     """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
     wrong = complaint(error, wants_json=wants_json)
@@ -513,9 +517,10 @@ def repair_request(request: Request, reply: Reply, error: RowError, *, wants_jso
 
 def complaint(error: RowError, *, wants_json: bool) -> str:
     """What a re-ask says of the last reply, which had this error."""
+    parts = error.parts or tuple(map(str.strip, _PART.findall(error.message)))
     form = "is not right" if error.type is ErrorType.CHECK_FAILED else "does not have the form that was asked for"
     return (
         f"Your reply {form}. What is wrong:\n- "
-        + storable(error.message).replace("; ", "\n- ")
+        + "\n- ".join(parts)
         + ("\nReply again with the corrected JSON only." if wants_json else "\nReply again.")
     )

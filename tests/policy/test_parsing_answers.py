@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
-from agac.engine.validate import MAX_ERRORS, MAX_READS, Checker, ValidReply, mended_json, parsed, repair_request
+from agac.engine.validate import (
+    MAX_ERRORS,
+    MAX_READS,
+    Checker,
+    ValidReply,
+    complaint,
+    mended_json,
+    parsed,
+    repair_request,
+)
 from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import WholeNumbers
@@ -140,9 +149,20 @@ def test_what_a_python_schema_says_counts_after_the_json_schema() -> None:
 def test_a_re_ask_for_plain_text_quotes_every_message_and_asks_for_no_json() -> None:
     error = RowError(ErrorType.SCHEMA_MISMATCH, "a: bad; b: worse")
     request = Request((Message("user", "Go."),))
-    _, said, complaint = repair_request(request, reply("one", "two"), error, wants_json=False).messages
+    _, said, told = repair_request(request, reply("one", "two"), error, wants_json=False).messages
     assert said == Message("assistant", "one\n\ntwo")
-    assert complaint.text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
+    assert told.text.endswith("What is wrong:\n- a: bad\n- b: worse\nReply again.")
+
+
+def test_a_sign_that_parts_problems_may_stand_in_one() -> None:
+    """Also in one that was read from the store, within quotes."""
+    body = {"type": "object", "properties": {"mood": {"enum": ["glad; calm", "sad"]}}}
+    wrong = error_of('{"mood": "so; so"}', body=body)
+    told = '- mood: "so; so" is not one of "glad; calm", "sad"\nReply'
+    for error in (wrong, RowError(wrong.type, wrong.message)):
+        assert told in complaint(error, wants_json=True)
+    two = RowError.listing(ErrorType.CHECK_FAILED, ["net; tax: add up", "b"])
+    assert "- net; tax: add up\n- b\nReply" in complaint(two, wants_json=True)
 
 
 # Almost JSON, with `json_repair: true`.
