@@ -162,9 +162,17 @@ def read_format(
     return {"schema": schema, "schema_key": schema_key, "strict_name": strict_name, "wants_json": True}
 
 
+OF_LOOK_ALIKES = word_set("top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking")
+"""Parameters that OpenAI's own API does not have, and others that speak its protocol do: their models are rehearsed
+here, too, and answered as without them."""
+
+_OPENAIS = re.compile(r"(gpt-\d|chatgpt|o\d)")
+
+
 def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
     """A request for a chat completion; raises ApiError as OpenAI would answer it."""
-    if unknown := sorted(set(data) - CHAT_PARAMETERS):
+    known = CHAT_PARAMETERS if _OPENAIS.match(str(data.get("model"))) else CHAT_PARAMETERS | OF_LOOK_ALIKES
+    if unknown := sorted(set(data) - known):
         raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(unknown)}", param=unknown[0])
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise ApiError(400, "you must provide a model parameter", param="model")

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path
+from agac.core.errors import Path_, Problem, Where, any_error, did_you_mean, key_path, listed
 from agac.core.types import JSONValue
 from agac.spec import models, templates, workflow
 from agac.spec.agent_cards import (
@@ -390,6 +390,12 @@ class StageBuilder:
         said = {key: level for level, (own, _) in levels.items() for key in set_keys(own)}
         # a stronger level's model stands without the fallbacks of a weaker one's: they were chosen for another model
         chosen = {"fallback", "model"} <= said.keys() and _ORDER.index(said["fallback"]) >= _ORDER.index(said["model"])
+        if keys.fallback and not chosen and said.get("model") == "override":
+            message = f"{keys.model} is asked without {listed(keys.fallback)}, the `fallback` of another model; "
+            message += (
+                f"to have both, write `model: [{keys.model}, {', '.join(keys.fallback)}]` in the place of the flag"
+            )
+            self.problems.append(Problem(levels["override"][1]["model"], message, "warning"))
         params: dict[workflow.Level, Mapping[str, Any]] = {
             level: {key: getattr(own, key) for key in _PARAMS if key in own.model_fields_set}
             for level, (own, _) in levels.items()

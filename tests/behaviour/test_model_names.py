@@ -219,3 +219,25 @@ def test_azure_is_placed_by_its_endpoint(project: ProjectFolder) -> None:
         assert project.run().exit_code == 0
     assert project.query("SELECT base_url FROM endpoint") == [(f"{endpoint}/openai/v1",)]
     assert server.headers[0]["authorization"] == "Bearer key-1"
+
+
+@pytest.mark.parametrize("name", model_string.ALIASES)
+def test_every_short_name_is_rehearsed_on_the_simulator(name: str, project: ProjectFolder, server: Server) -> None:
+    provider = model_string.ALIASES[name].partition("/")[0]
+    row = {"base_url": server.base_url, "api_key": "any"}
+    project.write("agac.yml", yaml.safe_dump({"providers": {provider: row}}))
+    (said,) = agac.run(task="Of {input}", inputs=["a"], model=name, output_schema={"x": "string"}, project=project.root)
+    assert said.error is None
+
+
+def test_another_model_for_a_run_does_without_the_fallback_of_the_project_and_says_so(
+    project: ProjectFolder, server: Server
+) -> None:
+    configure(project, server.base_url, {}, defaults={"model": "local/small", "fallback": "local/large"})
+    project.workflow(rows=1, stages=[SAY])
+    told = project.agac("plan", "-a", "reviews", "--model", "local/tiny", code=0)
+    message = "--model: warning: local/tiny is asked without local/large, the `fallback` of another model; "
+    both = "to have both, write `model: [local/tiny, local/large]` in the place of the flag"
+    assert f"{message}{both}" in told.out + told.err
+    told = project.agac("plan", "-a", "reviews", code=0)
+    assert "is asked without" not in told.out + told.err
