@@ -61,6 +61,9 @@ class ServerLock:
         return {"instructions": _lines(self.instructions), "tools": told}
 
 
+HUB = "https://huggingface.co"  # where HF_TOKEN is sent
+
+
 class ServerAddress(NamedTuple):
     """How a server is reached: by a command, or at a URL where that is empty. `secrets` must not be told of it."""
 
@@ -111,7 +114,7 @@ def _without_login(url: str, headers: Mapping[str, str], env: Mapping[str, str],
     rest = [word for word in asked if word.partition("=")[0] != "login"]
     if rest == asked or any(key.lower() == "authorization" for key in headers):
         return urlunsplit(parts._replace(query="&".join(rest))), ""
-    hub = urlsplit(env.get("HF_ENDPOINT") or "https://huggingface.co")
+    hub = urlsplit(env.get("HF_ENDPOINT") or HUB)
     if (parts.scheme, parts.netloc) != (hub.scheme, hub.netloc):
         remedy = "Leave `?login` out, and give it `headers: {Authorization: Bearer ${TOKEN}}`."
         raise UsageError(f"{name} asks for a login at {parts.netloc}: nobody can log in while rows run", remedy=remedy)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from agac.core.errors import UsageError, lack_of
 from agac.core.keys import canonical, digest
-from agac.spec.mcp_lock import SUFFIX, ServerLock, connection, difference, read_lock
+from agac.spec.mcp_lock import HUB, SUFFIX, ServerLock, connection, difference, read_lock
 from agac.spec.paths import home_of
 from agac.spec.tools import McpServer, ToolRules
 from agac.tools.tool_functions import NO_INTENT, Intent, SessionGone, ToolFailed, ToolLost, ToolTimeout
@@ -79,9 +81,18 @@ async def listed_servers(servers: list[McpServer], root: Path, env: Mapping[str,
         try:
             found = await asyncio.gather(*map(pool.listed, servers))
         except ToolLost as lost:
-            remedy = "See that it works by itself; `agac --log-level info …` shows what it writes."
-            raise UsageError(str(lost), remedy=remedy) from None
+            raise UsageError(str(lost), remedy=_remedy_of(str(lost), servers, env)) from None
     return {server.name: one for server, one in zip(servers, found, strict=True)}
+
+
+def _remedy_of(why: str, servers: Sequence[McpServer], env: Mapping[str, str]) -> str:
+    """What to do about a server that cannot be listed: one that refuses who is not logged in is told how to log in."""
+    if not re.search(r"HTTP 40[13]\b", why):
+        return "See that it works by itself; `agac --log-level info …` shows what it writes."
+    target = next((one.target for one in servers if f"({one.target})" in why), "")
+    if target and urlsplit(target).netloc == urlsplit(env.get("HF_ENDPOINT") or HUB).netloc:
+        return f"It wants a login: set HF_TOKEN, and write its target as {target}?login."
+    return "It wants a login: give it `headers: {Authorization: Bearer ${TOKEN}}`, and set TOKEN."
 
 
 class McpServers:

@@ -92,6 +92,19 @@ async def test_answers_that_are_none(shop: tuple[str, Headers], path: str, why: 
     assert why in said
 
 
+async def test_a_server_that_wants_a_login_is_said_how_to_give_it_one(
+    shop: tuple[str, Headers], tmp_path: Path
+) -> None:
+    given = McpServer("hub", f"{shop[0]}/private", timeout=5)
+    for env, remedy in (
+        ({"HF_ENDPOINT": shop[0]}, f"set HF_TOKEN, and write its target as {given.target}?login."),
+        ({}, "give it `headers: {Authorization: Bearer ${TOKEN}}`, and set TOKEN."),
+    ):
+        with pytest.raises(UsageError, match="HTTP 401") as refused:
+            await listed_servers([given], tmp_path, env)
+        assert refused.value.remedy == f"It wants a login: {remedy}"
+
+
 async def test_a_token_goes_to_its_own_host(shop: tuple[str, Headers]) -> None:
     address, asked = shop
     with serving() as (other, theirs):
