@@ -209,7 +209,8 @@ async def _asked(
     whole |= {"vars": dict(options.vars)} if options.vars else {}
     name = job_name(str(stages[0].get("prompt", "")), json.dumps([whole, str(source)], default=_known), "task")
     task = BuiltTask(name, kind, whole, places)
-    for server in task.tools.servers:
+    stubbed = all(one.get("tools_mode", options.tools_mode) == "stub" for one in stages)
+    for server in () if stubbed or options.tools_mode == "stub" or options.tool_stubs else task.tools.servers:
         await lock_given(server, project_of(task, root))
     concurrency = options.concurrency if most is None else most
     return _Asked(task, replace(options, input=source, concurrency=concurrency), more)

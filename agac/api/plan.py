@@ -67,7 +67,7 @@ async def plan_in(
     opened: Project, workflow: WorkflowSource, options: RunOptions, *, show: int = 0, keys: bool = True
 ) -> PlanReport:
     """The same in a project that is open already; without `keys` it is not told which a run lacks."""
-    opened, checked, options = await made_ready(opened, workflow, options)
+    opened, checked, options = await made_ready(opened, workflow, options, dry=True)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
     selection, untrusted = options.selection(), opened.untrusted
     models, most = checked.models, options.concurrency

@@ -178,7 +178,7 @@ class RunOptions(CommonOptions):
             raise UsageError(f"--run {self.replay} is for --tools-mode replay")
         if self.max_turns is not None and self.max_turns < 1:
             raise UsageError(f"--max-turns {self.max_turns}: give 1 or more")
-        return Overrides(**{one.name: getattr(self, one.name) for one in fields(Overrides)})
+        return Overrides(**{one.name: getattr(self, one.name) for one in fields(Overrides) if one.name != "dry"})
 
     def scope(self, stages: Sequence[str]) -> Scope:
         """Which of the workflow's stages, in walking order, may be asked. Raises UsageError for unknown ones."""
@@ -591,29 +591,31 @@ def _fields(workflow: Workflow, columns: tuple[str, ...] | None, first: FirstRow
 
 
 def ready_workflow(
-    project: Project, workflow: loader.WorkflowSource, options: RunOptions
+    project: Project, workflow: loader.WorkflowSource, options: RunOptions, *, dry: bool = False
 ) -> tuple[CheckedWorkflow, RunOptions]:
     """The workflow, checked, with what `options` change. Standard input is read to its end first, where it is the
     input, and the options then name the file in which it is kept: what goes on later finds the rows there. Raises
     SpecError with all problems, UsageError for wrong options."""
-    checked, problems = check_workflow(project, workflow, options.overrides(), partial=options.selection().partial)
+    overrides = replace(options.overrides(), dry=dry)
+    checked, problems = check_workflow(project, workflow, overrides, partial=options.selection().partial)
     problems = loader.in_order([*project.problems, *problems])
     if checked is None or any_error(problems):
         raise SpecError(workflow.told(problems) if isinstance(workflow, loader.BuiltWorkflow) else problems)
     if checked.workflow.input.piped:
-        return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.state))))
+        return ready_workflow(project, workflow, replace(options, input=str(kept_input(project.state))), dry=dry)
     return checked, options
 
 
 async def made_ready(
-    project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None
-) -> tuple[Project, CheckedWorkflow, RunOptions]:
+    project: Project, workflow: loader.WorkflowSource, options: RunOptions, retried: int | None = None, *,
+    dry: bool = False,
+) -> tuple[Project, CheckedWorkflow, RunOptions]:  # fmt: skip
     """`ready_workflow` in the project `with_pins`; rows that a program gave are kept in a file first, which the options
-    then name. Raises UsageError for what is no row, too."""
+    then name. `dry`: for a plan, which asks nobody. Raises UsageError for what is no row, too."""
     if options.input is not None and not isinstance(options.input, Path | str):
         options = replace(options, input=await keep_rows(options.input, project.state / INPUTS))
     project = await with_pins(project, workflow, options, retried)
-    return project, *ready_workflow(project, workflow, options)
+    return project, *ready_workflow(project, workflow, options, dry=dry)
 
 
 def check_all(workflows: Sequence[str], options: RunOptions, project: Path | str | None) -> None:

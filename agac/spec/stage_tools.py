@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,19 @@ from agac.spec.models import RuntimeFile, StageFile
 from agac.spec.paths import Refused, home_of, inside
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import FORM, parse_reference
+from agac.spec.tool_schemas import safe_name
 from agac.spec.tool_stubs import read_stubs, recorded_calls, stub_fault, stub_file
-from agac.spec.tools import MAX_TURNS, AgentSpec, McpServer, NamedTool, Runtime, ToolSettings, ToolsMode, function_name
+from agac.spec.tools import (
+    MAX_TURNS,
+    AgentSpec,
+    McpServer,
+    NamedTool,
+    Runtime,
+    ToolSettings,
+    ToolsMode,
+    ToolSpec,
+    function_name,
+)
 from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
@@ -183,7 +195,14 @@ class ToolReader:
             locks = read_lock(lock_file(card), shown, command, home_of(self.project.root))
             specs, held = locked_tools(servers, locks, shown, command, allow)
         except UsageError as error:
-            self._note(where, f"{error.message}. {error.remedy or ''}".strip())
+            told = f"{error.message}. {error.remedy or ''}".strip()
+            if os.path.lexists(lock_file(card)) or not self._calls_nothing():
+                self._note(where, told)
+                return
+            what = "its tools are not known here, and the requests are without what it says of them"
+            self.problems.append(Problem(where, f"{told} Until then {what}.", "warning"))
+            self.servers += servers
+            yield from self._unknown_tools(servers, where)
             return
         self.servers += held
         if said := [plain(one) for one in told_otherwise(specs)]:
@@ -191,6 +210,23 @@ class ToolReader:
             message = f"models are told of tools in {shown} in a form that all providers take: "
             self.problems.append(Problem(where, f"{message}{'; '.join(said[:MAX_NAMED])}{more}", "warning"))
         yield from (NamedTool("mcp", spec.source, where, spec=spec) for spec in specs)
+
+    def _calls_nothing(self) -> bool:
+        """Whether no server is reached: for a plan, or with stand-ins."""
+        over = self.overrides
+        return over.dry or (over.tools_mode or ("stub" if over.tool_stubs else self.written.tools_mode)) == "stub"
+
+    def _unknown_tools(self, servers: Sequence[McpServer], where: Where) -> Iterator[NamedTool]:
+        """The tools of servers of which nothing was written down: the stand-ins that no other tool has, else one that
+        is called as its server."""
+        stubs = self.overrides.tool_stubs or self.written.tool_stubs or {}
+        with suppress(ValueError):  # which is said of the stand-ins
+            stubs = read_stubs(Path(stubs), home_of(self.project.root)) if isinstance(stubs, str) else stubs
+        others = {name for tool in self.tools for name in _names(tool)}
+        names = [] if isinstance(stubs, str) else [name for name in stubs if name not in others and "/" not in name]
+        for server, own in [(servers[0].name, name) for name in names] or [(one.name, one.name) for one in servers]:
+            spec = ToolSpec(safe_name(own), "", {"type": "object", "properties": {}}, "mcp", f"{server}:{own}")
+            yield NamedTool("mcp", spec.source, where, spec=spec)
 
     def _with_keys(self, tool: NamedTool) -> NamedTool:
         """A tool with what agac.yml and the stage say of it. What it does not take, or lacks, is noted."""

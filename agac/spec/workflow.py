@@ -608,7 +608,8 @@ class StageChange(NamedTuple):
 class Overrides:
     """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
     typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's.
-    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken."""
+    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken.
+    `dry`: nothing is asked, so that what servers offer may be unknown."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
@@ -626,3 +627,4 @@ class Overrides:
     max_turns: int | None = None
     trust_card: bool = False
     change: StageChange | None = None
+    dry: bool = False

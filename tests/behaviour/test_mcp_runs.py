@@ -11,6 +11,7 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
+from agac import testing
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mcp_server.py"
 
@@ -85,6 +86,30 @@ def test_a_card_from_elsewhere_is_locked_in_the_project_where_it_is_trusted(proj
     assert project.run(trust_card=True).exit_code == 0
     with pytest.raises(agac.UsageError, match=r"none\.md is no file; check the path"):
         agac.lock_card(f"{(project.root / 'none.md').as_uri()}", project=project.root)
+
+
+def test_a_plan_and_stand_ins_need_no_lock_and_reach_no_server(project: ProjectFolder) -> None:
+    project.configure()
+    connected = {"docs": {"target": "no-such-command --of-a-server"}}
+    project.write("agentcards/c.md", f"---\nmcp_connect: {json.dumps(connected)}\n---\nFind.\n")
+    stage = {"name": "ask", "agent": "c", "prompt": "${text}", "max_turns": 3}
+    project.workflow(stages=[stage], rows=2)
+    said = "c.lock.json is not there: what its MCP servers offer is not known"
+    planned = agac.plan("reviews", project=project.root)
+    assert planned.calls >= 2
+    assert [said in str(one) for one in planned.warnings] == [True]
+    assert said in (ran := project.agac("run", "-a", "reviews", "--dry-run", code=0)).out + ran.err
+    words = ["data/rows.csv", "out.jsonl", "--prompt", "${text}", "--agent", "c", "--dry-run"]
+    assert said in (ran := project.agac("process", *words, code=0)).out + ran.err
+    with pytest.raises(agac.SpecError, match=r"c\.lock\.json is not there"):
+        project.run()
+    assert not agac.validate(project=project.root).ok
+    script = [{"turn": 1, "calls": [{"name": "find", "arguments": {"what": "a tent"}}]}, {"reply": "Found."}]
+    stubbed = agac.RunOptions(tools_mode="stub", tool_stubs={"find": "two tents"})
+    with testing.simulator(script=script) as sim:
+        assert agac.run("reviews", stubbed, project=project.root).rows.done == 2
+        assert "two tents" in str(sim.requests[-1])
+    assert {one["result"] for one in project.envelopes()} == {"Found."}
 
 
 def test_a_variable_that_a_server_lacks_is_said_before_a_run(project: ProjectFolder) -> None:

@@ -519,5 +519,11 @@ def test_a_server_is_a_tool_and_what_it_offers_is_locked_once(project: ProjectFo
     assert (one.output, one.turns) == ("done", 2), one
     assert "hello" in str(sim.requests[1]["messages"][-1])
     assert (project.root / "agentcards/local.lock.json").exists()
+    nowhere = agac.McpServer("nowhere", "no-such-command --of-a-server")
+    stand_ins: dict[str, Any] = {"tools_mode": "stub", "tool_stubs": {"echo": "a stand-in"}}
+    with testing.simulator(script=script) as sim:
+        (one,) = agac.run(tools=[nowhere], **keys, **stand_ins)
+        assert "a stand-in" in str(sim.requests[1]["messages"][-1])
+    assert (one.output, one.turns) == ("done", 2), one
     with pytest.raises(agac.UsageError, match=r"McpServer\('local'\): pool "):
         agac.run(tools=[agac.McpServer("local", target, pool=0)], **keys)
