@@ -225,7 +225,7 @@ def test_a_job_with_a_card_is_resumed_and_saved(project: ProjectFolder, monkeypa
     project.write("cards/a.md", CARDS["a.md"])
     given = agac.ProcessOptions(prompt="{text}", vars={"tone": "kind"}, agent_card="cards")
     report = agac.process("data/rows.csv", "o.jsonl", given)
-    assert [report.summary[key] for key in ("model", "agent_card")] == ["simulator/large", "cards/a.md"]
+    assert [report.summary[key] for key in ("model", "agent_card")] == ["simulator/large?temperature=0", "cards/a.md"]
     monkeypatch.chdir(project.root / "data")
     assert agac.resume("job_1").invocation["calls"] == 0
     monkeypatch.chdir(project.root)
