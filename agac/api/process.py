@@ -90,7 +90,9 @@ async def process_plan(
 @calling
 async def resume(
     job: str | int,
+    options: ProcessOptions | None = None,
     *,
+    input: str | Path | None = None,  # noqa: A002 - the option's name
     budget: Budget | float | None = None,
     max_errors: int | None = None,
     wait: bool = False,
@@ -103,11 +105,37 @@ async def resume(
     began: Began | None = None,
     tell: Told | None = None,
 ) -> RunReport:
-    """Resumes a row run by its alias (`job_3`) or the number of its run, with the options that it had, but for those
-    that are given; their files are read again. If one of them changed, so that rows with answers would be asked again,
-    `confirm` is asked first, unless `yes` is given. Raises UsageError for another run, and without a yes; otherwise as
-    `process` does."""
-    root = project_root(project)
+    """Resumes a row run by its alias (`job_3`) or the number of its run, with the options and the `input` that it had,
+    but for those that are given; their files are read again. If one of them changed, so that rows with answers would
+    be asked again, `confirm` is asked first, unless `yes` is given. Raises UsageError for another run, and without a
+    yes; otherwise as `process` does."""
+    once = ProcessOptions(budget=budget, max_errors=max_errors, wait=wait, yes=yes, calls=calls)
+    found = await _resumed(job, options, once, input, project_root(project), tell)
+    return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
+
+
+@blocking
+async def resume_plan(
+    job: str | int, options: ProcessOptions | None = None, *, input: str | Path | None = None,  # noqa: A002
+    show: int = 0, project: Path | str | None = None,
+) -> PlanReport:  # fmt: skip
+    """What `resume` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
+    found = await _resumed(job, options, ProcessOptions(), input, project_root(project), None)
+    return await asynchronous(plan)(found, found.of_run(), show=show, project=found.root)
+
+
+_EITHER = (("prompt", "template"), ("instruction", "agent_card"), ("json_schema", "schema_model"))
+"""Options of which one takes the place of the other."""
+
+_ONCE = ("fresh", "refetch", "refresh_tools", "stream", "wait", "yes", "export_traces")
+
+
+async def _resumed(
+    job: str | int, options: ProcessOptions | None, more: ProcessOptions, given_input: str | Path | None, root: Path,
+    tell: Told | None,
+) -> Job:  # fmt: skip
+    """A job as it was, but for what `options` change, and `more`, which names no file. Raises as `resume` does."""
+    changes = options or ProcessOptions()
     async with stored_run(root, job) as (_, record):
         given = given_flags(record)
     if "job" not in given:
@@ -118,14 +146,21 @@ async def resume(
     if is_file(root / stored.get("instruction", "")):
         stored["instruction"] = str(root / stored["instruction"])
     stored |= {name: _from(stored[name], root) for name in FILES if isinstance(stored.get(name), str)}
+    changed = changes.given() | more.given()
+    for one, other in _EITHER:
+        for name in ({one, other} - changed.keys()) if {one, other} & changed.keys() else ():
+            stored.pop(name, None)
+    stored |= changed | said(vars={**stored.get("vars", {}), **changed.get("vars", {})})
     if isinstance(stored.get("budget"), dict):
         stored["budget"] = Budget(**stored["budget"])
-    stored |= said(budget=budget, max_errors=max_errors)
-    found = await _ready(source, output, ProcessOptions(**stored, wait=wait, yes=yes, calls=calls), root, tell)
+    once = {name: getattr(changes, name) or getattr(more, name) for name in _ONCE}
+    calls = changes.calls if changes.calls != "ask" else more.calls
+    source = source if given_input is None else str(given_input)
+    found = await _ready(source, output, ProcessOptions(**stored, **once, calls=calls), root, tell)
     found.resumes = record.id
-    if found.input == PIPED:
+    if found.input == PIPED and given_input is None:
         found.piped = given.get("input")
-    return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
+    return found
 
 
 def _from(stored: str, root: Path) -> str:

@@ -66,15 +66,7 @@ class ProcessCommand(click.Command):
             raise
 
 
-@click.command(
-    cls=ProcessCommand,
-    help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). Run it again to "
-    "resume.",
-)
-@click.argument("places", metavar="[INPUT] [OUTPUT]", nargs=-1)
-@in_order(
-    click.option("-o", "--output", type=click.Path(), metavar="OUTPUT", help="The file for the results; its suffix "
-                 "tells the format."),
+job_options = in_order(  # of `agac process` and `agac resume`
     click.option("-p", "--prompt", metavar="TEXT", help="The prompt, with the row's fields as {{field}}."),
     _path("--template", text="A file with the prompt. Without a prompt it is the whole row as JSON."),
     click.option("--syntax", type=click.Choice(["auto", "dollar", "mustache", "brace"]), default="auto",
@@ -113,17 +105,12 @@ class ProcessCommand(click.Command):
     _path("--error-output", text="Write the failed rows here, with their input."),
     _path("--telemetry-output", text="Write the calls of each row here."),
     _path("--summary-output", text="Write the summary here too."),
-    click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
-    click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
-                 "write; or refuse one that is there."),
     work_dir_option,
     click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
     click.option("-m", "--model", "models", metavar="MODEL", multiple=True,
                  help="The model: provider/model?key=value. Several are compared, with an OUTPUT each."),
     click.option("--quote", is_flag=True, help="Run 20 rows, then show what the rest costs and ask whether to go on."),
     click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
-    _path("--config", text="Read the job from a YAML file; options win over its keys."),
-    _path("--save-workflow", text="Write the same work as a workflow file."),
     click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
     click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
     click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."),
@@ -131,18 +118,32 @@ class ProcessCommand(click.Command):
     wait_option,
     summary_option,
     yes_option,
+    calls_options,
+    row_options,
 )  # fmt: skip
-@row_options
+
+
+@click.command(
+    cls=ProcessCommand,
+    help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). Run it again to "
+    "resume.",
+)
+@click.argument("places", metavar="[INPUT] [OUTPUT]", nargs=-1)
+@in_order(
+    click.option("-o", "--output", type=click.Path(), metavar="OUTPUT", help="The file for the results; its suffix "
+                 "tells the format."),
+    click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
+    click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
+                 "write; or refuse one that is there."),
+    _path("--config", text="Read the job from a YAML file; options win over its keys."),
+    _path("--save-workflow", text="Write the same work as a workflow file."),
+)  # fmt: skip
+@job_options
 @click.pass_obj
 def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any) -> int:
     source, output = _places(places, given.pop("input"), given.pop("output"))
-    given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
-    given["budget"], given["read"] = read_budget(given["budget"]), read_variables(given["read"], "--read")
-    config, workflow, every = (given.pop(name) for name in ("config", "save_workflow", "progress_every"))
-    every = every if given.pop("progress") else 0
-    models = given.pop("models")
-    given["model"] = models[0] if len(models) == 1 else None
-    options = api.ProcessOptions(**{name: value for name, value in given.items() if value is not None})
+    config, workflow = (given.pop(name) for name in ("config", "save_workflow"))
+    options, models, every = _options(given)
     if config is not None:
         options = api.read_job(config, options)
     if workflow is not None:
@@ -163,15 +164,37 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
     return _run(api.process, settings, *what, summary=as_json is not False, every=every, models=models)
 
 
-@click.command(help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had.")
+@click.command(
+    help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had, but for those "
+    "that are given."
+)
 @click.argument("job", metavar="JOB")
-@calls_options
-@in_order(work_dir_option, budget_option, max_errors_option, wait_option, summary_option, yes_option)
+@job_options
 @click.pass_obj
-def resume(settings: Globals, /, job: str, as_json: bool | None, work_dir: str | None, **given: Any) -> int:
-    settings = settings if work_dir is None else replace(settings, project_dir=Path(work_dir))
-    given |= {"budget": read_budget(given["budget"]), "calls": given["calls"] or "ask"}
-    return _run(partial(api.resume, **given), settings, job, summary=as_json is not False)
+def resume(settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, **given: Any) -> int:
+    folder, source = given.pop("work_dir"), given.pop("input")
+    settings = settings if folder is None else replace(settings, project_dir=Path(folder))
+    options, models, every = _options(given)
+    if models[1:]:
+        raise click.UsageError("--model: a job has one model; compare several with `agac process`")
+    if dry_run:
+        from agac.api.process import resume_plan  # loads the API
+
+        shown = options.limit or PROMPTS
+        found = resume_plan(job, options, input=source, show=shown, project=settings.project_dir)
+        return print_plans([found], (), as_json=bool(as_json))
+    work = partial(api.resume, input=source)
+    return _run(work, settings, job, options, summary=as_json is not False, every=every)
+
+
+def _options(given: dict[str, Any]) -> tuple[api.ProcessOptions, tuple[str, ...], int | None]:
+    """The options of a job, its models, and after how many rows progress is printed (0: never)."""
+    given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
+    given["budget"], given["read"] = read_budget(given["budget"]), read_variables(given["read"], "--read")
+    every, models = given.pop("progress_every"), given.pop("models")
+    every = every if given.pop("progress") else 0
+    given["model"] = models[0] if len(models) == 1 else None
+    return api.ProcessOptions(**{name: value for name, value in given.items() if value is not None}), models, every
 
 
 def _places(places: tuple[str, ...], source: str | None, output: str | None) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
-from agac.core.errors import ErrorType, RowError, UsageError, storable
+from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
 from agac.core.types import (
     Finish,

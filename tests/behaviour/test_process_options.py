@@ -15,6 +15,7 @@ import agac
 from agac import SpecError
 from agac.cli.main import cli
 from agac.cli.process import process as command
+from agac.cli.process import resume
 from agac.spec.yaml import read_yaml
 
 # The options that tools like this one have, with a value each.
@@ -424,3 +425,29 @@ def test_what_a_reply_is_by_the_format_of_a_job(
     with answering(lambda _: Step("[1]" if form == "structured" else "none"), project):
         failed = agac.process("data/rows.csv", "o.csv", agac.read_job("job.yaml", agac.ProcessOptions(prompt="y")))
     assert failed.exit_code == (0 if form == "text" else 3)
+
+
+OF_A_NEW_JOB = {"places", "output", "config", "save_workflow", "overwrite", "resume"}
+"""What says which job is begun: INPUT and OUTPUT, a job's file, and what becomes of a file that is there."""
+
+
+def test_resume_takes_what_process_takes() -> None:
+    taken = {one.name: one.opts + one.secondary_opts for one in command.params}
+    again = {one.name: one.opts + one.secondary_opts for one in resume.params}
+    assert taken.keys() >= OF_A_NEW_JOB
+    assert {name: taken[name] for name in taken.keys() - OF_A_NEW_JOB} == {
+        name: again[name] for name in again.keys() - {"job"}
+    }
+
+
+def test_a_job_is_resumed_with_other_options(project: ProjectFolder) -> None:
+    project.numbered(4)
+    first = ("process", "data/rows.csv", "out.jsonl", "--prompt", "Review: ${text}", "--id-field", "id")
+    assert project.agac(*first, "--limit", "1").code == 0
+    assert len((project.root / "out.jsonl").read_text().splitlines()) == 1
+    assert project.agac("resume", "job_1", "--limit", "3", "--no-progress").code == 0
+    assert len((project.root / "out.jsonl").read_text().splitlines()) == 3
+    planned = project.agac("resume", "job_1", "--prompt", "Other: ${text}", "--limit", "2", "--dry-run")
+    assert (planned.code, "Other: " in planned.out) == (0, True)
+    assert "one model" in project.agac("resume", "job_1", "-m", "simulator/small", "-m", "simulator/large", code=2).err
+    assert agac.resume("job_1", agac.ProcessOptions(limit=2), project=project.root).rows.total == 2
