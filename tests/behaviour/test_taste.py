@@ -166,6 +166,8 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "api/adoption.py": ({"(job.root / job.output).open"}, "OUTPUT, which a user types"),
     "api/project.py": ({"folder.iterdir"}, "inputs that agac kept"),
     "api/run.py": ({"(opened.root / STORE.parent / 'shards').glob"}, "the state folder"),
+    "api/status.py": ({"(root / SHARDS).glob", "(root / record.output_dir / 'summary.json').read_bytes"},
+                      "the state folder, and what agac wrote"),
     "data/files.py": ({"file.open", "os.open", "os.scandir"}, "outputs, and temporary files beside them"),
     "data/object_store.py": ({"open", "os.open", "os.scandir"}, "a remote, which a user names"),
     "data/own_files.py": ({"os.open", "table.read_text"}, "files of this machine, with their owners"),
