@@ -179,8 +179,8 @@ class LineSource(FileSource, ABC):
                 if ordinal <= start:
                     continue
                 if len(raw) > MAX_RECORD_BYTES:
-                    problem = f"the line is longer than {MAX_RECORD_BYTES} bytes"
-                    yield self._refused(ordinal, line, problem)._replace(data=self.known(line))
+                    too_long = f"the line is longer than {MAX_RECORD_BYTES} bytes"
+                    yield self._refused(ordinal, line, too_long)._replace(data=self.known(line))
                     continue
                 try:
                     yield self.record(ordinal, line, raw.decode())
