@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import repeat
 from operator import contains
-from typing import Any
+from typing import Any, NamedTuple
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.data.sources import FirstRows
@@ -101,6 +101,16 @@ class _Shapes(Mapping[str, Mapping[str, Any] | None]):
         return len([*iter(self)])
 
 
+class Unsure(NamedTuple):
+    """Stages after which rows may be others, by name: `dropping` ones let rows leave, `renaming` ones name fields."""
+
+    dropping: frozenset[str] = frozenset()
+    renaming: frozenset[str] = frozenset()
+
+
+NOTHING_UNSURE = Unsure()
+
+
 @dataclass(frozen=True, slots=True)
 class StageScope:
     """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields. `every_stage` has
@@ -113,6 +123,7 @@ class StageScope:
     fields: Fields
     every_stage: Mapping[str, WrittenStage]
     incoming: StageScope | None = None
+    unsure: Unsure = NOTHING_UNSURE
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -141,12 +152,17 @@ class StageScope:
             return None
         return f"{name!r} holds labels (`expect`), which no stage sees; compare answers with them by `agac eval`"
 
-    def lacking(self, way: Sequence[str]) -> FirstRows | None:
-        """The first rows of the input if none of them has what this way names, and each row comes to the stage."""
+    def lacking(self, way: Sequence[str], *, kept: bool = False) -> FirstRows | None:
+        """The first rows of the input if none of them has what this way names, and each row comes to the stage; where
+        they have to have `kept` their names, also only then."""
         first, stage = self.rows.fields.first, self.stage
         if first is None or stage.guard is not None or not first.lack(way):
             return None
-        return None if any(one.may_drop for one in self.rows.earlier.values()) else first
+        earlier = self.rows.earlier
+        upstream = earlier.upstream if isinstance(earlier, Earlier) else frozenset(earlier)
+        if not upstream.isdisjoint(self.unsure.dropping) or (kept and not upstream.isdisjoint(self.unsure.renaming)):
+            return None
+        return first
 
     def shape(self, path: tuple[str, ...]) -> FieldShape:
         """What is known of the value at the end of a path into a result, or into a field."""
@@ -176,6 +192,10 @@ class Named(Collection[str]):
 def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
     """What each stage sees, in the order in which a row meets them; `rows` are the fields of the input's rows."""
     every_stage = {stage.name: stage for stage in workflow.stages}
+    unsure = Unsure(
+        frozenset(stage.name for stage in workflow.stages if stage.may_drop),
+        frozenset(stage.name for stage in workflow.stages if isinstance(stage.operation, Rename | Python)),
+    )
     stages: dict[str, WrittenStage] = {}
     forms: dict[str, Fields] = {}
     items: dict[str, tuple[FieldShape, str | None]] = {}
@@ -188,7 +208,7 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
         if rows_of is not None:
             fields, begun = forms[rows_of], {rows_of, *(stages[rows_of].ancestors if items else ())}
         made = [one for name, one in items.items() if name in earlier.upstream and name not in begun]
-        return StageScope(workflow, stage, earlier, fields.with_items(made), every_stage)
+        return StageScope(workflow, stage, earlier, fields.with_items(made), every_stage, None, unsure)
 
     for stage in workflow.stages:
         if stage.group is not None:
@@ -197,13 +217,13 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
             for name in dict.fromkeys(way[0] for way in stage.group.fields):
                 shapes[name] = members.shape((name,)).limited([w[1:] for w in stage.group.fields if w[0] == name])
             groups[stage.name] = Fields(shapes)
-            scope = StageScope(workflow, stage, {}, groups[stage.name], every_stage, members)
+            scope = StageScope(workflow, stage, {}, groups[stage.name], every_stage, members, unsure)
         else:
             scope = seen(stage, stage.ancestors, stage.rows_of)
         if stage.explode is not None and stage.group is None:
             items[stage.name] = _item(stage.explode, scope)
             fields = scope.fields.with_items([items[stage.name]])
-            scope = StageScope(workflow, stage, scope.earlier, fields, every_stage, scope)
+            scope = StageScope(workflow, stage, scope.earlier, fields, every_stage, scope, unsure)
         yield scope
         stages[stage.name], fields = stage, scope.fields
         if (changed := _changed(stage, fields)) is not None:
@@ -531,10 +551,7 @@ def _lacking_placeholder(name: str, scope: StageScope) -> str | None:
     if scope.stage.group is not None:
         return None
     head = name.partition(".")[0]
-    made = head in scope.fields.made or any(
-        isinstance(one.operation, Rename | Python) for one in scope.rows.earlier.values()
-    )
-    if made or (first := scope.lacking(name.split("."))) is None:
+    if head in scope.fields.made or (first := scope.lacking(name.split("."), kept=True)) is None:
         return None
     message = f"${{{name}}}: {first.words()} has such a field; {did_you_mean(name, first.names())}"
     return message if first.complete else f"{message}. If later rows have it, guard the stage: when: has(row.{head})"
