@@ -236,8 +236,8 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
     elif run["state"] == "finished":
         yield from _finished_lines(report)
-    elif run["state"] == "waiting":
-        rows, name = last.get("wait_for_people", 0), run["workflow"]
+    elif run["state"] == "waiting" and (rows := last.get("wait_for_people")):
+        name = run["workflow"]
         decide = f"Decide with: agac review next -a {name}. Then resume with: {again}"
         yield f"Run {number}: {counted(rows, 'decision is', 'decisions are')} up to people. {decide}"
     elif last.get("exit_code") == ExitCode.LIMIT:
