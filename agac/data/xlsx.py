@@ -54,7 +54,7 @@ class XlsxSource(FileSource):
                     yield self._record(ordinal, line, [cell for cell in cells if cell.value is not None])
 
     def _record(self, ordinal: int, line: int, cells: list[Any]) -> Record:
-        from openpyxl.styles.numbers import is_datetime
+        from openpyxl.styles.numbers import is_datetime  # type: ignore[import-untyped]
 
         data: dict[str, JSONValue] = dict.fromkeys(self._columns)
         for cell in cells:
@@ -110,7 +110,7 @@ class XlsxSource(FileSource):
 
 def _value(cell: Any) -> JSONValue:
     """JSON of a cell; of one that is empty, or has an error, an empty text."""
-    from openpyxl.styles.numbers import is_datetime
+    from openpyxl.styles.numbers import is_datetime  # type: ignore[import-untyped]
     from openpyxl.utils.escape import unescape  # type: ignore[import-untyped]
 
     match value := cell.value:

@@ -234,7 +234,7 @@ def _picked(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
         if any(value is not None for value in values):  # a kind of input without a price costs what all input does
             pairs = zip(values, prices, strict=True)
             known[name] = pick(price.input if value is None else value for value, price in pairs)
-    return Price(**known)  # type: ignore[arg-type]
+    return Price(**known)
 
 
 def _at_size(price: Price, input_tokens: int) -> Price:
