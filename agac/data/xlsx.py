@@ -110,7 +110,7 @@ class XlsxSource(FileSource):
 
 def _value(cell: Any) -> JSONValue:
     """JSON of a cell; of one that is empty, or has an error, an empty text."""
-    from openpyxl.styles.numbers import is_datetime  # type: ignore[import-untyped]
+    from openpyxl.styles.numbers import is_datetime
     from openpyxl.utils.escape import unescape  # type: ignore[import-untyped]
 
     match value := cell.value:
