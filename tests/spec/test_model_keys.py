@@ -86,6 +86,9 @@ def test_a_junk_key_is_refused_with_the_keys_that_exist(
     assert problem.where == document.where((*path, "qqqqqq"), key=True)
 
 
+OF_WHICH_NULL_MEANS_SOMETHING = ("streaming_timeout", "on_short_record")
+
+
 @pytest.mark.parametrize(("top", "path", "name"), FIELDS)
 def test_a_transposed_key_is_refused_with_the_one_that_was_meant_and_a_key_needs_a_value(
     top: type[BaseModel], path: Path_, name: str
@@ -98,7 +101,7 @@ def test_a_transposed_key_is_refused_with_the_one_that_was_meant_and_a_key_needs
     [message] = _of(problems, (*path, typo))
     assert message == f"unknown key; did you mean {name!r}?"
     _, problems = validate(top, _file(path, name, ""))
-    if name not in ("streaming_timeout", "on_short_record"):  # of which null means something
+    if name not in OF_WHICH_NULL_MEANS_SOMETHING:
         assert _of(problems, (*path, name)) == ["has no value; give one or remove the key"]
 
 
@@ -114,7 +117,7 @@ def test_null_is_no_value_given_for_every_key_that_may_be_left_out(
     """And a key with nothing behind it is still one whose value was forgotten."""
     for name, field in model.model_fields.items():
         key = field.alias or name
-        if key == "streaming_timeout":  # of which null means that there is none
+        if key in OF_WHICH_NULL_MEANS_SOMETHING:
             continue
         missing = ["has no value; give one or remove the key"]
         assert _of(validate(top, _file(path, key, ""))[1], (*path, key)) == missing
