@@ -15,7 +15,7 @@ from agac.spec.models import StageFile
 from agac.spec.operations import OPERATIONS, Incomplete
 from agac.spec.stage_tools import FOR_TOOLS
 from agac.spec.templates import Syntax
-from agac.spec.tools import ToolsMode
+from agac.spec.tools import OnToolFailure, ToolsMode
 from agac.spec.workflow import OnEmpty, Otherwise, ReplyForm, ReusePolicy, RunMode
 
 
@@ -59,6 +59,7 @@ class StageKeys(TypedDict, total=False):
     max_turns: int | None
     tools_mode: ToolsMode | None
     tool_stubs: Mapping[str, Any] | None
+    on_tool_failure: OnToolFailure | None
     reads: Sequence[str] | None
     output_schema: type | Mapping[str, Any] | str | None
     output_field: str | None

@@ -317,7 +317,7 @@ def test_a_row_run_takes_all_of_it_as_options(
     texts = {"template": f"{site.url}/prompt.md", "agent_card": f"{site.url}/judge.md", "json_schema": far.as_uri()}
     given = agac.ProcessOptions(vars={"tone": "kind"}, limit=1, **texts)
     report = agac.process(f"{site.url}/rows.csv.gz", "o.csv", given)
-    assert (report.summary["model"], report.summary["template"]) == ("local/small", texts["template"])
+    assert (report.summary["model"], report.summary["template"]) == ("local/small?temperature=0", texts["template"])
     shown = json.dumps(agac.inspect(row=1, project=project.root).as_json())
     assert all(one in shown for one in ('"Be brief, kind."', '"Say: one"'))
     assert (project.root / "o.csv").read_text().startswith("id,text,topic,error\na,one,one,")

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -212,19 +213,20 @@ def test_a_wait_beyond_all_bounds_stops_the_run_and_is_said_shortly(project: Pro
     assert "run the same command again then" in ran.err
 
 
-TOMORROW: dict[str, dict[str, Any]] = {
-    "Unix time": {"headers": {"retry-after": str(int(time.time()) + 18_000)}},
-    "Unix time in ms": {
-        "headers": {"x-ratelimit-reset": str(int(time.time() + 18_000) * 1000), "x-ratelimit-remaining": "0"}
+TOMORROW: dict[str, Callable[[float], dict[str, Any]]] = {
+    "Unix time": lambda now: {"headers": {"retry-after": str(int(now) + 18_000)}},
+    "Unix time in ms": lambda now: {
+        "headers": {"x-ratelimit-reset": str(int(now + 18_000) * 1000), "x-ratelimit-remaining": "0"}
     },
-    "a duration": {"headers": {"retry-after": "5h0m0s"}},
-    "words": {"body": '{"error": {"message": "The day\'s quota is used up. Please try again in 5h0m0s."}}'},
+    "a duration": lambda _: {"headers": {"retry-after": "5h0m0s"}},
+    "words": lambda _: {"body": '{"error": {"message": "The day\'s quota is used up. Please try again in 5h0m0s."}}'},
 }
+"""What servers say that can be asked again five hours after a moment."""
 
 
 @pytest.mark.parametrize("how", TOMORROW)
 def test_a_wait_of_hours_stops_the_run_with_the_time_at_which_to_go_on(how: str, project: ProjectFolder) -> None:
-    said = {"headers": {}, "body": '{"error": {"message": "Slow down."}}', **TOMORROW[how]}
+    said = {"headers": {}, "body": '{"error": {"message": "Slow down."}}', **TOMORROW[how](time.time())}
     with project.asking(scripted(Step(status=429, **said))):
         project.workflow(rows=1, stages=SAY)
         report = project.run()

@@ -74,8 +74,9 @@ def test_stop_loss_leaves_a_stage_alone_that_has_shown_that_it_works(project: Pr
 def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: ProjectFolder) -> None:
     project.run(project.workflow(rows=40))
     before = (project.root / "output/reviews/results.jsonl").read_bytes()
-    stage = {"name": "classify", "prompt": "Review: ${tekst}"}  # some rows may have it
-    project.workflow(rows=[{"id": str(i), "text": str(i)} for i in range(40)], stages=[stage], path="data/rows.jsonl")
+    stage = {"name": "classify", "prompt": "Review: ${tekst}"}  # one row has it
+    rows = [{"id": str(i), "text": str(i)} for i in range(40)]
+    project.workflow(rows=[*rows, {"id": "40", "tekst": "x"}], stages=[stage], path="data/rows.jsonl")
     ran = project.agac("run", "-a", "reviews", "--concurrency", "1", code=1)
     for words in ("17 of the first 17 outcomes of stage 'classify' are MissingTemplateField", "row '16' for example",
                   "stop_loss: false", "resume with: agac run -a reviews --concurrency 1"):  # fmt: skip
