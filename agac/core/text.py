@@ -244,6 +244,16 @@ def beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
+MAX_BEGINNING = 80
+"""Characters that an error quotes of what is not JSON."""
+
+
+def quoted_beginning(text: str) -> str:
+    """How a text begins, as the end of a message; an empty text where there is nothing in it. The text has lost its
+    secrets: cut before, one would stay in part."""
+    return f" (it begins with {text[:MAX_BEGINNING]!r})" if text.strip() else ""
+
+
 def padded(text: str, width: int, right: bool = False) -> str:
     """The text filled with blanks to `width` cells, after it or, with `right`, before it."""
     blanks = " " * (width - cells(text))

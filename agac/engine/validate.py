@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical
+from agac.core.text import quoted_beginning
 from agac.core.types import (
     Finish,
     JSONValue,
@@ -253,8 +254,6 @@ def _is_only_marks(reply: str, at: int) -> bool:
 MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
 
 MOST_CHARACTERS = 300  # of each error
-MAX_BEGINNING = 80
-"""Characters of a reply that is not JSON which its error quotes. A reply has lost its secrets before it is read."""
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _encode = json_encoder(allow_nan=False)
@@ -378,8 +377,8 @@ class Checker:
         try:
             encoded, value = parsed(text)
         except ValueError as problem:
-            begins = f" (it begins with {text[:MAX_BEGINNING]!r})" if text.strip() else ""
-            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}{begins}")
+            # a reply has lost its secrets before it is read
+            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}{quoted_beginning(text)}")
         problems = self._problems(text, value)
         misformatted = bool(problems) and enforced and not self._problems(text, value, formats=False)
         if problems and not misformatted:

@@ -11,6 +11,7 @@ from typing import Any
 
 from agac.core.errors import ErrorType, storable
 from agac.core.redact import Redactor
+from agac.core.text import quoted_beginning
 from agac.core.types import (
     AssistantMessage,
     Fault,
@@ -130,10 +131,6 @@ class Dialect:
         return fault_of(error, self.rules, status, headers, body, provider=provider, model=model, redactor=redactor)
 
 
-MAX_BEGINNING = 80
-"""Characters of a body that is not JSON which its fault quotes."""
-
-
 def _explained(fault: Fault, status: int, body: bytes, data: Any, redactor: Redactor) -> Fault:
     """Returns the fault of a good status, with the beginning of a body that is not JSON."""
     begins = beginning_of(body, redactor) if data is None else ""
@@ -142,10 +139,8 @@ def _explained(fault: Fault, status: int, body: bytes, data: Any, redactor: Reda
 
 def beginning_of(body: bytes, redactor: Redactor) -> str:
     """Returns how a body begins, as the end of a message; an empty text where there is nothing in it."""
-    if not body.strip():
-        return ""
     begins = redactor.clean(body[:4096].decode("utf-8", "replace"))  # a secret is never cut before it is removed
-    return f" (it begins with {begins[:MAX_BEGINNING]!r})"
+    return quoted_beginning(begins)
 
 
 def asking(wire: bytes, how: bytes) -> bytes:
