@@ -98,8 +98,7 @@ def mended_json(text: str) -> str | None:
             return _repaired(bare)
     except (ValueError, RecursionError, _TooManyReads):
         return None
-    another = any(mark in bare[end:] for mark in "{[")  # nobody knows which of the two is meant
-    return None if another or not _is_only_marks(bare, end) else bare[:end]
+    return bare[:end] if _is_only_marks(bare, end) else None
 
 
 def _repaired(bare: str) -> str | None:
@@ -116,72 +115,116 @@ def _repaired(bare: str) -> str | None:
     return json.dumps(value, allow_nan=False)
 
 
-# Whether a mended value is what the reply says. The library leaves out what it cannot place (`5 000` is 5 to it), so
-# the keys, texts, numbers and empty lists of the value are looked for in the reply, one after the other. Between two
-# of them only marks of JSON and comments may be.
+# Whether a mended value is what the reply says. The library leaves out what it cannot place (`5 000` is 5 to it), moves
+# what it cannot nest, and guesses where a text ends. So the brackets, keys, texts, numbers and empty lists of the value
+# are looked for in the reply, one after the other. Between two of them only other marks of JSON and comments may be.
 
-_MARKS = frozenset("{}[],:;\"'\u201c\u201d\\")
+_MARKS = frozenset(",:;\"'\u201c\u201d\\")
+_CLOSING = frozenset("}]")
 _QUOTES = frozenset("\"'\u201c\u201d")
+_CURLY = frozenset("\u201c\u201d")
 _COMMENT = re.compile(r"/\*.*?\*/|(?<=[\s{}\[\],\"'])(?://|#(?=\s))[^\n]*\n", re.DOTALL)
 """Without one that has no end, as a text without quotes may look like it: `#1` or `http://…`."""
 
 _EMPTY = re.compile(r"\[\s*(?:\]|\Z)|\{\s*(?:\}|\Z)")
-_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.])")
+_SIGNS = {
+    "{": re.compile(r"\{"),
+    "}": re.compile(r"\}"),
+    "[": re.compile(r"\[(?!\s*[,;])"),
+    "]": re.compile(r"\]"),
+    ",": re.compile(r"[,;](?!\s*[,;])"),
+}
+"""The signs of a value in a reply: no item of a list is missing after them."""
+
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+|(?!\Z)))?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.\"'\u201c\u201d\\])"
+)
 _WORDS = {
-    word: re.compile(rf"(?:{spellings})(?!\w)", re.IGNORECASE)
+    word: re.compile(rf"(?:{spellings})(?![\w\"'\u201c\u201d\\])", re.IGNORECASE)
     for word, spellings in ((True, "true"), (False, "false"), (None, "null|none"))
 }
-_NOT_VALUES = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
+_NOT_VALUES = re.compile(r"[+-]?(?:nan|inf(?:inity)?)|undefined|nil|nat", re.IGNORECASE)
 """What programs write where there is no value. The library takes one without quotes for a text."""
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([nrtbf])|([\"'\\/]))")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+
+
+class _Sign(NamedTuple):
+    """A bracket of a value, or what parts two items of a list."""
+
+    char: str
+    """`{`, `}`, `[`, `]` or `,`."""
 
 
 def _is_all_of(reply: str, value: JSONValue) -> bool:
-    """Whether the reply says this value and nothing more. Raises _TooManyReads."""
+    """Whether the reply says this value and nothing more. At its end brackets may be missing or too many. Raises
+    _TooManyReads."""
     at = 0
-    for leaf in _leaves(value):
-        end = _end_of_leaf(reply, at, leaf)
+    parts = _parts(value)
+    for part in parts:
+        end = _end_of_part(reply, at, part)
         if end is None:
-            return False
+            is_end = all(map(_closes, (part, *parts)))
+            return is_end and "," not in reply[at:] and _is_only_marks(reply, at)  # after a comma more would come
         at = end
     return _is_only_marks(reply, at)
 
 
-def _leaves(value: JSONValue) -> Iterator[JSONValue]:
-    """The keys, texts, numbers, words and empty lists and objects in a value, in their order."""
+def _closes(part: JSONValue | _Sign) -> bool:
+    return isinstance(part, _Sign) and part.char in _CLOSING
+
+
+def _parts(value: JSONValue) -> Iterator[JSONValue | _Sign]:
+    """The brackets, keys, texts, numbers, words and empty lists and objects of a value, in their order."""
     if isinstance(value, dict) and value:
+        yield _Sign("{")
         for key, inner in value.items():
             yield key
-            yield from _leaves(inner)
+            yield from _parts(inner)
+        yield _Sign("}")
     elif isinstance(value, list) and value:
-        for inner in value:
-            yield from _leaves(inner)
+        yield _Sign("[")
+        for index, inner in enumerate(value):
+            if index:
+                yield _Sign(",")
+            yield from _parts(inner)
+        yield _Sign("]")
     else:
         yield value
 
 
-def _end_of_leaf(reply: str, at: int, leaf: JSONValue) -> int | None:
-    """Where a leaf ends that comes next in the reply; None where another thing comes next."""
+def _end_of_part(reply: str, at: int, part: JSONValue | _Sign) -> int | None:
+    """Where a part ends that comes next in the reply; None where another thing comes next."""
+    start = at
     while True:
-        end = _end_of_match(reply, at, leaf)
+        end = _end_of_sign(reply, at, part) if isinstance(part, _Sign) else _end_of_match(reply, at, part)
         if end is not None:
             return end
         after = _after_mark(reply, at)
-        if after is None:
-            return None
+        if after is None or (reply[at] in ",;" and part == _Sign(",")):
+            return start if part == _Sign(",") and _is_parted(reply, start, at) else None
         at = after
 
 
+def _end_of_sign(reply: str, at: int, sign: _Sign) -> int | None:
+    """Where the sign ends that is at this place; None where another thing is."""
+    match = _SIGNS[sign.char].match(reply, at)
+    return match.end() if match else None
+
+
+def _is_parted(reply: str, end: int, begin: int) -> bool:
+    """Whether a bracket parts two items of a list: the first ends, or the second begins, with one."""
+    return reply[end - 1 : end] in _CLOSING or reply[begin : begin + 1] in ("{", "[")
+
+
 def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
-    """Where the leaf ends that begins at this place; None where none does."""
+    """Where the key, text, number, word or empty list ends that begins at this place; None where none does."""
     if isinstance(leaf, dict | list):
         empty = _EMPTY.match(reply, at)
         return empty.end() if empty and empty[0].startswith("{" if isinstance(leaf, dict) else "[") else None
     if isinstance(leaf, str):
-        if leaf in _NOT_VALUES and reply[at - 1 : at] not in _QUOTES:
-            return None
         return _end_of_text(reply, at, leaf)
     if leaf is None or isinstance(leaf, bool):
         word = _WORDS[leaf].match(reply, at)
@@ -203,8 +246,23 @@ def _goes_on_with(reply: str, at: int) -> bool:
 
 
 def _end_of_text(reply: str, at: int, text: str) -> int | None:
-    """Where a text ends that begins at this place, whatever its escapes; quotes and backslashes in it that the library
-    left out do not count."""
+    """Where a key or text ends that begins at this place, with its closing quote. None where another thing begins,
+    where a quote is not closed, and where nobody knows whether one in the text ends it."""
+    if not text:
+        return at + 2 if reply[at : at + 1] in _QUOTES and reply[at + 1 : at + 2] in _QUOTES else None
+    end = _end_of_characters(reply, at, text)
+    if end is None:
+        return None
+    quote = reply[at - 1 : at]
+    if quote not in _QUOTES:
+        return None if end == len(reply) or _NOT_VALUES.fullmatch(text) else end
+    is_closed = reply[end : end + 1] in _QUOTES
+    return end + 1 if is_closed and _quotes_in_pairs(reply[at:end], quote) else None
+
+
+def _end_of_characters(reply: str, at: int, text: str) -> int | None:
+    """Where the characters of a text end that begin at this place, whatever their escapes; quotes and backslashes among
+    them that the library left out do not count."""
     if reply.startswith(text, at):
         return at + len(text)
     start = at
@@ -219,6 +277,23 @@ def _end_of_text(reply: str, at: int, text: str) -> int | None:
     return at
 
 
+def _quotes_in_pairs(text: str, quote: str) -> bool:
+    """Whether the quotes in a text, of the kind around it, open and close in turn: `he said "hi" to me`. One that
+    closes first, as in `x" or "y`, may be where the text ends."""
+    plain = f" {_ESCAPED.sub('xx', text)} "
+    same = "[\u201c\u201d]" if quote in _CURLY else quote
+    is_open = False
+    for match in re.finditer(same, plain):
+        before, after = plain[match.start() - 1], plain[match.end()]
+        if match[0] == "'" and before.isalpha() and after.isalpha():  # an apostrophe
+            continue
+        outside, inside = (after, before) if is_open else (before, after)
+        if outside.isalnum() or inside.isspace():
+            return False
+        is_open = not is_open
+    return not is_open
+
+
 def _character(reply: str, at: int) -> tuple[str, int]:
     """The character at a place, with its escape read, and where the next one is; "" at the end."""
     escape = _ESCAPE.match(reply, at) if reply[at : at + 1] == "\\" else None
@@ -230,11 +305,9 @@ def _character(reply: str, at: int) -> tuple[str, int]:
 
 
 def _after_mark(reply: str, at: int) -> int | None:
-    """The place after a mark of JSON, white space or a comment; None where another thing is, or the end."""
+    """The place after a mark of JSON that is no bracket, white space or a comment; None where another thing is, or the
+    end."""
     char = reply[at : at + 1]
-    empty = _EMPTY.match(reply, at) if char in ("[", "{") else None
-    if empty and empty[0].endswith(("]", "}")):
-        return None
     if char in _MARKS or char.isspace():
         return at + 1
     comment = _COMMENT.match(reply, at)
@@ -242,9 +315,9 @@ def _after_mark(reply: str, at: int) -> int | None:
 
 
 def _is_only_marks(reply: str, at: int) -> bool:
-    """Whether no letter, digit or sign comes after this place, outside of comments."""
+    """Whether no letter, digit, sign or opening bracket comes after this place, outside of comments."""
     while at < len(reply):
-        after = _after_mark(reply, at)
+        after = at + 1 if reply[at] in _CLOSING else _after_mark(reply, at)
         if after is None:
             return False
         at = after
