@@ -192,8 +192,8 @@ def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
     try:
         levels = json.loads(metadata or b"{}")["index_columns"]
         hidden = tuple(level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level))
-        described = [level for level in levels if isinstance(level, dict) and isinstance(level["name"], str)]
-        numbers = {level["name"]: range(level["start"], level["stop"], level["step"]) for level in described}
+        described = [level for level in levels if isinstance(level, dict) and level["name"] is not None]
+        numbers = {str(level["name"]): range(level["start"], level["stop"], level["step"]) for level in described}
     except (ValueError, KeyError, TypeError):
         return PandasIndex()
     return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, SpecError, UsageError, Where, lack_of
 from agac.core.state_files import make_folder
@@ -113,6 +114,19 @@ class _Spool(AtomicFile):
         return self.temporary.with_name(f"{self.temporary.name}.spill-{next(self._spills)}")
 
 
+def _tables(tree: Any) -> Iterator[str]:
+    """The names of the tables and of the functions that give tables, in duckdb's own tree of a statement."""
+    if isinstance(tree, list):
+        for inner in tree:
+            yield from _tables(inner)
+    elif isinstance(tree, dict):
+        if tree.get("type") == "BASE_TABLE":
+            yield tree["table_name"]
+        elif tree.get("type") == "TABLE_FUNCTION":
+            yield tree["function"]["function_name"]
+        yield from _tables([*tree.values()])
+
+
 class SqlSource:
     """The rows that `statement` makes of `rows`. Raises SpecError, with the place of the statement, when it does more
     than read or does not fit the rows; UsageError when duckdb is missing. The rows are kept in `folder` for as long as
@@ -122,6 +136,7 @@ class SqlSource:
         self._rows, self._where, self._columns = rows, where, list(rows.columns() or ())
         if lack := lack_of(f"{rows.describe()}: sql", "duckdb"):
             raise UsageError(lack, remedy="Or leave the statement out.")
+        self._files = files
         self._statement = self._checked(statement)
         self._spool = _Spool(folder)
         weakref.finalize(self, self._spool.abort)
@@ -165,9 +180,21 @@ class SqlSource:
             raise self._refused(str(error)) from error
         kinds = [one.type.name for one in found]
         if kinds == ["SELECT"]:
-            return found[0].query.strip().removesuffix(";")
+            query = str(found[0].query).strip().removesuffix(";")
+            self._refuse_files(query)
+            return query
         what = kinds[0] if len(kinds) == 1 else f"{len(kinds)} statements"
         raise self._refused(f"is {what}; write one SELECT: it reads the table input and changes nothing")
+
+    def _refuse_files(self, query: str) -> None:
+        """Raises SpecError for a statement that names the file of its input: duckdb would read it in its own way, with
+        the names of folders in the place of the file's values. Other files are out of its reach."""
+        with closing(memory_database()) as connection:
+            tree = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
+        for table in _tables(json.loads(tree)):
+            is_input = any(Path(table) == path or Path(table).absolute() == path.absolute() for path in self._files)
+            if is_input or table.lower().startswith(("read_", "parquet_", "query")):
+                raise self._refused(f"it reads {table!r}; write FROM input, the one table that there is")
 
     def _bound(self) -> TypedRows:
         """What the statement gives. Raises SpecError when it does not fit the rows."""

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 from support.sources import opened
 
-from agac.core.errors import ErrorType, UsageError, Where
+from agac.core.errors import ErrorType, SpecError, UsageError, Where
 from agac.data.sources import open_input
 from agac.spec.workflow import InputSpec
 
@@ -188,6 +188,8 @@ def test_an_index_with_a_name_is_a_field_whether_the_file_holds_or_describes_it(
     assert rows_of(frame_file(tmp_path / "a.parquet", index=described)) == ids
     assert rows_of(frame_file(tmp_path / "b.parquet", index=held)) == ids
     assert rows_of(frame_file(tmp_path / "c.parquet", index=described, keeps=[0, 1, 3])) == [*ids[:2], ids[3]]
+    numbered = pandas.RangeIndex(1, 5, name=0)
+    assert rows_of(frame_file(tmp_path / "f.parquet", index=numbered))[0] == {"text": "a", "0": 1}
     two = pandas.MultiIndex.from_tuples([(1, "x"), (1, "y"), (2, "x"), (2, "y")], names=["k", None])
     assert rows_of(frame_file(tmp_path / "d.parquet", index=two))[0] == {"text": "a", "k": 1}
     own = pandas.RangeIndex(4, name="text")  # the column of this name is the field
@@ -278,6 +280,17 @@ def test_folders_are_fields_where_the_input_says_so_and_the_file_has_none_of_tha
     )  # fmt: skip
     [record] = open_input(spec).records()
     assert record.data == {"year": 1999, "lr": "0.1", "lang": "de", "a/b": None}
+
+
+@pytest.mark.parametrize("source", ["read_parquet('{file}')", "parquet_scan('{file}')", "'{file}'"])
+def test_a_statement_reads_the_rows_as_the_input_has_them_and_no_file_by_itself(tmp_path: Path, source: str) -> None:
+    path = in_folders(tmp_path, "SELECT 1999 AS year")
+    spec = InputSpec(
+        path, "in", "parquet", None, "error", Where("w.yml"),
+        sql=f"WITH found AS (FROM {source.replace('{file}', str(path))}) FROM found", scratch=tmp_path / "scratch",
+    )  # fmt: skip
+    with pytest.raises(SpecError, match="write FROM input"):
+        open_input(spec)
 
 
 def test_a_statement_over_files_of_other_types_changes_no_value(tmp_path: Path) -> None:

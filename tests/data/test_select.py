@@ -58,6 +58,7 @@ def beside(tmp_path: Path) -> Path:
         "COPY (SELECT 1) TO '{at}/rows.jsonl'", "INSTALL httpfs", "LOAD httpfs", "SET enable_external_access = true",
         "RESET lock_configuration", "PRAGMA enable_external_access", "CALL pragma_version()", "CREATE TABLE t (a INT)",
         "DROP VIEW input", "INSERT INTO input VALUES ('x', 1)", "DELETE FROM input", "CHECKPOINT", "BEGIN",
+        "SELECT * FROM read_json('{at}/rows.jsonl')", "FROM query_table('rows')",
         "SELECT * FROM held", "SELECT * FROM duckdb_secrets()", "SELECT * FROM sqlite_scan('{at}/x.db', 't')",
         "SELECT * FROM input; COPY input TO '{at}/out.csv'", "SELECT getenv('HOME')", "EXECUTE x", "",
         "SELECT * FROM input) TO '{at}/out.csv' --", "WITH x AS (DELETE FROM input RETURNING *) SELECT * FROM x",
