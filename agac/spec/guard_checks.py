@@ -124,12 +124,34 @@ _DATE = re.compile(
 _MOMENT = re.compile(rf"{_DAY}[Tt][0-9]{{2}}(?::[0-9]{{2}}){{0,2}}(?:\.[0-9]+)?(?:[Zz]|[+-][0-9]{{2}}:?[0-9]{{2}})?")
 
 
+_SIGNED_DIGITS = re.compile(r"[0-9]+([-/])[0-9]+(?:\1[0-9]+)*")
+_LEADING_ZERO = re.compile(r"-?0[0-9]+")
+
+
+def _is_no_sum(numbers: Sequence[str]) -> bool:
+    """Whether nobody subtracts or divides such numbers: there are many, one begins with 0, or they come to less than 0
+    or to a fraction, as those of `555-1234` and `1/2`."""
+    first, second = map(int, numbers[:2])
+    return len(numbers) > 2 or first < second or any(number[0] == "0" for number in numbers)
+
+
 def date_faults(tree: CelNode, text: str) -> Iterator[str]:
-    """Dates without quotes, which CEL computes: `2026-01-31` is 1994."""
-    written = "".join(text[tree.start : tree.end].split()).strip("()")
-    if tree.kind == "op" and tree.value in ("-", "/") and _DATE.fullmatch(written):
+    """Dates and other texts of digits without quotes, which CEL computes: `2026-01-31` is 1994, `007` is 7."""
+    literal = text[tree.start : tree.end].strip("()")
+    written = "".join(literal.split())
+    if tree.kind == "op" and tree.value in ("-", "/"):
         operation = "a subtraction" if tree.value == "-" else "a division"
-        yield f'{spot(text, tree.start)}: `{written}` is {operation} of numbers; write a date in quotes: `"{written}"`'
+        is_what = f"{spot(text, tree.start)}: `{written}` is {operation} of numbers"
+        if _DATE.fullmatch(written):
+            yield f'{is_what}; write a date in quotes: `"{written}"`'
+            return
+        if _SIGNED_DIGITS.fullmatch(literal) and _is_no_sum(literal.split(tree.value)):
+            spaced = f" {tree.value} ".join(literal.split(tree.value))
+            yield f'{is_what}; write a text in quotes: `"{written}"`, and what is meant so with spaces: `{spaced}`'
+            return
+    if tree.kind == "literal" and _LEADING_ZERO.fullmatch(literal):
+        is_number = f"{spot(text, tree.start)}: `{literal}` is the number {int(literal)}"
+        yield f'{is_number}; write a text in quotes: `"{literal}"`'
         return
     for part in tree.parts:
         yield from date_faults(part, text)
@@ -502,7 +524,8 @@ def doubled(node: CelNode, text: str) -> str:
         between = text[node.parts[0].end : node.parts[1].start]
         return f"{text[node.start : node.parts[0].start]}{left}{between}{right}{text[node.parts[1].end : node.end]}"
     if node.kind == "literal":
-        return f"{written}.0" if type(node.value) is int and written.lstrip("-").isdecimal() else written
+        digits = written.rstrip("uU")
+        return f"{digits}.0" if type(node.value) is int and digits.lstrip("-").isdecimal() else written
     return written if (node.kind, node.value) == ("call", "double") else f"double({written})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -255,12 +256,15 @@ class _Parts:
 
     def value(self, node: CelNode, values: Values) -> Any:
         """What a part comes to. Raises TooManySteps before it would take more steps than are left."""
+        return self._computed(node, values, self._text[node.start : node.end])
+
+    def _computed(self, node: CelNode, values: Values, text: str) -> Any:
+        """What `text` comes to, which takes no more steps than `node`. Raises as `value` does."""
         used = {part.value for part in node.walk() if part.kind == "name"}
         seen = {name: values[name] for name in used if name in values}
         self._left -= max(CostMeter(seen, self._left).count(node), self._each)
         if self._left < 0:
             raise TooManySteps(node)
-        text = self._text[node.start : node.end]
         if text not in self._programs:
             self._programs[text] = CelProgram(text)
         return self._programs[text].execute(seen)
@@ -273,13 +277,30 @@ class _Parts:
             return self._first_deciding(parts, decides=node.value == "||", elements=elements)
         if node.kind == "op" and node.value == "!":
             return not self._flag(node.parts[0], values, elements=elements)
-        if elements and node.kind == "macro" and node.value in ("exists", "all"):
+        if node.kind == "op" and node.value == "?:":
+            test, chosen, other = node.parts
+            holds = self._flag(test, values, elements=elements)
+            return self.decided(chosen if holds else other, values, elements=elements)
+        if not elements:
+            return self.value(node, values)
+        if _is_over_elements(node):
             over, name, body = node.parts
             several = self.value(over, values)
             if isinstance(several, list | dict):
                 parts = ((body, {**values, name.value: element}) for element in several)
                 return self._first_deciding(parts, decides=node.value == "exists", elements=True)
-        return self.value(node, values)
+            return self.value(node, values)
+        return self._with_verdicts(node, values)
+
+    def _with_verdicts(self, node: CelNode, values: Values) -> Any:
+        """What a part comes to, with the verdict of each `exists` and `all` in it in its place."""
+        pieces, at = list[str](), node.start
+        for macro in _over_elements(node):
+            with suppress(*FAILURES):
+                verdict = self._flag(macro, values, elements=True)
+                pieces += [self._text[at : macro.start], "true" if verdict else "false"]
+                at = macro.end
+        return self._computed(node, values, "".join(pieces) + self._text[at : node.end])
 
     def _first_deciding(self, parts: Iterable[tuple[CelNode, Values]], *, decides: bool, elements: bool) -> bool:
         """`decides` if one of the parts comes to it. Raises what the first part raised that fails, if none does."""
@@ -299,6 +320,19 @@ class _Parts:
         if not isinstance(result, bool):
             raise ValueError(f"{self._text[node.start : node.end]} is not true or false")
         return result
+
+
+def _is_over_elements(node: CelNode) -> bool:
+    return node.kind == "macro" and node.value in ("exists", "all")
+
+
+def _over_elements(node: CelNode) -> Iterator[CelNode]:
+    """The `exists` and `all` in a part, the outermost, that see no name of another macro."""
+    if _is_over_elements(node):
+        yield node
+        return
+    for part in node.parts[:1] if node.kind == "macro" else node.parts:
+        yield from _over_elements(part)
 
 
 def _too_long(text: str, node: CelNode, values: Values) -> str:

@@ -107,7 +107,10 @@ ELEMENTS: list[tuple[str, bool]] = [
     ("!ns.exists(x, x > 2)", False), ("flag && ns.exists(x, x > 2)", True), ("ns.exists(x, x > 2) || ns[0] > 1", True),
     ("ns.exists(x, x > 9) || flag", True), ("ns.all(x, x > 2) && !flag", False), ("ns[0] > 1 || flag", True),
     ("[ns, ns].all(y, y.exists(x, x > 2))", True), ("texts.exists(x, size(x) == 3 && ns.exists(y, y > 2))", True),
-    ("o.exists(k, k > 1 || o[k] == 2)", True),
+    ("o.exists(k, k > 1 || o[k] == 2)", True), ("ns.exists(x, x > 2) ? flag : !flag", True),
+    ("flag ? ns.all(x, x > 5) : flag", False), ("ns.exists(x, x > 2) == flag", True),
+    ("[ns.exists(x, x > 2)][0]", True),
+    ('string(ns.all(x, x > 5)) == "false"', True), ("(ns.exists(x, x > 2) && !flag) != flag", True),
 ]  # fmt: skip
 
 

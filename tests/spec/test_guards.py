@@ -228,6 +228,10 @@ SLIPS = {
      'at column 6: `01/31/2026` is a division of numbers; write a date in quotes: `"01/31/2026"`',
     "31-01-2026 != d":
      'at column 1: `31-01-2026` is a subtraction of numbers; write a date in quotes: `"31-01-2026"`',
+    "phone == 555-1234":
+     'at column 10: `555-1234` is a subtraction of numbers; write a text in quotes: `"555-1234"`, '
+     "and what is meant so with spaces: `555 - 1234`",
+    "code in [007]": 'at column 10: `007` is the number 7; write a text in quotes: `"007"`',
     "d > 2026-01-31T12:00:00Z":
      'at column 5: a time is written in quotes: `timestamp("2026-01-31T12:00:00Z")`',
     "  ": 'the guard is empty; write a condition, as `FIELD == "value"`, or leave `when` out',
@@ -475,6 +479,7 @@ _KINDS = "`{}` takes two whole numbers or two with a point: write"
 REMEDIES: list[tuple[str, dict[str, Any], str, str]] = [
     ("n % 2 == 0", {"n": 2.5}, "n is the number 2.5", "`%` takes whole numbers: write `int(n)`"),
     ("n + 1 > 0", {"n": 2.0}, "n is the number 2.0", f"{_KINDS.format('+')} `double(n) + 1.0`"),
+    ("n + 1u > 0", {"n": 2}, "n is the number 2", f"{_KINDS.format('+')} `double(n) + 1.0`"),
     ("n * half > 0.0", {"n": 2, "half": 0.5}, "n is the number 2 and half is the number 0.5",
      f"{_KINDS.format('*')} `double(n) * double(half)`"),
     ("price + 1 > 3", {"price": "2.5"}, 'price is the text "2.5"', f"{_KINDS.format('+')} `double(price) + 1.0`"),
