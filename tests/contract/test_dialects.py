@@ -1,13 +1,11 @@
 """What every dialect promises, streamed or not. A new one adds a line to MEMBERS and its recorded bodies beside the
 others'.
 
-Recorded, by what is told apart: `replies/<dialect>.json`, where `differs` says what a body has that the first one has
-not, and `errors/<dialect>/*.json` (what servers said, and what it means): each file's `headers` come with every error,
-its `frame` (a list, of some) is around every `error`, and its `error` holds what an error has that says nothing else.
+Recorded replies are in `replies/<dialect>.json`, where `differs` says what a body has that the first one has not. What
+servers say in words of their own (ends, refusals, headers, usage, streams) is in the tables of `words`: test_words.py.
 """
 
 import asyncio
-import csv
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -84,8 +82,6 @@ class Member:
     """Sends the built body as keyword arguments through the maker's own SDK."""
     items: str
     """Where a built body has its messages."""
-    errors: tuple[str, ...]
-    """Files, as patterns, of errors that its servers answer with."""
     api: ModelApi
     """The simulator's side of it."""
     delta: Callable[[str], Any]
@@ -131,7 +127,6 @@ MEMBERS = [
         OPENAI,
         openai_sdk,
         "messages",
-        ("openai-chat/*.json",),
         CHAT,
         lambda text: {"choices": [{"index": 0, "delta": {"content": text}}]},
         lambda text: {"choices": [{"index": 0, "delta": {"reasoning_content": text}}]},
@@ -141,7 +136,6 @@ MEMBERS = [
         replace(SHIPPED["responses"], name="openai"),  # whom the recorded errors name
         openai_sdk,
         "input",
-        ("openai-responses/*.json", "openai-chat/openai.json", "openai-chat/gateways.json"),
         RESPONSES,
         lambda text: {"type": "response.output_text.delta", "delta": text},
         lambda text: {"type": "response.reasoning_summary_text.delta", "delta": text},
@@ -151,7 +145,6 @@ MEMBERS = [
         ANTHROPIC,
         anthropic_sdk,
         "messages",
-        ("anthropic/*.json",),
         MESSAGES_API,
         partial(piece, 1, "text"),
         partial(piece, 0, "thinking"),
@@ -160,25 +153,6 @@ MEMBERS = [
 ]
 
 members = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
-
-
-def recorded_errors() -> list[Any]:
-    found = []
-    for member in MEMBERS:
-        for file in [file for place in member.errors for file in sorted((HERE / "errors").glob(place))]:
-            recorded = json.loads(file.read_text("utf-8"))
-            for name, case in recorded["cases"].items():
-                headers, error = {**recorded["headers"], **case.get("headers", {})}, case.get("error")
-                if isinstance(error, dict):
-                    error = recorded.get("error", {}) | error
-                whole = {
-                    "body": patched(recorded.get("frame", {}), {"error": error}),
-                    "says": [],
-                    **case,
-                    "headers": {header: value for header, value in headers.items() if value is not None},
-                }
-                found.append(pytest.param(member, whole, id=f"{member.name}/{file.stem}: {name}"))
-    return found
 
 
 def recorded_replies() -> list[Any]:
@@ -370,35 +344,6 @@ def test_a_lone_surrogate_travels_as_its_escape(member: Member) -> None:
     sent = encode(member.dialect.build(request, "m", member.provider))
     assert b"\\ud83d" in sent
     assert json.loads(sent)[member.items][0]["content"] == "before \ud83d after, grüße"
-
-
-@pytest.mark.parametrize(("member", "case"), recorded_errors())
-def test_a_recorded_error_is_understood(member: Member, case: dict[str, Any]) -> None:
-    found = parse(member, case["status"], case["headers"], body_of(case))
-    assert isinstance(found, Fault)
-    expected = {"type": ErrorType.PROVIDER_ERROR, "delay": None, "retries": None, "ambiguous": False, **case["expect"]}
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found.status == case["status"]
-    assert found.message.startswith(f"{member.provider.name} answered {case['status']}")
-    assert "\n" not in found.message
-    for words in case["says"]:
-        assert words in found.message
-
-
-@pytest.mark.parametrize(("member", "case"), recorded_errors())
-def test_a_key_that_a_server_repeats_is_not_shown(member: Member, case: dict[str, Any]) -> None:
-    def poisoned(value: Any) -> Any:
-        if isinstance(value, str):
-            return f"{value} {CANARY}"
-        if isinstance(value, dict):
-            return {name: poisoned(part) for name, part in value.items()}
-        return [poisoned(part) for part in value] if isinstance(value, list) else value
-
-    body = body_of({"body": poisoned(case["body"])})
-    found = parse(member, case["status"], {**case["headers"], "x-request-id": CANARY}, body)
-    assert isinstance(found, Fault)
-    assert CANARY not in repr(found)
-    assert CANARY[:12] not in found.message
 
 
 @pytest.mark.parametrize(("member", "case"), recorded_replies())
@@ -647,35 +592,6 @@ def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
 
 def test_every_dialect_is_under_contract() -> None:
     assert {member.name for member in MEMBERS} == set(DIALECTS)
-
-
-# How answers end, in the words of `endings.csv`: a new word is a line of it. `null` is JSON's, an empty word is empty.
-
-ENDINGS = [tuple(line.values()) for line in csv.DictReader((HERE / "endings.csv").read_text("utf-8").split("\n"))]
-
-
-@pytest.mark.parametrize("streamed", [False, True], ids=["body", "stream"])
-@pytest.mark.parametrize(
-    ("dialect", "word", "meaning", "source"), ENDINGS, ids=[f"{one[0]}: {one[1] or 'empty'}" for one in ENDINGS]
-)
-def test_every_word_for_an_end_is_read(dialect: str, word: str, meaning: str, source: str, streamed: bool) -> None:
-    assert source, "whoever adds a word says where it is documented"
-    member = next(one for one in MEMBERS if one.name == dialect)
-    answer = ModelAnswer("an answer", has_word=True, word=None if word == "null" else word)
-    body = member.api.body(ask_for(), answer)
-    if streamed:
-        _, body = assembled(member, b"".join(map(server_sent, member.api.events(ask_for(), answer))), [])
-    found = parse(member, 200, {}, body)
-    if meaning == "again":
-        assert isinstance(found, Fault)
-        assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.PROVIDER_ERROR, True)
-        assert repr(word) in found.message
-        assert found.usage is not None
-        assert found.usage.output_tokens
-    else:
-        assert isinstance(found, Reply)
-        assert (found.finish, found.text) == (meaning, "an answer")
-        assert found.ended_with == word or meaning == "stop"
 
 
 # Streams: put together, events say what the same answer says when it is not streamed.

@@ -15,13 +15,15 @@ KEPT = 1 << 20
 @dataclass(frozen=True)
 class Answer:
     """What comes back. `drop`: the connection is cut before the request is read, after it, or within the body; `never`:
-    nothing comes until the server ends. `length`: declared beforehand, told piece by piece, or by the end alone."""
+    nothing comes until the server ends. `length`: declared beforehand, told piece by piece, or by the end alone.
+    `piece`: the most bytes that a piece has; each is sent by itself."""
 
     body: bytes | dict[str, Any] | list[Any] = b"{}"
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     drop: Literal["", "unread", "unanswered", "body", "never"] = ""
     length: Literal["declared", "chunked", "end"] = "declared"
+    piece: int = KEPT
 
     @property
     def wire(self) -> bytes:
@@ -89,7 +91,10 @@ class Talk(BaseHTTPRequestHandler):
         if answer.drop in ("unread", "unanswered", "never"):
             self.cut()
             return
-        self.send_response(answer.status)
+        if any(name.lower() == "date" for name in answer.headers):  # the clock of this server is another one
+            self.send_response_only(answer.status)
+        else:
+            self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
         wire = answer.wire
@@ -102,7 +107,13 @@ class Talk(BaseHTTPRequestHandler):
         self.end_headers()
         if answer.drop == "body":
             wire = wire[: len(wire) // 2]
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(wire), wire) if answer.length == "chunked" else wire)
+        pieces = [wire]
+        if answer.length == "chunked":
+            pieces = [wire[at : at + answer.piece] for at in range(0, len(wire), answer.piece)]
+            pieces = [b"%x\r\n%s\r\n" % (len(one), one) for one in pieces]
+        for one in pieces:
+            self.wfile.write(one)
+            self.wfile.flush()
         if answer.drop == "body":
             self.cut()
         elif answer.length == "chunked":
