@@ -20,7 +20,7 @@ from agac.core.types import (
     ToolResult,
     Usage,
 )
-from agac.providers.bodies import count, json_of, mapping, objects, text
+from agac.providers.bodies import count, count_at, json_of, mapping, objects, text
 from agac.providers.dialect import (
     NO_HEADERS,
     Assembly,
@@ -191,16 +191,25 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
     )  # fmt: skip
 
 
+_INPUT = (("input_tokens",), ("prompt_tokens",))
+_OUTPUT = (("output_tokens",), ("completion_tokens",))
+"""Anthropic's name, and that of the API behind some gateways."""
+
+_BRIEF = (("cache_creation", "ephemeral_5m_input_tokens"),)
+
+
 def _usage(usage: Any) -> Usage:
     """Tokens read from the cache and written to it are counted apart from the others: all three are input."""
-    given, read = count(usage, "input_tokens"), count(usage, "cache_read_input_tokens")
+    given, read = count_at(usage, _INPUT), count(usage, "cache_read_input_tokens")
+    lasting = count(mapping(usage).get("cache_creation"), "ephemeral_1h_input_tokens")
     written = count(usage, "cache_creation_input_tokens")
+    if written is None and (brief := count_at(usage, _BRIEF)) is not None:
+        written = brief + (lasting or 0)
     if given is not None:
         given += (read or 0) + (written or 0)
     thought = count(mapping(usage).get("output_tokens_details"), "thinking_tokens")
     ran = uses_of(mapping(usage).get("server_tool_use"), "_requests") or None
-    lasting = count(mapping(usage).get("cache_creation"), "ephemeral_1h_input_tokens")
-    return Usage(given, count(usage, "output_tokens"), read, thought, written, ran, lasting)
+    return Usage(given, count_at(usage, _OUTPUT), read, thought, written, ran, lasting)
 
 
 # Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of the anthropic SDK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -46,6 +46,7 @@ def encode(wire: JSONValue) -> bytes:
 
 
 MAX_COUNT = 1 << 53  # a count beyond that is none: nothing bills so much, and no database column holds more than 2^63
+_MOST_DIGITS = 16  # of a count that is a text
 
 
 def loads(body: bytes | str) -> Any:
@@ -93,6 +94,23 @@ def count(of: Any, name: str) -> int | None:
     """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
     value = of.get(name) if isinstance(of, dict) else None
     return value if type(value) is int and 0 <= value < MAX_COUNT else None
+
+
+def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
+    """The count at the first of these paths, each the names of objects within objects, where there is one. Some servers
+    write a whole number as a float (37.0) or as a text."""
+    for *outer, name in paths:
+        within = of
+        for one in outer:
+            within = mapping(within).get(one)
+        value = mapping(within).get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        elif isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit():
+            value = int(value)
+        if (found := count({name: value}, name)) is not None:
+            return found
+    return None
 
 
 def http_status(value: Any, lowest: int) -> int | None:

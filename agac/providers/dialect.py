@@ -29,7 +29,7 @@ from agac.core.types import (
     json_encoder,
     strict_json,
 )
-from agac.providers.bodies import count, encode, json_of, mapping, text
+from agac.providers.bodies import count, count_at, encode, json_of, mapping, text
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
@@ -157,13 +157,46 @@ def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str])
     return wire
 
 
-def usage_of(usage: Any, given: str, made: str, cached: tuple[str, str], thought: tuple[str, str]) -> Usage:
-    """The counts of tokens by these names; the last two are within an object each."""
-    usage = mapping(usage)
-    cache, read, written = usage.get(cached[0]), None, None
-    if cache is not None:
-        read, written = count(cache, cached[1]), count(cache, "cache_write_tokens")
-    return Usage(count(usage, given), count(usage, made), read, count(usage.get(thought[0]), thought[1]), written)
+_INPUT = (("prompt_tokens",), ("input_tokens",))
+_OUTPUT = (("completion_tokens",), ("output_tokens",))
+"""Each API's own name, and the other's: mlx-vlm and some gateways have the names of the API that they are made of
+(github.com/earendil-works/pi/pull/2325)."""
+
+_CACHED = (
+    ("prompt_tokens_details", "cached_tokens"),  # OpenAI: chat completions
+    ("input_tokens_details", "cached_tokens"),  # OpenAI: responses
+    ("prompt_cache_hit_tokens",),  # DeepSeek: api-docs.deepseek.com/api/create-chat-completion
+    ("cached_tokens",),  # Moonshot: platform.kimi.ai/docs/api/chat
+    ("num_cached_tokens",),  # Mistral: docs.mistral.ai/api; vLLM's own name
+)
+_WRITTEN = (("prompt_tokens_details", "cache_write_tokens"), ("input_tokens_details", "cache_write_tokens"))
+_THOUGHT = (("completion_tokens_details", "reasoning_tokens"), ("output_tokens_details", "reasoning_tokens"))
+
+
+def usage_of(usage: Any) -> Usage:
+    """The counts of tokens, by any of the names that servers with OpenAI's APIs have for them."""
+    found = Usage(
+        input_tokens=count_at(usage, _INPUT),
+        output_tokens=count_at(usage, _OUTPUT),
+        cached_tokens=count_at(usage, _CACHED),
+        reasoning_tokens=count_at(usage, _THOUGHT),
+        cache_write_tokens=count_at(usage, _WRITTEN),
+    )
+    return _with_thinking_beside(found, count_at(usage, (("total_tokens",),)))
+
+
+def _with_thinking_beside(usage: Usage, total: int | None) -> Usage:
+    """The same usage with the thinking that only the total counts within the output: xAI names it apart
+    (docs.x.ai/docs/api-reference), Gemini does not name it (github.com/Clarifai/clarifai-python/pull/978). It is paid
+    as output."""
+    given, made = usage.input_tokens, usage.output_tokens
+    if total is None or not given or made is None or total <= given + made:
+        return usage
+    beside = total - given - made
+    cached = (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
+    if beside == cached or usage.reasoning_tokens not in (None, beside):
+        return usage
+    return usage._replace(output_tokens=made + beside)
 
 
 def believable(usage: Usage, *, wrote: bool) -> Usage:

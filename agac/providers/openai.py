@@ -175,26 +175,21 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
         came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
         wire = {"message": {**came, "role": "assistant", "tool_calls": asked}}
     return dialect.reply_of(
-        data, [answer], end, usage=_chat_usage(data.get("usage")), refusal=refusal, provider=provider, model=model,
+        data, [answer], end, usage=dialect.usage_of(data.get("usage")), refusal=refusal, provider=provider, model=model,
         calls=calls, wire=wire,
     )  # fmt: skip
 
 
-def _chat_usage(usage: Any) -> Usage:
-    usage = mapping(usage)
-    details = ("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")
-    found = dialect.usage_of(usage, "prompt_tokens", "completion_tokens", *details)
-    if found.cached_tokens is None and (read := count(usage, "prompt_cache_hit_tokens")) is not None:  # DeepSeek's
-        found = found._replace(cached_tokens=read)
-    given, made, thought = found.input_tokens, found.output_tokens, found.reasoning_tokens
-    if thought and given is not None and made is not None and usage.get("total_tokens") == given + made + thought:
-        return found._replace(output_tokens=made + thought)  # xAI counts thinking beside the completion, not within it
-    return found
-
-
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
 
-_KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
+_KEPT = ("id", "created", "model", "system_fingerprint", "service_tier")
+
+
+def _usage_in(event: Mapping[str, Any]) -> Any:
+    """The counts of tokens of a chunk: its own, those in `x_groq` (github.com/vercel/ai/issues/1651), or those of its
+    choice (Moonshot: github.com/northes/go-moonshot/issues/17)."""
+    choice = next(iter(objects(event.get("choices"))), None)
+    return next((found for one in (event, event.get("x_groq"), choice) if (found := mapping(one).get("usage"))), None)
 
 
 class ChatAssembly(dialect.Assembly):
@@ -219,6 +214,8 @@ class ChatAssembly(dialect.Assembly):
             self._frame = {"error": event["error"]} if isinstance(event, dict) and event.get("error") else event
         elif isinstance(event, dict):
             self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
+            if (usage := _usage_in(event)) is not None:  # of several, each counts all that came so far
+                self._frame["usage"] = usage
             for choice in objects(event.get("choices")):
                 if choice.get("index") in (0, None):
                     self._choice(choice)
@@ -371,8 +368,7 @@ def _response_usage(data: dict[str, Any]) -> Usage:
     """Tokens, and uses of the provider's own tools as it counts them (xAI: docs.x.ai/developers/tools), else the
     searches among its items: opening a page that was found costs nothing."""
     usage = mapping(data.get("usage"))
-    details = ("input_tokens_details", "cached_tokens"), ("output_tokens_details", "reasoning_tokens")
-    found = dialect.usage_of(usage, "input_tokens", "output_tokens", *details)
+    found = dialect.usage_of(usage)
     ran = dialect.uses_of(usage.get("server_side_tool_usage_details"), "_calls")
     billed = count(mapping(data.get("tool_usage")).get("web_search"), "num_requests")
     if not ran and billed is None:

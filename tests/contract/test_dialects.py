@@ -356,65 +356,11 @@ def test_a_recorded_reply_is_read(member: Member, case: dict[str, Any]) -> None:
     assert {name: list(value) if isinstance(value := reply[name], tuple) else value for name in expected} == expected
 
 
-USAGES: dict[str, list[tuple[str, dict[str, Any], tuple[int | None, int | None]]]] = {
-    "openai-chat": [
-        ("0/0", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (None, None)),
-        ("no input", {"prompt_tokens": 0, "completion_tokens": 7}, (None, 7)),
-        ("no output", {"prompt_tokens": 9, "completion_tokens": 0}, (9, None)),
-        ("all of it cached", {"prompt_tokens": 9, "completion_tokens": 7,
-                              "prompt_tokens_details": {"cached_tokens": 9}}, (9, 7)),
-        ("more cached than given", {"prompt_tokens": 9, "completion_tokens": 7,
-                                    "prompt_tokens_details": {"cached_tokens": 50}}, (None, 7)),
-        ("more thought than made", {"prompt_tokens": 9, "completion_tokens": 7,
-                                    "completion_tokens_details": {"reasoning_tokens": 50}}, (9, None)),
-    ],
-    "openai-responses": [
-        ("0/0", {"input_tokens": 0, "output_tokens": 0}, (None, None)),
-        ("no input", {"input_tokens": 0, "output_tokens": 7}, (None, 7)),
-        ("no output", {"input_tokens": 9, "output_tokens": 0}, (9, None)),
-        ("all of it cached", {"input_tokens": 9, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 9}},
-         (9, 7)),
-    ],
-    "anthropic": [
-        ("0/0", {"input_tokens": 0, "output_tokens": 0}, (None, None)),
-        ("no input", {"input_tokens": 0, "output_tokens": 7}, (None, 7)),
-        ("no output", {"input_tokens": 9, "output_tokens": 0}, (9, None)),
-        ("all of it cached", {"input_tokens": 0, "cache_read_input_tokens": 9, "output_tokens": 7}, (9, 7)),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("member", "usage", "expected"),
-    [
-        pytest.param(member, usage, expected, id=f"{member.name}: {name}")
-        for member in MEMBERS
-        for name, usage, expected in USAGES[member.name]
-    ],
-)
-def test_counts_of_tokens_that_cannot_be_true_are_unknown(
-    member: Member, usage: dict[str, Any], expected: tuple[int | None, int | None]
-) -> None:
-    body = {**member.api.reply(ask_for(), ModelAnswer("an answer")), "usage": usage}
-    found = parse(member, 200, {}, encode(body))
-    assert isinstance(found, Reply)
-    assert (found.usage.input_tokens, found.usage.output_tokens) == expected
-
-
 @members
 def test_an_answer_without_a_text_may_have_taken_no_tokens(member: Member) -> None:
     body = member.api.reply(ask_for(), ModelAnswer(""))
     assert isinstance(found := parse(member, 200, {}, encode(body)), Reply)
     assert (found.usage.input_tokens, found.usage.output_tokens, found.text) == (3, 0, "")
-
-
-@members
-def test_a_stream_that_counts_nothing_tells_of_no_tokens(member: Member) -> None:
-    answer = ModelAnswer("an answer", counts_nothing=True)
-    stream = b"".join(server_sent(one) for one in member.api.events(ask_for(), answer))
-    _, body = assembled(member, stream, [])
-    assert isinstance(found := parse(member, 200, {}, body), Reply)
-    assert (found.text, found.usage.input_tokens, found.usage.output_tokens) == ("an answer", None, None)
 
 
 def test_the_placeholder_at_the_beginning_of_a_message_is_no_count() -> None:

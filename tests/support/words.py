@@ -7,8 +7,8 @@ A table is a file of JSON lines, one for each subject. A line has
 - `case`: what it is, in a few words;
 - `sent`: what the server answers. `status` (200), `headers`, and one of
   - `body`: JSON, or a text as it is;
-  - `events`: JSON each, or a text that is sent as it is, as comments are; with `ends` in the place of line feeds, and in
-    pieces of `piece` bytes;
+  - `events`: JSON each, or a text that is sent as it is, as comments are; with `ends` in the place of line feeds, and
+    in pieces of `piece` bytes;
   - `word`: a whole answer that ends in this word, sent as a body and as a stream;
   - `usage`: one that counts its tokens so ("absent": not at all), sent in both ways, too;
 - `right`: what agac makes of it (tests/contract/test_words.py);
