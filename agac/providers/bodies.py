@@ -103,14 +103,17 @@ def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
         within = of
         for one in outer:
             within = mapping(within).get(one)
-        value = mapping(within).get(name)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        elif isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit():
-            value = int(value)
-        if (found := count({name: value}, name)) is not None:
+        if (found := count({name: _whole(mapping(within).get(name))}, name)) is not None:
             return found
     return None
+
+
+def _whole(value: Any) -> Any:
+    """A number as an integer where that says the same; anything else as it is."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    is_number = isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit()
+    return int(value) if is_number else value
 
 
 def http_status(value: Any, lowest: int) -> int | None:

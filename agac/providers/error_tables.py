@@ -342,8 +342,11 @@ OPENAI_RULES: tuple[Rule, ...] = (
     # an hour is the most that OpenAI keeps a WebSocket: nothing was done yet
     Rule(ANY, codes("websocket_connection_limit_reached"), About.SERVER),
     Rule(ANY, codes("slow_down server_is_overloaded overloaded_error capacity_exceeded"), About.LANE),
-    # Groq: the model's JSON did not pass its check; the next answer may
-    Rule((400,), codes("json_validate_failed"), About.SERVER, ErrorType.INVALID_JSON, retries=2),
+    # Groq: the model's JSON, or its call of a tool, did not pass its check; the next answer may
+    Rule((400,), codes("json_validate_failed tool_use_failed"), About.SERVER, ErrorType.INVALID_JSON, retries=2),
+    # TGI, whose streams have a status of 200 all the same
+    Rule(ANY, codes("validation template_error"), About.REQUEST),
+    Rule(ANY, codes("overloaded"), About.LANE),
     # by their words, for want of a code: OpenAI says it of valid bodies now and then, xAI of a wrong key
     Rule((400,), NOTHING, About.SERVER, retries=1, says="could not parse the JSON body"),
     Rule((400,), NOTHING, About.ACCOUNT, remedy=KEY, says="Incorrect API key"),
@@ -388,15 +391,22 @@ def read_openai_error(data: Any) -> ErrorBody:
             elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
                 code = "daily_quota_exceeded"
             delay = seconds_until(text(detail, "retryDelay")) or delay
-        kind, status = text(error, "type") or text(error, "status"), http_status(error.get("code"), 400)
+        kind, status = text(error, "type") or text(error, "status"), _status_in(error) or _status_in(data)
         return ErrorBody(text(error, "message"), kind, code, status, delay)
-    code, kind = text(data, "code"), text(data, "type")
+    code, kind = text(data, "code"), text(data, "type") or text(data, "error_type")  # TGI's
     if isinstance(error, str):
-        return ErrorBody(error, kind, code)
+        return ErrorBody(error, kind, code, _status_in(data))
     # Mistral and vLLM put the error's fields at the top; FastAPI servers say `detail`
-    return ErrorBody(
-        str(data.get("message") or data.get("detail") or ""), kind, code, http_status(data.get("code"), 400)
-    )
+    return ErrorBody(str(data.get("message") or data.get("detail") or ""), kind, code, _status_in(data))
+
+
+_STATUS_FIELDS = ("code", "status_code", "http_status_code", "status")
+"""Where a body repeats its HTTP status, which a stream has no other place for: OpenRouter and vLLM, Cerebras, Hugging
+Face, Mistral."""
+
+
+def _status_in(error: Mapping[str, Any]) -> int | None:
+    return next((found for name in _STATUS_FIELDS if (found := http_status(error.get(name), 400))), None)
 
 
 def _choice_error(data: dict[str, Any]) -> Any:

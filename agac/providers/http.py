@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import io
 import logging
 import math
@@ -42,7 +43,8 @@ class HttpReply(NamedTuple):
     time_to_response: float | None = None
 
 
-# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON says an event's kind.
+# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON says an event's kind,
+# but for errors of some servers, whose kind is in `event` alone.
 
 DONE = b"[DONE]"  # OpenAI's last event of a chat completion, the one that is no JSON
 
@@ -60,12 +62,12 @@ def parsed_event(data: str | bytes) -> Any:
 class Events:
     """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none (the format says)."""
 
-    __slots__ = ("_after_cr", "_data", "_most", "_rest", "_size")
+    __slots__ = ("_after_cr", "_begun", "_data", "_is_error", "_most", "_rest", "_size")
 
     def __init__(self, most: float = math.inf) -> None:
         self._most, self._size, self._rest = most, 0, b""
         self._data: list[bytes] = []
-        self._after_cr = False
+        self._after_cr = self._begun = self._is_error = False
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
         """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream, ReplyTooLarge."""
@@ -76,23 +78,28 @@ class Events:
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if lines and not self._begun:
+            self._begun = True
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
                 self._size += len(line)
-            elif not line and self._data:
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
+            elif not line:
                 yield from self._ended()
         if self._size + len(self._rest) > self._most:
             raise ReplyTooLarge
 
     def _ended(self) -> Iterator[Any]:
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        self._data, self._size = [], 0
-        if data.strip() == DONE:
+        data, is_error = b"\n".join(self._data).strip(), self._is_error
+        self._data, self._size, self._is_error = [], 0, False
+        if data == DONE:
             yield None
-            return
-        if (event := parsed_event(data)) is not None:
-            yield event
+        elif data and (event := parsed_event(data)) is not None:
+            named = isinstance(event, dict) and ("error" in event or event.get("type") == "error")
+            yield {"error": event} if is_error and not named else event
 
 
 class ReplyTooLarge(aiohttp.ClientPayloadError):

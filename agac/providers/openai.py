@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -164,7 +164,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     content = message.get("content")
     answer, refusal = (content, None) if isinstance(content, str) else _said(content, "text")
     refusal = text(message, "refusal") or refusal
-    end = ending(choice.get("finish_reason"), CHAT_ENDINGS)
+    end = ending(_finish_word(choice), CHAT_ENDINGS)
     asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
@@ -180,6 +180,12 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     )  # fmt: skip
 
 
+def _finish_word(choice: Mapping[str, Any]) -> Any:
+    """Why the model stopped; Gemini's compatible API says it under the name of its own now and then
+    (github.com/jakobdylanc/llmcord/issues/84)."""
+    return choice.get("finish_reason") or choice.get("finishReason")
+
+
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
 
 _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier")
@@ -190,6 +196,13 @@ def _usage_in(event: Mapping[str, Any]) -> Any:
     choice (Moonshot: github.com/northes/go-moonshot/issues/17)."""
     choice = next(iter(objects(event.get("choices"))), None)
     return next((found for one in (event, event.get("x_groq"), choice) if (found := mapping(one).get("usage"))), None)
+
+
+def _thoughts_in(content: list[Any]) -> Iterator[str]:
+    """The thinking among parts of a text (docs.mistral.ai/capabilities/reasoning)."""
+    for part in objects(content):
+        thought = part.get("thinking")
+        yield _said(thought, "text")[0] if isinstance(thought, list) else text(part, "thinking")
 
 
 class ChatAssembly(dialect.Assembly):
@@ -211,10 +224,11 @@ class ChatAssembly(dialect.Assembly):
             self.done = True
         elif is_error(event):
             self.done = True
-            self._frame = {"error": event["error"]} if isinstance(event, dict) and event.get("error") else event
+            self._frame = event
         elif isinstance(event, dict):
             self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
-            if (usage := _usage_in(event)) is not None:  # of several, each counts all that came so far
+            usage, known = _usage_in(event), "usage" in self._frame
+            if usage is not None and (not known or any(dialect.usage_of(usage)[:2])):  # a later 0/0 takes nothing back
                 self._frame["usage"] = usage
             for choice in objects(event.get("choices")):
                 if choice.get("index") in (0, None):
@@ -243,16 +257,27 @@ class ChatAssembly(dialect.Assembly):
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
-        for name, pieces in self._pieces.items():
-            if piece := text(delta, name):
-                pieces.append(piece)
-                self.size += len(piece)
-                answer = name in ("content", "refusal")
-                self.token(piece if answer else "", answer=answer)
+        if delta is None and not self.size:  # a server that does not stream may send its whole message as an event
+            delta = choice.get("message")
+        for name in self._pieces:
+            self._piece(name, text(delta, name))
+        content = mapping(delta).get("content")
+        if isinstance(content, list):
+            answer, refusal = _said(content, "text")
+            self._piece("reasoning", "".join(_thoughts_in(content)))
+            self._piece("content", answer)
+            self._piece("refusal", refusal or "")
         for call in objects(mapping(delta).get("tool_calls")):
             self._call(call)
-        if choice.get("finish_reason") is not None:
-            self._finish = choice["finish_reason"]
+        self._finish = _finish_word(choice) or self._finish
+
+    def _piece(self, name: str, piece: str) -> None:
+        if not piece:
+            return
+        self._pieces[name].append(piece)
+        self.size += len(piece)
+        answer = name in ("content", "refusal")
+        self.token(piece if answer else "", answer=answer)
 
     def _call(self, piece: dict[str, Any]) -> None:
         """A piece of a call. Some servers leave the index or the id out, give all calls the same index, or each piece

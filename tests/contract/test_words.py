@@ -27,7 +27,7 @@ from agac.core.types import About, Fault, FaultKind, Message, RateState, Reply, 
 from agac.engine.retry_policy import FailTask, RetryAfter, StopRun, decide
 from agac.providers.bodies import encode
 from agac.providers.dialect import Dialect
-from agac.providers.http import Events, HttpReply, Sender
+from agac.providers.http import Events, GarbledStream, HttpReply, Sender
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 from agac.spec.workflow import Timeout
 
@@ -175,7 +175,7 @@ def test_what_a_server_says_is_understood(line: Line, base_url: str) -> None:
     assert outcome(found) == line.right["outcome"], message
     assert_is(line, shown(found, rates))
     if isinstance(found, Fault):
-        assert found.message.startswith(PROVIDERS[line.dialect].name)
+        assert PROVIDERS[line.dialect].name in found.message
         assert "\n" not in found.message
         for words in line.right.get("says", ()):
             assert words in found.message
@@ -197,14 +197,17 @@ def assert_is(line: Line, came: dict[str, Any]) -> None:
 @pytest.mark.parametrize("line", [line for line in LINES if "events" in line.sent], ids=str)
 def test_a_stream_says_the_same_in_whatever_pieces_it_comes(line: Line) -> None:
     dialect: Dialect = DIALECTS[line.dialect]
-    stream, bodies = stream_of(line), list[tuple[bool, Any]]()
+    stream, found = stream_of(line), list[Any]()
     for size in (1, 7, len(stream)):
         assembly, events = dialect.assembly(), Events()
-        for at in range(0, len(stream), size):
-            for event in events.feed(stream[at : at + size]):
-                assembly.take(event)
-        bodies.append((whole := assembly.finish(), assembly.result() if whole else None))
-    assert bodies[0] == bodies[1] == bodies[2]
+        try:
+            for at in range(0, len(stream), size):
+                for event in events.feed(stream[at : at + size]):
+                    assembly.take(event)
+            found.append(assembly.result() if assembly.finish() else None)
+        except GarbledStream:
+            found.append(GarbledStream)
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("line", [one for one in LINES if not one.streamed and "body" in one.sent], ids=str)
