@@ -188,6 +188,7 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
         {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], end,
         usage=_usage(usage), refusal=refusal, provider=provider, model=model, calls=calls,
         wire={"content": content} if paused else None,
+        wrote_more=any(text(block, "type") in _NEEDED for block in objects(content)),
     )  # fmt: skip
 
 
@@ -281,7 +282,8 @@ class MessageAssembly(Assembly):
     def _tell(self, delta: Any, usage: Any) -> None:
         """Why it stopped, and the counts, which replace those of the beginning."""
         if isinstance(delta, dict):
-            self._frame |= delta
+            # a second delta may have only the usage: its null takes no word back
+            self._frame.update((name, value) for name, value in delta.items() if value is not None)
             if delta.get("stop_reason") == "refusal":
                 self.token("", answer=True)
         if isinstance(usage, dict):

@@ -93,6 +93,8 @@ def text(of: Any, name: str) -> str:
 def count(of: Any, name: str) -> int | None:
     """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
     value = of.get(name) if isinstance(of, dict) else None
+    if isinstance(value, float) and value.is_integer():  # how languages with one kind of number write them
+        value = int(value)
     return value if type(value) is int and 0 <= value < MAX_COUNT else None
 
 

@@ -358,11 +358,13 @@ def reply_of(
     model: str,
     calls: tuple[ToolCall, ...] = (),
     wire: JSONValue = None,
+    wrote_more: bool = False,
 ) -> Reply | Fault:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
     do too, whatever a server calls it. Thinking in a text is no part of the answer. `wire` is the message where the
-    conversation goes on from it. An answer that the server broke off is a fault, and was perhaps billed."""
-    usage, finish = believable(usage, wrote=any(texts) or bool(calls)), end.meaning
+    conversation goes on from it. An answer that the server broke off is a fault, and was perhaps billed. `wrote_more`:
+    the model wrote something that is in none of the texts, such as thinking."""
+    usage, finish = believable(usage, wrote=wrote_more or any(texts) or bool(calls)), end.meaning
     if not isinstance(finish, Finish):
         message = f"{provider.name} broke the answer off: it ended with {end.word!r}"
         return Fault(AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage)

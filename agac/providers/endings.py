@@ -6,6 +6,7 @@ source says where to look it up."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class AnswerEnd(NamedTuple):
 MAX_WORD = 80
 
 _OPENAI = "platform.openai.com/docs/api-reference/chat/object"
+_OPENAI_RESPONSES = "developers.openai.com/api/reference/responses, incomplete_details"
 _ANTHROPIC = "platform.claude.com/docs/en/build-with-claude/handling-stop-reasons"
 _BEDROCK = "docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_MessageStopEvent.html"
 _GEMINI = "ai.google.dev/api/generate-content#FinishReason, googleapis.github.io/js-genai/enums/types.FinishReason.html"
@@ -91,6 +93,7 @@ _CHAT_WORDS: tuple[tuple[str, Meaning, str], ...] = (
     ("tool_use", Finish.TOOLS, _ANTHROPIC),
     ("refusal", Finish.REFUSAL, _ANTHROPIC),
     ("model_context_window_exceeded", Finish.LENGTH, f"{_ANTHROPIC}; {_ZHIPU}"),
+    ("max_output_tokens", Finish.LENGTH, _OPENAI_RESPONSES),
     ("guardrail_intervened", Finish.FILTER, _BEDROCK),
     ("content_filtered", Finish.FILTER, _BEDROCK),
     ("malformed_model_output", AGAIN, _BEDROCK),
@@ -108,8 +111,8 @@ _MESSAGE_WORDS: tuple[tuple[str, Meaning, str], ...] = (
 )
 
 _RESPONSE_WORDS: tuple[tuple[str, Meaning, str], ...] = (
-    ("max_output_tokens", Finish.LENGTH, "developers.openai.com/api/reference/responses, incomplete_details"),
-    ("content_filter", Finish.FILTER, "developers.openai.com/api/reference/responses, incomplete_details"),
+    ("max_output_tokens", Finish.LENGTH, _OPENAI_RESPONSES),
+    ("content_filter", Finish.FILTER, _OPENAI_RESPONSES),
 )
 """Why a response is incomplete; `steered` and `max_messages` cannot happen here."""
 
@@ -143,8 +146,24 @@ def ending(word: Any, endings: Mapping[str, Meaning]) -> AnswerEnd:
 
     Some servers say nothing (null or an empty text) of an answer that is whole: it is taken as it is. A word that is
     not in the table is `Finish.OTHER`, as it may stand for half an answer."""
-    if word is None or word == "":
+    if not says_why(word):
         return AnswerEnd(Finish.STOP)
     shown = word if isinstance(word, str) else f"a value of the type {type(word).__name__}"
-    name = shown.strip().lower().replace("-", "_").rpartition(".")[2].removeprefix("finish_reason_")
-    return AnswerEnd(endings.get(name, Finish.OTHER), storable(shown[:MAX_WORD]))
+    return AnswerEnd(endings.get(_name(shown), Finish.OTHER), storable(shown[:MAX_WORD]))
+
+
+def says_why(word: Any) -> bool:
+    """Returns whether a server says why an answer ended, or fills in nothing, as some do until the end is there."""
+    return word is not None and not (isinstance(word, str) and _name(word) in _NOTHING)
+
+
+_NOTHING = frozenset({"", "null", "none", "unspecified"})
+"""What stands for no word: JSON's null as other languages print it, and the name that protobuf gives no value."""
+
+_NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def _name(word: str) -> str:
+    """Returns a word as the tables write it: `toolCalls`, `TOOL-CALLS` and `FinishReason.TOOL_CALLS` are the same."""
+    name = _NEXT_WORD.sub("_", word.strip()).lower().replace("-", "_").replace(" ", "_")
+    return name.rpartition(".")[2].removeprefix("finish_reason_")

@@ -23,7 +23,7 @@ from agac.core.types import (
 )
 from agac.providers import dialect
 from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending
+from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending, says_why
 from agac.providers.error_tables import OPENAI_RULES, is_error, read_openai_error
 from agac.providers.provider import Provider
 from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
@@ -176,7 +176,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
         wire = {"message": {**came, "role": "assistant", "tool_calls": asked}}
     return dialect.reply_of(
         data, [answer], end, usage=dialect.usage_of(data.get("usage")), refusal=refusal, provider=provider, model=model,
-        calls=calls, wire=wire,
+        calls=calls, wire=wire, wrote_more=bool(refusal) or _thought(message),
     )  # fmt: skip
 
 
@@ -184,6 +184,12 @@ def _finish_word(choice: Mapping[str, Any]) -> Any:
     """Why the model stopped; Gemini's compatible API says it under the name of its own now and then
     (github.com/jakobdylanc/llmcord/issues/84)."""
     return choice.get("finish_reason") or choice.get("finishReason")
+
+
+def _thought(message: Mapping[str, Any]) -> bool:
+    """Returns whether a message holds thinking: in a field of its own, or as parts."""
+    has_field = any(text(message, name) for name in ("reasoning_content", "reasoning"))
+    return has_field or any(part.get("type") == "thinking" for part in objects(message.get("content")))
 
 
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
@@ -269,7 +275,9 @@ class ChatAssembly(dialect.Assembly):
             self._piece("refusal", refusal or "")
         for call in objects(mapping(delta).get("tool_calls")):
             self._call(call)
-        self._finish = _finish_word(choice) or self._finish
+        word = _finish_word(choice)
+        if says_why(word):
+            self._finish = word
 
     def _piece(self, name: str, piece: str) -> None:
         if not piece:
@@ -365,9 +373,9 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     output = mapping(data).get("output")
     if not isinstance(output, list):
         return dialect.unreadable(provider, status, "a body that is no response")
-    stage = data.get("status") or "completed"  # look-alikes leave it out
+    stage = str(data.get("status") or "completed").lower()  # look-alikes leave it out
     if stage not in ("completed", "incomplete"):
-        return dialect.unreadable(provider, status, f"a response that is {str(stage)[:40]}")
+        return dialect.unreadable(provider, status, f"a response that is {stage[:40]}")
     texts: list[str] = []
     cut: list[str] = []
     refusal: str | None = None
@@ -386,6 +394,7 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
     return dialect.reply_of(
         data, texts or cut[:1], end, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
         calls=calls, wire={"output": output} if calls else None,
+        wrote_more=bool(refusal) or any(item.get("type") == "reasoning" for item in objects(output)),
     )  # fmt: skip
 
 

@@ -363,6 +363,37 @@ def test_an_answer_without_a_text_may_have_taken_no_tokens(member: Member) -> No
     assert (found.usage.input_tokens, found.usage.output_tokens, found.text) == (3, 0, "")
 
 
+WROTE_NO_TEXT: list[tuple[int, dict[str, Any]]] = [
+    (0, {"role": "assistant", "content": "", "reasoning_content": "Hm."}),
+    (0, {"role": "assistant", "content": None, "reasoning": "Hm."}),
+    (0, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}]}),
+    (0, {"role": "assistant", "content": None, "refusal": "I cannot."}),
+    (1, {"type": "reasoning", "summary": []}),
+    (1, {"type": "message", "content": [{"type": "refusal", "refusal": "I cannot."}]}),
+    (2, {"type": "thinking", "thinking": "Hm.", "signature": "s"}),
+]
+
+
+@pytest.mark.parametrize(("at", "written"), WROTE_NO_TEXT)
+def test_thinking_and_refusals_take_tokens_too(at: int, written: dict[str, Any]) -> None:
+    body = {**MEMBERS[at].api.reply(ask_for(), ModelAnswer(""))}
+    if at == 0:
+        body["choices"] = [{"index": 0, "message": written, "finish_reason": "stop"}]
+    else:
+        body["output" if at == 1 else "content"] = [written]
+    assert isinstance(found := parse(MEMBERS[at], 200, {}, encode(body)), Reply)
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (3, None)
+
+
+@members
+def test_a_stream_that_counts_nothing_tells_of_no_tokens(member: Member) -> None:
+    answer = ModelAnswer("an answer", counts_nothing=True)
+    stream = b"".join(server_sent(one) for one in member.api.events(ask_for(), answer))
+    _, body = assembled(member, stream, [])
+    assert isinstance(found := parse(member, 200, {}, body), Reply)
+    assert (found.text, found.usage.input_tokens, found.usage.output_tokens) == ("an answer", None, None)
+
+
 def test_the_placeholder_at_the_beginning_of_a_message_is_no_count() -> None:
     events = list(MEMBERS[2].api.events(ask_for(), ModelAnswer("an answer")))
     for event in events:
@@ -538,6 +569,31 @@ def test_a_provider_without_a_key_is_sent_none(member: Member) -> None:
 
 def test_every_dialect_is_under_contract() -> None:
     assert {member.name for member in MEMBERS} == set(DIALECTS)
+
+
+@pytest.mark.parametrize("filler", ["", "null", None])
+def test_a_stream_that_breaks_off_is_not_whole_though_each_piece_fills_in_an_end(filler: str | None) -> None:
+    pieces = [{"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": filler}]} for word in "ab"]
+    assembly, _ = assembled(MEMBERS[0], sse(*pieces), [])
+    assert not assembly.is_whole()
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    _, body = assembled(MEMBERS[0], sse(*pieces, last, pieces[0]), [])
+    assert isinstance(found := parse(MEMBERS[0], 200, {}, body), Reply)
+    assert found.finish is Finish.LENGTH
+
+
+def test_a_messages_second_delta_takes_the_end_of_the_first_not_back() -> None:
+    events = list(MEMBERS[2].api.events(ask_for(), ModelAnswer("an answer", finish="length")))
+    at = next(place for place, event in enumerate(events) if event.get("type") == "message_delta")
+    events.insert(at + 1, {**events[at], "delta": {"stop_reason": None, "stop_sequence": None}})
+    _, body = assembled(MEMBERS[2], sse(*events), [])
+    assert isinstance(found := parse(MEMBERS[2], 200, {}, body), Reply)
+    assert found.finish is Finish.LENGTH
+
+
+def test_a_status_of_a_response_is_the_same_in_capitals() -> None:
+    body = {**MEMBERS[1].api.reply(ask_for(), ModelAnswer("an answer")), "status": "COMPLETED"}
+    assert isinstance(parse(MEMBERS[1], 200, {}, encode(body)), Reply)
 
 
 # Streams: put together, events say what the same answer says when it is not streamed.
