@@ -57,7 +57,13 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def codes(names: str) -> frozenset[str]:
-    return frozenset(names.split())
+    """Returns names of errors as rules compare them."""
+    return frozenset(_as_code(name) for name in names.split())
+
+
+def _as_code(name: str) -> str:
+    """Returns a code or type in one spelling: `INSUFFICIENT_QUOTA` and `insufficient-quota` are the same."""
+    return name.lower().replace("-", "_")
 
 
 MONEY = "Add credit or raise the limit at {provider}, then run again: what is finished is kept."
@@ -68,6 +74,7 @@ BLOCKED = "The key was accepted before, so a filter or firewall seems to refuse 
 MODEL = "Check the model name `{model}` and the address {base_url}."
 REQUEST = "Every row would meet it: change the model's parameters or the schema, or that of a tool."
 TOO_LONG = "Shorten the prompt or the row's fields, or use a model with a larger context."
+NO_ACCESS = "The account's limit for `{model}` is 0: use another model, or have the limit raised at {provider}."
 TOO_MUCH = "Shorten the prompt or the row's fields, or raise the limit of the account at {provider}."
 NO_BATCHES = (
     "Does {base_url} offer files and batches? If not, run it with --run-mode sync, or write run_mode: sync in the "
@@ -75,8 +82,9 @@ NO_BATCHES = (
 )
 
 NO_JSON, OVER_LIMIT, OVER_RATE = "(no json)", "(over the limit)", "(over the rate)"
+NO_LIMIT = "(a limit of nothing)"
 """Meanings that are read out of an error, beside its code and type: what came is not JSON, as an API's own errors are;
-it asks for more than a whole limit allows; for more than is left of one."""
+it asks for more than a whole limit allows; for more than is left of one; the limit is 0, so that nothing passes."""
 
 _LATE_FILE = (
     r"(?:cannot|can't|could not|couldn't) find .{0,20}\bfile\b|no such file\b"
@@ -92,7 +100,10 @@ _TOO_LARGE_FILE = (
 _FRAME_WORDS = (
     r"invalid schema for (?:response_format|function)|invalid (?:function|tool) (?:schema|parameters|declaration)"
     r"|tools?(?:\.|\[)\d+(?:\.|\]).{0,40}(?:input_schema|parameters|name)|function_declarations\["
-    r"|not supported (?:by|in|for|with) the batch api|does not support batch"
+    r"|not supported (?:by|in|for|with) the batch api|does not support batch|invalid json schema"
+    r"|\b(?:response_format|json_schema|tools?|tool_choice|function calling|structured outputs?)\b"
+    r".{0,20}\bnot supported"
+    r"|does not support (?:tools?\b|tool use|function calling|response_format|structured output|json schema)"
 )
 """Words for what is the same in every row's request, from OpenAI, Anthropic, Gemini and those who look alike."""
 
@@ -100,11 +111,13 @@ _MODEL_WORDS = (
     r"\bmodel\b[\s:]{0,2}[`'\"]?[\w./:@-]{1,80}[`'\"]?\s"
     r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
     r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment"
+    r"|^model (?:does not exist|(?:is |was )?not found)"
 )
 """Words for a model that is not there. Nothing but its name stands between: a row's image may be not found, too."""
 
 FIRST: tuple[Rule, ...] = (
     # limits with numbers: waiting helps only where the request alone fits within the limit
+    Rule((413, 429), frozenset({NO_LIMIT}), About.ACCOUNT, remedy=NO_ACCESS, of=frozenset({"call"})),
     Rule((413, 429), frozenset({OVER_LIMIT}), About.REQUEST, remedy=TOO_MUCH, of=frozenset({"call"})),
     Rule((413,), frozenset({OVER_RATE}), About.LANE, ErrorType.RATE_LIMITED, of=frozenset({"call"})),
     # what was there a minute ago, and is late to show (provider-batch.md 13, 17) or gone for good
@@ -150,6 +163,9 @@ OF_ALL: tuple[Rule, ...] = (
     Rule((403,), NOTHING, About.ACCOUNT, remedy=ACCESS, says=(
         r"\b(?:api[ -]?key|credential|permission|region|country|territory|project|organi[sz]ation|account)\b"
         r"|not authori[sz]ed|not allowed to|no access|access to (?:the |this )?model"
+    )),
+    Rule((400, 422), NOTHING, About.REQUEST, remedy=TOO_LONG, of=frozenset({"call"}), says=(
+        r"maximum context length|context (?:length|window|size)|(?:prompt|input) is too long"
     )),
     Rule((400, 422), NOTHING, About.FRAME, remedy=REQUEST, says=_FRAME_WORDS),
     Rule((400, 422), NOTHING, About.FRAME, remedy=MODEL, says=_MODEL_WORDS),
@@ -209,6 +225,7 @@ def fault_of(
 ) -> Fault:
     """What an answer that is no reply means for the run: what the first of the rules says that it meets."""
     name = error.code or error.type
+    error = error if error.message else replace(error, message=_plain_text(body))
     error = _with_meaning(error, status, body)
     rule = refusal(error, rules, status, of)
     kind, retries, advice = KIND_OF[rule.about], rule.retries, headers.get("x-should-retry")
@@ -258,7 +275,7 @@ def _applies(rule: Rule, status: int | None, error: ErrorBody) -> bool:
         return (400 if status is None else status) in rule.statuses
     # an error that came without a status, or with a good one, has only its code to go by
     only_code = status is None or 200 <= status < 300
-    is_named = not rule.codes.isdisjoint((error.code, error.type, error.meaning))
+    is_named = not rule.codes.isdisjoint((_as_code(error.code), _as_code(error.type), error.meaning))
     return is_named and (only_code or status in rule.statuses)
 
 
@@ -272,7 +289,10 @@ def _delay_of(error: ErrorBody, headers: Mapping[str, str]) -> float | None:
     return reset_delay(headers) if told is None else told
 
 
-_NUMBER = r"(\d{1,3}(?:[,_ ]\d{3})+(?!\d)|\d{1,15})"
+_NUMBER = r"(?P<digits>\d{1,3}(?:[,_ .'\u00a0\u202f]\d{3})+(?!\.?\d)|\d{1,15}(?![\d.]*[1-9]))(?P<unit>[kKM]\b)?"
+"""A whole number, perhaps with its thousands apart, or in thousands or millions."""
+
+_UNITS = {"k": 1_000, "m": 1_000_000}
 _LIMIT = re.compile(rf"\blimit(?:ed)?\b(?:\s*(?:of|is|was|to|:|=))*\s*{_NUMBER}", re.IGNORECASE)
 _USED = re.compile(rf"\bused\b(?:\s*(?::|=))*\s*{_NUMBER}", re.IGNORECASE)
 _REQUESTED = re.compile(
@@ -280,15 +300,21 @@ _REQUESTED = re.compile(
     re.IGNORECASE,
 )
 _TOO_LARGE_REQUEST = re.compile(r"request (?:is )?too large|must be reduced in order to run", re.IGNORECASE)
+_OF_REQUESTS = re.compile(r"\brequests? (?:per|a|in)\b|\d requests\b|\bRP[SMHD]\b")
 
 
 def _with_meaning(error: ErrorBody, status: int, body: bytes) -> ErrorBody:
     """An error with what its words or its form say that has no code."""
     limit, requested = (_first_number(pattern, error.message) for pattern in (_LIMIT, _REQUESTED))
+    if limit == 0:
+        return replace(error, meaning=NO_LIMIT)
+    counts_requests = _OF_REQUESTS.search(error.message) and "token" not in error.message.lower()
+    if counts_requests:  # of these a call is one, and passes when those before it are past
+        limit = requested = None
     if limit is not None and requested is not None and (requested > limit or _USED.search(error.message)):
         # one request that is larger than the limit is refused at any time: to wait does not help
         return replace(error, meaning=OVER_LIMIT if requested > limit else OVER_RATE)
-    if requested is None and _TOO_LARGE_REQUEST.search(error.message):
+    if requested is None and not counts_requests and _TOO_LARGE_REQUEST.search(error.message):
         return replace(error, meaning=OVER_LIMIT)
     is_json = isinstance(json_of(body), (dict, list))
     return error if is_json else replace(error, meaning=NO_JSON)
@@ -296,7 +322,15 @@ def _with_meaning(error: ErrorBody, status: int, body: bytes) -> ErrorBody:
 
 def _first_number(pattern: re.Pattern[str], message: str) -> int | None:
     found = pattern.search(message)
-    return int(re.sub(r"\D", "", found[1])) if found else None
+    if found is None:
+        return None
+    return int(re.sub(r"\D", "", found["digits"])) * _UNITS.get((found["unit"] or "").lower(), 1)
+
+
+def _plain_text(body: bytes) -> str:
+    """Returns a body that is a text and neither JSON nor a page; an empty text for any other."""
+    written = body[: 4 * MESSAGE_LENGTH].decode("utf-8", "replace").strip()
+    return "" if written.startswith(("{", "[", '"', "<")) else written
 
 
 def _words(error: ErrorBody, body: bytes) -> str:
@@ -314,14 +348,15 @@ def _words(error: ErrorBody, body: bytes) -> str:
 
 OPENAI_RULES: tuple[Rule, ...] = (
     *FIRST,
-    # money is gone: looks like a rate limit (429), but waiting does not help
+    # money is gone: looks like a rate limit (429), but waiting does not help; 1113: docs.bigmodel.cn/cn/faq/api-code
     Rule(ANY, codes("""
         insufficient_quota credit_balance_exhausted organization_spend_limit_exceeded project_spend_limit_exceeded
         organization_usage_limit_exceeded billing_hard_limit_reached billing_not_active insufficient_balance
+        1113
     """), About.ACCOUNT, remedy=MONEY),
     Rule(ANY, codes("daily_quota_exceeded"), About.ACCOUNT, remedy=QUOTA, resets=True),
     Rule(ANY, codes("invalid_api_key API_KEY_INVALID account_deactivated"), About.ACCOUNT, remedy=KEY),
-    Rule((400, 403, 404, 410), codes("""
+    Rule((400, 403, 404, 410, 422), codes("""
         model_not_found model_not_available model_decommissioned invalid_model DeploymentNotFound unsupported_model
         model_not_supported
     """), About.FRAME, remedy=MODEL),
@@ -371,33 +406,82 @@ _FRAME_PARAMS = re.compile(
 
 
 def read_openai_error(data: Any) -> ErrorBody:
-    """The error within a body: OpenAI's object, a list of one (Gemini), a bare text, FastAPI's `detail`, a choice's."""
+    """The error within a body: OpenAI's object, a list of one (Gemini), a bare text, FastAPI's `detail`, a choice's, or
+    what another server said to a gateway that quotes it."""
     data = mapping(data[0] if isinstance(data, list) and data else data)
+    found = _read_error(data)
+    for _ in range(_MOST_WITHIN):
+        if (quoted := _quoted_error(data)) is None:
+            break
+        data, inner = quoted, _read_error(quoted)
+        found = ErrorBody(
+            inner.message or found.message, inner.type or found.type, inner.code or found.code,
+            inner.status or found.status, found.delay if inner.delay is None else inner.delay,
+        )  # fmt: skip
+    return found
+
+
+_MOST_WITHIN = 3
+"""How many errors one within the other are read: a gateway before a gateway before a model's server."""
+
+
+def _quoted_error(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the body with the error of another server that an error quotes: as an object, in a list, or as a text."""
+    error = data.get("error")
+    if isinstance(error, dict) and isinstance(error.get("error"), (dict, str)):
+        return error
+    if not error and (listed := objects(data.get("errors"))):
+        return {"error": listed[0]}
+    said = text(error, "message") or (error if isinstance(error, str) else "") or data.get("message")
+    if isinstance(said, str) and said.lstrip().startswith("{"):
+        said = json_of(said.encode("utf-8", "replace"))
+    if not isinstance(said, dict):
+        return None
+    return said if is_error(said) else {"error": said} if "message" in said else said
+
+
+def _read_error(data: dict[str, Any]) -> ErrorBody:
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
-        code, delay = text(error, "code"), None
-        if not code and (of_frame := _FRAME_PARAMS.match(text(error, "param"))):
-            # OpenAI names what is wrong with a request's frame by its parameter, with or without a code
-            code = "invalid_model" if of_frame["model"] else "invalid_json_schema"
-        metadata = mapping(error.get("metadata"))
-        if metadata.get("reasons"):
-            code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
-        if (quoted := headers_within(metadata.get("headers"))) and not delay:
-            delay = asked_delay(quoted) or reset_delay(quoted)  # OpenRouter: those of who answered
-        # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
-        for detail in objects(error.get("details")):
-            if detail.get("reason") == "API_KEY_INVALID":
-                code = "API_KEY_INVALID"
-            elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
-                code = "daily_quota_exceeded"
-            delay = seconds_until(text(detail, "retryDelay")) or delay
-        kind, status = text(error, "type") or text(error, "status"), _status_in(error) or _status_in(data)
-        return ErrorBody(text(error, "message"), kind, code, status, delay)
-    code, kind = text(data, "code"), text(data, "type") or text(data, "error_type")  # TGI's
+        return _read_object(error, _status_in(data))
+    code, kind = _code(data), text(data, "type") or text(data, "error_type")  # TGI's
     if isinstance(error, str):
         return ErrorBody(error, kind, code, _status_in(data))
+    details = data.get("detail")
+    if (listed := objects(details)) and not data.get("message"):
+        return _read_details(listed, kind, code)
     # Mistral and vLLM put the error's fields at the top; FastAPI servers say `detail`
-    return ErrorBody(str(data.get("message") or data.get("detail") or ""), kind, code, _status_in(data))
+    words = data.get("message") or details or ""
+    return ErrorBody(words if isinstance(words, str) else str(words), kind, code, _status_in(data))
+
+
+def _read_details(details: list[dict[str, Any]], kind: str, code: str) -> ErrorBody:
+    """What FastAPI says of a request that does not fit: for each place in it, what is wrong there."""
+    words = []
+    for detail in details:
+        place = ".".join(str(part) for part in items(detail.get("loc")))
+        said = text(detail, "msg") or text(detail, "message") or str(detail)
+        words.append(f"{place}: {said}" if place else said)
+        code = code or _code_of_param(place)
+    return ErrorBody("; ".join(words), kind, code)
+
+
+def _read_object(error: dict[str, Any], outer_status: int | None) -> ErrorBody:
+    code, delay = _code(error) or _code_of_param(text(error, "param")), None
+    metadata = mapping(error.get("metadata"))
+    if metadata.get("reasons"):
+        code = "moderation_flagged"  # OpenRouter: 403, with the reasons for which the input was flagged
+    if quoted := headers_within(metadata.get("headers")):
+        delay = asked_delay(quoted) or reset_delay(quoted)  # OpenRouter: those of who answered
+    # Gemini's details: the reason of a refused key, or a quota of the day: waiting a minute does not help then
+    for detail in objects(error.get("details")):
+        if detail.get("reason") == "API_KEY_INVALID":
+            code = "API_KEY_INVALID"
+        elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
+            code = "daily_quota_exceeded"
+        delay = seconds_until(text(detail, "retryDelay")) or delay
+    kind = text(error, "type") or text(error, "status")
+    return ErrorBody(text(error, "message"), kind, code, _status_in(error) or outer_status, delay)
 
 
 _STATUS_FIELDS = ("code", "status_code", "http_status_code", "status")
@@ -407,6 +491,19 @@ Face, Mistral."""
 
 def _status_in(error: Mapping[str, Any]) -> int | None:
     return next((found for name in _STATUS_FIELDS if (found := http_status(error.get(name), 400))), None)
+
+
+def _code(of: Mapping[str, Any]) -> str:
+    """Returns an error's code: a text, or a number of the provider's own that is no HTTP status."""
+    code = of.get("code")
+    return str(code) if type(code) is int and 1000 <= code < 100_000 else text(of, "code")
+
+
+def _code_of_param(param: str) -> str:
+    """Returns what is wrong with a request's frame, which some name by its parameter, with or without a code."""
+    if (of_frame := _FRAME_PARAMS.match(param)) is None:
+        return ""
+    return "invalid_model" if of_frame["model"] else "invalid_json_schema"
 
 
 def _choice_error(data: dict[str, Any]) -> Any:
