@@ -17,13 +17,16 @@ MARKS: tuple[tuple[str, str, str], ...] = (
     ("<seed:think>", "</seed:think>", "Seed-OSS: vllm-project/vllm, seedoss_reasoning_parser.py"),
     ("[THINK]", "[/THINK]", "Magistral: vllm-project/vllm, mistral_reasoning_parser.py"),
     ("◁think▷", "◁/think▷", "Kimi-VL: huggingface.co/moonshotai/Kimi-VL-A3B-Thinking"),
+    ("<thought>", "</thought>", "Gemini: ai.google.dev/gemini-api/docs/openai, include_thoughts"),
+    ("<thinking>", "</thinking>", "Amazon Nova: docs.aws.amazon.com/nova/latest/userguide/tool-choice.html"),
     ("<|START_THINKING|>", "<|END_THINKING|>", "Command A Reasoning: docs.cohere.com/docs/reasoning"),
 )
 """How thinking begins and ends, with the models that write so and the source."""
 
 _BEGINS = tuple(begin for begin, _, _ in MARKS)
 _QUOTES = "`'\"“”‘’«»"
-_SPACE = re.compile(r"\s*+")
+_UNSEEN = "\ufeff\u200b"
+_SPACE = re.compile(rf"[\s{_UNSEEN}]*+")
 _PARAGRAPH_ENDS = re.compile(r"[ \t]*+\r?\n[ \t]*+\r?\n")
 _FENCED = re.compile(r"\A```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\Z", re.DOTALL)
 
@@ -38,7 +41,7 @@ def without_thinking(text: str, *, cut: bool = False) -> str:
     `cut`: the text has no proper end, so that thinking without an end is all of it. A mark within the text of an answer
     is left alone: in quotes, in a block of code, in JSON, or as a word of a sentence."""
     if not any(end in text for _, end, _ in MARKS):
-        return "" if cut and text.lstrip().startswith(_BEGINS) else text
+        return "" if cut and text.startswith(_BEGINS, _next_word(text, 0)) else text
     for begin, end, _ in MARKS:
         if end in text:
             text = _without(text, begin, end, cut=cut)
@@ -71,7 +74,7 @@ class LeadingThinking:
         return self._over("" if self._end else self._held)
 
     def _begin(self) -> str:
-        bare = self._held.lstrip()
+        bare = self._held[_next_word(self._held, 0) :]
         for begin, end, _ in MARKS:
             if bare.startswith(begin):
                 self._held, self._end = "", end

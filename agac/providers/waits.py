@@ -44,7 +44,8 @@ _NAMES = {
 _SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _UNIT = "|".join(f"(?P<{name}>{written})" for name, written in _NAMES.items())
 _PIECE = re.compile(
-    rf"\s*(?P<amount>\d{{1,15}}(?:\.\d{{1,15}})?)\s*(?:{_UNIT})(?![a-zµ])\s*(?:,|and\b)?", re.IGNORECASE
+    rf"\s*(?P<amount>\d{{1,3}}(?:,\d{{3}})+|\d{{1,15}}(?:\.\d{{1,15}})?)\s*(?:{_UNIT})(?![a-zµ])\s*(?:,|and\b)?",
+    re.IGNORECASE,
 )
 _COMPACT = re.compile(r"(?<=[a-zµ])(?=\d)", re.IGNORECASE)
 _MOST_PIECES = 8
@@ -57,12 +58,24 @@ _IN_WORDS = re.compile(
 """Where a message says when to come back: what comes behind it is a duration or a date."""
 
 _DATE_IN_WORDS = re.compile(
-    r"(?P<day>\d{4}-\d{2}-\d{2})[T ](?:at )?(?P<time>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?)"
-    r"\s*(?P<zone>Z|UTC|GMT|[+-]\d{2}:?\d{2})?"
+    r"(?P<day>\d{4}-\d{2}-\d{2})(?:[T ](?:at )?(?P<time>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?)"
+    r"\s*(?P<zone>Z|UTC|GMT|[+-]\d{2}:?\d{2})?)?"
 )
 
-_RESETS = ("x-ratelimit-reset", "ratelimit-reset", "x-rate-limit-reset")
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<d>\d{1,9})D)?(?:T(?=\d)(?:(?P<h>\d{1,9})H)?(?:(?P<m>\d{1,9})M)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)S)?)?"
+)
+_MOMENT_IN_WORDS = re.compile(r"\d{10,19}(?![\d.]*\d|\s*[a-z])", re.IGNORECASE)
+
+_RESETS = ("x-ratelimit-reset", "ratelimit-reset", "x-rate-limit-reset", "x-ratelimit-reset-after")
 """Headers with one reset for all limits."""
+
+_SPANS = ("", "-second", "-minute", "-hour", "-day", "-month")
+_LIMITED = tuple(f"x-ratelimit-{{}}-{of}{span}" for of in ("requests", "tokens") for span in _SPANS)
+"""Headers of each limit. inference-docs.cerebras.ai/support/rate-limits names the span of time behind it."""
+
+_NOTHING_LEFT = re.compile(r"\br(?:emaining)?\s*=\s*0\s*[;,]\s*(?:t|reset)\s*=\s*(?P<seconds>\d{1,9})", re.IGNORECASE)
+"""What RFC drafts put into one header: `"default";r=0;t=30`, and before that `limit=9, remaining=0, reset=30`."""
 
 
 def asked_delay(headers: Mapping[str, str]) -> float | None:
@@ -82,9 +95,10 @@ def reset_delay(headers: Mapping[str, str]) -> float | None:
         until = seconds_until(headers.get(name), now)
         if until is not None and not left:
             waits.append(until)
-    for start in ("x-ratelimit-{}-requests", "x-ratelimit-{}-tokens"):
+    for start in _LIMITED:
         if number(headers.get(start.format("remaining"))) == 0:
             waits.append(seconds_until(headers.get(start.format("reset")), now) or 0.0)
+    waits += [float(left["seconds"]) for left in _NOTHING_LEFT.finditer(headers.get("ratelimit") or "")]
     for unit in ("requests", "tokens", "input-tokens", "output-tokens"):
         start = f"anthropic-ratelimit-{unit}"
         if number(headers.get(f"{start}-remaining")) == 0:
@@ -97,9 +111,9 @@ def told_delay(message: str, server_now: str | None = None) -> float | None:
     for found in _IN_WORDS.finditer(message[:4000]):
         when = found["when"]
         if (dated := _DATE_IN_WORDS.match(when)) is not None:
-            zone = dated["zone"] or "Z"
-            written = f"{dated['day']}T{dated['time']}{'Z' if zone in ('UTC', 'GMT') else zone}"
-            return _until(written, server_now)
+            return _until(_as_date(dated), server_now)
+        if (since_1970 := _MOMENT_IN_WORDS.match(when)) is not None:
+            return _seconds(float(since_1970[0]), 1.0, server_now)
         if (seconds := _pieces(when, whole=False)) is not None:
             return _bounded(seconds)
     return None
@@ -120,7 +134,16 @@ def seconds_until(written: str | None, server_now: str | None = None) -> float |
         return _seconds(value, 1.0, server_now)
     if (seconds := _pieces(written, whole=True)) is not None:
         return _bounded(seconds)
-    return _until(written, server_now)
+    if (iso := _ISO_DURATION.fullmatch(written.strip())) is not None and any(iso.groups()):
+        return _bounded(sum(float(amount) * _SECONDS[unit] for unit, amount in iso.groupdict("0").items()))
+    dated = _DATE_IN_WORDS.fullmatch(written.strip())
+    return _until(_as_date(dated) if dated else written, server_now)
+
+
+def _as_date(found: re.Match[str]) -> str:
+    """Returns a date as RFC 3339 writes it; one without a time or a zone is UTC."""
+    zone = found["zone"] or "Z"
+    return f"{found['day']}T{found['time'] or '00:00'}{'Z' if zone in ('UTC', 'GMT') else zone}"
 
 
 def _pieces(written: str, *, whole: bool) -> float | None:
@@ -128,7 +151,7 @@ def _pieces(written: str, *, whole: bool) -> float | None:
     text, at, seconds, pieces = _COMPACT.sub(" ", written[:200]), 0, 0.0, 0
     while pieces < _MOST_PIECES and (piece := _PIECE.match(text, at)) is not None:
         unit = next(name for name in _SECONDS if piece[name])
-        seconds += float(piece["amount"]) * _SECONDS[unit]
+        seconds += float(piece["amount"].replace(",", "")) * _SECONDS[unit]
         at, pieces = piece.end(), pieces + 1
     return None if not pieces or (whole and text[at:].strip()) else seconds
 

@@ -48,6 +48,7 @@ AT = 1_795_168_800
     [
         f"{AT + 90}", f"{AT + 90}.0", f"{(AT + 90) * 1000}", f"{(AT + 90) * 10**6}", f"{(AT + 90) * 10**9}",
         "90", "90.0", "90s", "1m30s", "1m 30s", "1 minute 30 seconds", "90 sec", "90000ms",
+        "PT90S", "PT1M30S", "P0DT1M30.0S", "2026-11-20 10:01:30 UTC",
         "2026-11-20T10:01:30Z", "2026-11-20T11:01:30+01:00", "Fri, 20 Nov 2026 10:01:30 GMT",
     ],
 )  # fmt: skip
@@ -78,6 +79,24 @@ def test_milliseconds_may_be_a_time_too() -> None:
     assert asked_delay(NOW | {"retry-after-ms": "90000"}) == pytest.approx(90.0)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-ratelimit-remaining-requests-day": "0", "x-ratelimit-reset-requests-day": "3600.5"},
+        {"x-ratelimit-remaining-tokens-minute": "0", "x-ratelimit-reset-tokens-minute": "3600.5"},
+        {"x-ratelimit-reset-after": "3600.5"},
+    ],
+)
+def test_a_limit_may_name_its_span_of_time(headers: dict[str, str]) -> None:
+    assert reset_delay(headers) == 3600.5
+
+
+def test_one_header_may_hold_a_whole_limit() -> None:
+    assert reset_delay({"ratelimit": '"default";r=0;t=30'}) == 30.0
+    assert reset_delay({"ratelimit": "limit=9, remaining=0, reset=30"}) == 30.0
+    assert reset_delay({"ratelimit": '"default";r=5;t=30'}) is None
+
+
 def test_only_a_limit_of_which_nothing_is_left_makes_wait() -> None:
     assert reset_delay({"x-ratelimit-remaining-requests": "3", "x-ratelimit-reset-requests": "6m0s"}) is None
     assert reset_delay({"x-ratelimit-remaining": "3", "x-ratelimit-reset": "60"}) is None
@@ -95,6 +114,9 @@ def test_only_a_limit_of_which_nothing_is_left_makes_wait() -> None:
         ("Your quota resets at 2026-11-20T12:00:00Z.", 7200.0),
         ("You will regain access on 2026-11-20 at 12:00 UTC.", 7200.0),
         ("Try again in 2 days", 172_800.0),
+        ("Retry in 1,200 seconds.", 1200.0),
+        ("Your quota will reset on 2026-11-21.", 50_400.0),
+        (f"The limit resets at {AT + 90}.", 90.0),
         ("Please try again later. Limit 30000, Used 28000, Requested 4000", None),
         ("Try again.", None),
         ("", None),
