@@ -307,7 +307,23 @@ def foreign_placeholders(
         elif known or (any_field and unsure and readable):
             ways = ", or ".join(_ways_to_name(name, template.syntax, syntax))
             found[text] = Problem(where, f"{text} is sent as it stands; {ways}", "warning")
+        elif unsure and readable and syntax != "brace" and template.placeholders:
+            found[text] = Problem(where, f"{text} is sent as it stands; no field has this name", "warning")
+    for text in _programs(template):
+        if text not in found and any(word in names for word in re.findall(r"\w+", text)):
+            message = f"{text} is sent as it stands; prompts have no filters or conditions, only values of fields"
+            found[text] = Problem(where, message, "warning")
     return list(found.values())
+
+
+_PROGRAM = re.compile(r"\{\{\s*[#^&>][^{}\n]{1,200}\}\}|\{\{[^{}|\n]{1,200}\|[^{}\n]{1,200}\}\}|\{%[^{}\n]{1,200}%\}")
+
+
+def _programs(template: Template) -> Iterator[str]:
+    """What Jinja and Mustache read as more than a value, in the literal parts: `{{ a | upper }}`, `{{#a}}`, `{% if %}`."""
+    for piece in template.pieces:
+        for match in _PROGRAM.finditer(piece):
+            yield match[0]
 
 
 def _foreign(template: Template) -> Iterator[tuple[str, str, Syntax | None]]:
@@ -402,6 +418,9 @@ _OF_TEXTS = re.compile(
 
 _STARTS = ("/", "~/", "./", "../")
 
+_ON_WINDOWS = re.compile(r"[A-Za-z]:\\|\\\\\w|\.{1,2}\\\w")
+"""How a path on Windows begins: `C:\\`, the name of a machine behind two backslashes, or `.\\`."""
+
 PlacedText = tuple[str, Where]
 """A text and where it starts: at its key, or, where it is a file of its own, at the first line of that."""
 
@@ -430,8 +449,11 @@ def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
 
 def _looks_like_path(value: str, root: Path) -> bool:
     """True for one line that is rather the name of a file than a text: by its suffix, a slash, or how it begins."""
+    value = value.strip()
     if set(value) & set("{}\0") or "://" in value or value[-1:] in (*".!?:;,", ""):
         return False
+    if _ON_WINDOWS.match(value):
+        return True
     if not any(map(str.isspace, value)):
         return bool("/" in value or _SUFFIX.search(value))
     if _OF_TEXTS.search(value) or value.startswith(_STARTS):

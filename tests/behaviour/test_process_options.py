@@ -148,11 +148,18 @@ def test_placeholders_of_two_kinds_are_refused_until_the_syntax_is_said(
     assert "1 done" in project.agac(*words, "--syntax", syntax, code=0).err
 
 
-@pytest.mark.parametrize("text", ["my notes.md", "notes.txt", "prompts/system", "prompts/my system.md"])
+@pytest.mark.parametrize("text", ["my notes.md", "notes.txt", "prompts/system", "prompts/my system.md", "a.md "])
 def test_a_missing_file_is_not_sent_as_the_instruction(text: str, project: ProjectFolder) -> None:
     project.numbered(1)
     ran = project.agac("process", "data/rows.csv", "o.jsonl", "--prompt", "{text}", "--instruction", text, code=2)
     assert f"--instruction: no such file: '{text}'" in ran.err
+    assert "If it is a text, end it with a full stop" in ran.err
+
+
+@pytest.mark.parametrize("path", ["C:\\prompts\\system", "\\\\host\\system", ".\\system"])
+def test_a_path_of_windows_is_not_sent_as_the_instruction(path: str, project: ProjectFolder) -> None:
+    project.numbered(1)
+    ran = project.agac("process", "data/rows.csv", "o.jsonl", "--prompt", "{text}", "--instruction", path, code=2)
     assert "If it is a text, end it with a full stop" in ran.err
 
 
