@@ -320,7 +320,7 @@ _PROGRAM = re.compile(r"\{\{\s*[#^&>][^{}\n]{1,200}\}\}|\{\{[^{}|\n]{1,200}\|[^{
 
 
 def _programs(template: Template) -> Iterator[str]:
-    """What Jinja and Mustache read as more than a value, in the literal parts: `{{ a | upper }}`, `{{#a}}`, `{% if %}`."""
+    """What Jinja and Mustache read as more than a value, in the literal parts: `{{ a | upper }}`, `{% if a %}`."""
     for piece in template.pieces:
         for match in _PROGRAM.finditer(piece):
             yield match[0]
