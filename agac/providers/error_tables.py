@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import KIND_OF, About, Fault, FaultKind
-from agac.providers.bodies import http_status, items, json_of, mapping, objects, text
+from agac.providers.bodies import http_status, items, json_of, mapping, number, objects, text
 from agac.providers.provider import Provider
 from agac.providers.waits import asked_delay, headers_within, reset_delay, seconds_until, told_delay
 
@@ -23,6 +23,7 @@ Operation = Literal["call", "upload", "create", "list", "known", "batch"]
 a file or a batch that was there before; a batch that was created and then refused as a whole."""
 
 EVERYTHING: frozenset[Operation] = frozenset({"call", "upload", "create", "list", "known", "batch"})
+CALLS: frozenset[Operation] = frozenset({"call"})
 MAKING: frozenset[Operation] = frozenset({"upload", "create", "list"})
 SENDING: frozenset[Operation] = frozenset({"upload", "create", "batch"})
 
@@ -102,24 +103,44 @@ _FRAME_WORDS = (
     r"|tools?(?:\.|\[)\d+(?:\.|\]).{0,40}(?:input_schema|parameters|name)|function_declarations\["
     r"|not supported (?:by|in|for|with) the batch api|does not support batch|invalid json schema"
     r"|\b(?:response_format|json_schema|tools?|tool_choice|function calling|structured outputs?)\b"
-    r".{0,20}\bnot supported"
-    r"|does not support (?:tools?\b|tool use|function calling|response_format|structured output|json schema)"
+    r".{0,20}\bnot supported|response_format type is unavailable|tool choice requires"
+    r"|does not support (?:tools?\b|tool use|thinking|function calling)"
+    r"|does not support (?:response[_ ]format|structured output|json schema)"
+    r"|schema contains features not supported|schema produces a constraint|requested exceeds? the model limit"
 )
 """Words for what is the same in every row's request, from OpenAI, Anthropic, Gemini and those who look alike."""
 
 _MODEL_WORDS = (
-    r"\bmodel\b[\s:]{0,2}[`'\"]?[\w./:@-]{1,80}[`'\"]?\s"
+    r"\bmodel\b[\s:]{0,2}[`'\"]?[\w./:@-]{0,80}[`'\"]?\s"
     r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
-    r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment"
+    r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment|not a valid model|no models? loaded"
     r"|^model (?:does not exist|(?:is |was )?not found)"
+    r"|with on-demand throughput|does not work with the specified model"
 )
-"""Words for a model that is not there. Nothing but its name stands between: a row's image may be not found, too."""
+"""Words for a model that is not there, or not to be had. Nothing but its name stands between: a row's image may be not
+found, too."""
+
+_MONEY_WORDS = (
+    r"used all available credits|monthly spending limit|in arrears|(?:budget has been|key limit) exceeded|over budget"
+    r"|usage limit for this billing cycle|monthly usage limit|limited to [\d,]+ API calls / month"
+    r"|(?:insufficient|not enough) (?:balance|credits?|funds)"
+)
+"""Words for an account without money, from xAI, Z.ai, LiteLLM, OpenRouter, Moonshot and Cohere."""
+
+_LENGTH_WORDS = (
+    r"maximum (?:context|prompt) length|\bcontext (?:length|size|window)\b|exceed(?:s|ed)? (?:the )?context limit"
+    r"|exceeded model token limit|input token count|total message size|`inputs` tokens|^too many tokens: "
+    r"|(?:prompt|input) is too long|prompt exceeds max length|tokens too long|ContextWindowExceeded"
+)
+"""Words for a prompt that is longer than the model takes, from vLLM, SGLang, TGI, LM Studio, Together and others."""
+
+_KEY_WORDS = r"incorrect API key|API key (?:not valid|expired|not found)|invalid API key"
 
 FIRST: tuple[Rule, ...] = (
     # limits with numbers: waiting helps only where the request alone fits within the limit
-    Rule((413, 429), frozenset({NO_LIMIT}), About.ACCOUNT, remedy=NO_ACCESS, of=frozenset({"call"})),
-    Rule((413, 429), frozenset({OVER_LIMIT}), About.REQUEST, remedy=TOO_MUCH, of=frozenset({"call"})),
-    Rule((413,), frozenset({OVER_RATE}), About.LANE, ErrorType.RATE_LIMITED, of=frozenset({"call"})),
+    Rule((413, 429), frozenset({NO_LIMIT}), About.ACCOUNT, remedy=NO_ACCESS, of=CALLS),
+    Rule((413, 429), frozenset({OVER_LIMIT}), About.REQUEST, remedy=TOO_MUCH, of=CALLS),
+    Rule((413,), frozenset({OVER_RATE}), About.LANE, ErrorType.RATE_LIMITED, of=CALLS),
     # what was there a minute ago, and is late to show (provider-batch.md 13, 17) or gone for good
     Rule((404,), NOTHING, About.SERVER, of=frozenset({"known"})),
     Rule((410,), NOTHING, About.REQUEST, of=frozenset({"known"})),
@@ -147,16 +168,21 @@ FIRST: tuple[Rule, ...] = (
 """What is about a limit's numbers, a file or a batch, in any dialect: the beginning of every dialect's table."""
 
 OF_ALL: tuple[Rule, ...] = (
+    Rule((400, 403, 429), NOTHING, About.ACCOUNT, remedy=MONEY, says=_MONEY_WORDS),
+    Rule((400, 403), NOTHING, About.ACCOUNT, remedy=KEY, says=_KEY_WORDS),
+    # LM Studio says it with a status of 200
+    Rule((200, 400, 403, 413, 422), NOTHING, About.REQUEST, remedy=TOO_LONG, says=_LENGTH_WORDS, of=CALLS),
     # a text that was refused, whoever filters it (xAI says it with 403 and names the key, too)
-    Rule((400, 403, 422, 451), NOTHING, About.REQUEST, ErrorType.FILTERED, of=frozenset({"call"}), says=(
-        r"violates? .{0,40}(?:guideline|polic)|content (?:polic|filter|moderation)|flagged"
-        r"|safety (?:check|system|filter)"
+    Rule((400, 403, 422, 451), NOTHING, About.REQUEST, ErrorType.FILTERED, of=CALLS, says=(
+        r"violates? .{0,40}(?:guideline|polic)|content (?:polic|filter|moderation)|flagged|content exists risk"
+        r"|safety (?:check|system|filter|policy)|considered high risk|sensitive (?:content|words?|check)"
     )),
     # a page or a bare text where an API would send JSON: a firewall before it, unless the key was never accepted
-    Rule((403,), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=frozenset({"call"})),
-    Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=MODEL, of=frozenset({"call"})),
+    Rule((403,), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=CALLS),
+    Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=MODEL, of=CALLS),
     Rule((403,), codes("""
         permission_denied PERMISSION_DENIED permission_error access_denied AccessDenied AccessDeniedException
+        access_terminated_error
         request_forbidden unsupported_country_region_territory insufficient_permissions not_authorized unauthorized
         account_suspended account_disabled
     """), About.ACCOUNT, remedy=ACCESS),
@@ -164,11 +190,9 @@ OF_ALL: tuple[Rule, ...] = (
         r"\b(?:api[ -]?key|credential|permission|region|country|territory|project|organi[sz]ation|account)\b"
         r"|not authori[sz]ed|not allowed to|no access|access to (?:the |this )?model"
     )),
-    Rule((400, 422), NOTHING, About.REQUEST, remedy=TOO_LONG, of=frozenset({"call"}), says=(
-        r"maximum context length|context (?:length|window|size)|(?:prompt|input) is too long"
-    )),
     Rule((400, 422), NOTHING, About.FRAME, remedy=REQUEST, says=_FRAME_WORDS),
     Rule((400, 422), NOTHING, About.FRAME, remedy=MODEL, says=_MODEL_WORDS),
+    Rule((500,), NOTHING, About.FRAME, remedy=MODEL, says="requires more system memory"),  # Ollama
 )  # fmt: skip
 """What has no code of its own in any dialect: it comes behind a dialect's codes."""
 
@@ -176,11 +200,13 @@ BY_STATUS: tuple[Rule, ...] = (
     Rule((404, 405), NOTHING, About.FRAME, remedy=NO_BATCHES, of=MAKING),
     Rule((401,), NOTHING, About.ACCOUNT, remedy=KEY),
     Rule((402,), NOTHING, About.ACCOUNT, remedy=MONEY),
-    Rule((403,), NOTHING, About.UNSURE, remedy=ACCESS, of=frozenset({"call"})),
+    Rule((403,), NOTHING, About.UNSURE, remedy=ACCESS, of=CALLS),
     Rule((403,), NOTHING, About.ACCOUNT, remedy=ACCESS),
     Rule((404, 405, 410), NOTHING, About.FRAME, remedy=MODEL),
     Rule((407,), NOTHING, About.ACCOUNT, remedy="The proxy wants credentials: write http://user:password@host."),
     Rule((408,), NOTHING, About.SERVER, ErrorType.TIMEOUT, ambiguous=True),
+    # Fireworks: an account that is suspended, or a model that did not load
+    Rule((412,), NOTHING, About.ACCOUNT, remedy=ACCESS),
     Rule((409, 425), NOTHING, About.SERVER),
     Rule((413,), NOTHING, About.SIZE, remedy=TOO_LONG),
     Rule((424,), NOTHING, About.SERVER, retries=2),
@@ -352,20 +378,31 @@ OPENAI_RULES: tuple[Rule, ...] = (
     Rule(ANY, codes("""
         insufficient_quota credit_balance_exhausted organization_spend_limit_exceeded project_spend_limit_exceeded
         organization_usage_limit_exceeded billing_hard_limit_reached billing_not_active insufficient_balance
-        1113
+        exceeded_current_quota_error budget_exceeded insufficient_user_quota NOT_ENOUGH_BALANCE Arrearage
+        AllocationQuota.FreeTierOnly base_resp.1008 1113 1309
     """), About.ACCOUNT, remedy=MONEY),
     Rule(ANY, codes("daily_quota_exceeded"), About.ACCOUNT, remedy=QUOTA, resets=True),
-    Rule(ANY, codes("invalid_api_key API_KEY_INVALID account_deactivated"), About.ACCOUNT, remedy=KEY),
-    Rule((400, 403, 404, 410, 422), codes("""
+    Rule(ANY, codes("""
+        invalid_api_key API_KEY_INVALID INVALID_API_KEY account_deactivated base_resp.1004 base_resp.2049 1112 1121
+    """), About.ACCOUNT, remedy=KEY),
+    # Gemini: a country, Groq: terms or a project that do not allow it; Moonshot: a plan for another kind of program
+    Rule((400, 403), codes("""
+        FAILED_PRECONDITION model_terms_required model_permission_blocked_project permissions_error
+    """), About.ACCOUNT, remedy=ACCESS),
+    Rule((400, 401, 403, 404, 410, 422), codes("""
         model_not_found model_not_available model_decommissioned invalid_model DeploymentNotFound unsupported_model
-        model_not_supported
+        model_not_supported OperationNotSupported key_model_access_denied 1211
     """), About.FRAME, remedy=MODEL),
-    Rule((400, 413, 422), codes("""
-        context_length_exceeded string_above_max_length context_window_exceeded
-    """), About.REQUEST, remedy=TOO_LONG),
+    # llama.cpp says it with 500, too
+    Rule((400, 413, 422, 500), codes("""
+        context_length_exceeded string_above_max_length context_window_exceeded exceed_context_size_error
+        token_limit_exceeded tokens_too_long 1261 base_resp.1039
+    """), About.REQUEST, remedy=TOO_LONG, of=CALLS),
     Rule((400, 403, 422), codes("""
         content_filter content_policy_violation ResponsibleAIPolicyViolation moderation_flagged invalid_prompt
-        bio_policy misalignment_policy_violation image_content_policy_violation
+        bio_policy misalignment_policy_violation image_content_policy_violation data_inspection_failed
+        sensitive_words_detected prompt_blocked sensitive_check_error safety_check_failed 1301
+        base_resp.1026 base_resp.1027
     """), About.REQUEST, ErrorType.FILTERED),
     # the request's frame is the same for every row
     Rule((400, 422), codes("""
@@ -373,19 +410,18 @@ OPENAI_RULES: tuple[Rule, ...] = (
         unsupported_value unknown_parameter
     """), About.FRAME, remedy=REQUEST),
     # a stream and a failed response have no status: there the code alone says that it was a rate
-    Rule((429,), codes("rate_limit_exceeded"), About.LANE, ErrorType.RATE_LIMITED),
+    Rule((429,), codes("rate_limit_exceeded base_resp.1002"), About.LANE, ErrorType.RATE_LIMITED),
     # an hour is the most that OpenAI keeps a WebSocket: nothing was done yet
     Rule(ANY, codes("websocket_connection_limit_reached"), About.SERVER),
     Rule(ANY, codes("slow_down server_is_overloaded overloaded_error capacity_exceeded"), About.LANE),
     # Groq: the model's JSON, or its call of a tool, did not pass its check; the next answer may
     Rule((400,), codes("json_validate_failed tool_use_failed"), About.SERVER, ErrorType.INVALID_JSON, retries=2),
-    # TGI, whose streams have a status of 200 all the same
-    Rule(ANY, codes("validation template_error"), About.REQUEST),
     Rule(ANY, codes("overloaded"), About.LANE),
     # by their words, for want of a code: OpenAI says it of valid bodies now and then, xAI of a wrong key
     Rule((400,), NOTHING, About.SERVER, retries=1, says="could not parse the JSON body"),
-    Rule((400,), NOTHING, About.ACCOUNT, remedy=KEY, says="Incorrect API key"),
     *OF_ALL,
+    # TGI, whose streams have a status of 200 all the same
+    Rule(ANY, codes("validation template_error"), About.REQUEST),
     *BY_STATUS,
 )  # fmt: skip
 
@@ -396,7 +432,9 @@ def is_error(data: Any) -> bool:
         return bool(data) and is_error(data[0])
     if not isinstance(data, dict):
         return False
-    return bool(data.get("error")) or data.get("object") == "error" or isinstance(_choice_error(data), dict)
+    if data.get("error") or data.get("object") == "error" or isinstance(_choice_error(data), dict):
+        return True
+    return not data.get("choices") and bool(mapping(data.get("base_resp")).get("status_code"))  # MiniMax's
 
 
 _FRAME_PARAMS = re.compile(
@@ -444,9 +482,11 @@ def _read_error(data: dict[str, Any]) -> ErrorBody:
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
         return _read_object(error, _status_in(data))
-    code, kind = _code(data), text(data, "type") or text(data, "error_type")  # TGI's
+    if refused := mapping(data.get("base_resp")):  # MiniMax: platform.minimax.io/docs/api-reference/errorcode
+        return ErrorBody(text(refused, "status_msg"), code=f"base_resp.{refused.get('status_code')}"[:40])
+    code, kind = _code(data) or text(data, "reason"), text(data, "type") or text(data, "error_type")  # TGI's
     if isinstance(error, str):
-        return ErrorBody(error, kind, code, _status_in(data))
+        return ErrorBody(error, kind, code, _status_in(data), number(data.get("estimated_time")))  # Hugging Face's
     details = data.get("detail")
     if (listed := objects(details)) and not data.get("message"):
         return _read_details(listed, kind, code)
@@ -525,6 +565,7 @@ ANTHROPIC_RULES: tuple[Rule, ...] = (
         organization_on_hold organization_type_not_supported sandbox_egress_restricted cmek_key_disabled
         cmek_key_network_blocked permission_error
     """), About.ACCOUNT, remedy=ACCESS),
+    Rule((403,), codes("forbidden"), About.ACCOUNT, remedy=ACCESS),  # a country that is not served
     Rule(ANY, codes("authentication_error"), About.ACCOUNT, remedy=KEY),
     Rule(ANY, codes("not_found_error"), About.FRAME, remedy=MODEL),
     Rule(ANY, codes("request_too_large"), About.REQUEST, remedy=TOO_LONG),

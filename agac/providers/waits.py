@@ -18,6 +18,8 @@ from agac.providers.bodies import MAX_COUNT, date, mapping, number
 # - platform.claude.com/docs/en/api/rate-limits: RFC 3339
 # - openrouter.ai/docs/api-reference/limits: Unix time in milliseconds, in headers and within the body
 # - docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api: Unix time in seconds
+# - inference-docs.cerebras.ai/support/rate-limits: limits of a minute, an hour and a day
+# - developers.cloudflare.com/fundamentals/api/reference/limits: the `RateLimit` header of the IETF's draft
 # - console.groq.com/docs/rate-limits, ai.google.dev/gemini-api/docs/rate-limits: "Please try again in 7m12s"
 
 MAX_ASKED_S = 31 * 86_400.0
@@ -67,6 +69,8 @@ _ISO_DURATION = re.compile(
 )
 _MOMENT_IN_WORDS = re.compile(r"\d{10,19}(?![\d.]*\d|\s*[a-z])", re.IGNORECASE)
 
+_ASKS = ("retry-after", "x-ratelimit-retry-after")
+
 _RESETS = ("x-ratelimit-reset", "ratelimit-reset", "x-rate-limit-reset", "x-ratelimit-reset-after")
 """Headers with one reset for all limits."""
 
@@ -83,7 +87,7 @@ def asked_delay(headers: Mapping[str, str]) -> float | None:
     now = headers.get("date")
     if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
         return _seconds(milliseconds, 1e-3, now)
-    return seconds_until(headers.get("retry-after"), now)
+    return next((found for name in _ASKS if (found := seconds_until(headers.get(name), now)) is not None), None)
 
 
 def reset_delay(headers: Mapping[str, str]) -> float | None:
@@ -103,7 +107,7 @@ def reset_delay(headers: Mapping[str, str]) -> float | None:
         start = f"anthropic-ratelimit-{unit}"
         if number(headers.get(f"{start}-remaining")) == 0:
             waits.append(seconds_until(headers.get(f"{start}-reset"), now) or 0.0)
-    return max(waits, default=0.0) or None
+    return _bounded(max(waits, default=0.0)) or None
 
 
 def told_delay(message: str, server_now: str | None = None) -> float | None:

@@ -306,3 +306,34 @@ def assert_counted(project: ProjectFolder, chosen: list[Line]) -> None:
         stored = dict(zip(TOKENS, counted[line.name], strict=False))
         right = {name: count for name, count in line.right.get("tokens", {}).items() if name in stored}
         assert {name: stored[name] for name in right} == right, str(line)
+
+
+# The command, for the first line of each table that comes to a certain end.
+
+
+def first_of_each() -> list[Line]:
+    """The first line of each table and outcome, in each dialect and way; of pauses those that are short."""
+    found: dict[tuple[str, str, str, bool], Line] = {}
+    for line in LINES:
+        outcome = line.right["outcome"]
+        if outcome not in ("stop", "pause") or (outcome == "pause" and not 0 < (line.right.get("wait") or 0) < 0.5):
+            continue
+        found.setdefault((line.table, outcome, line.dialect, line.streamed), line)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("line", first_of_each(), ids=str)
+def test_the_command_stops_or_pauses_as_a_line_says(project: ProjectFolder, line: Line) -> None:
+    with wording(answers_afterwards=True) as (url, times):
+        project.configure(url, dialect=line.dialect)
+        project.rows([{"id": "r-1", "text": f"line {line.name}"}])
+        model = f"local/small{'?transport=sse' if line.streamed else ''}"
+        project.workflow(stages=[{"name": "say", "prompt": "${text}", "model": model}])
+        if line.right["outcome"] == "pause":
+            project.agac("run", "reviews", code=ExitCode.DONE)
+            assert times[line.name] == 2
+            assert [one["result"] for one in project.envelopes()] == [ANSWER]
+        else:
+            ran = project.agac("run", "reviews", code=ExitCode.FAILED)
+            assert times[line.name] == 1
+            assert f"stopped: local answered {line.sent['status']}" in ran.err

@@ -1,4 +1,4 @@
-"""What headers say about waiting and about the account's limits."""
+"""What headers say about waiting, at the edges; the words of providers are in tests/contract/words/headers.jsonl."""
 
 import time
 from email.utils import formatdate
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.core.types import RateState
 from agac.providers.waits import NONSENSE_S, asked_delay, rate_state, reset_delay, seconds_until, told_delay
 
 
@@ -15,23 +14,12 @@ from agac.providers.waits import NONSENSE_S, asked_delay, rate_state, reset_dela
     ("headers", "seconds"),
     [
         ({}, None),
-        ({"retry-after": "3"}, 3.0),
-        ({"retry-after": "0.25"}, 0.25),
-        ({"retry-after-ms": "120"}, 0.12),
-        ({"retry-after-ms": "120", "retry-after": "9"}, 0.12),
-        ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
-        ({"retry-after": "-5"}, 0.0),
         ({"retry-after": "1e308"}, 86_400.0),
         ({"retry-after-ms": "1e308"}, 86_400.0),
         ({"retry-after": "Fri, 20 Nov 9999 10:00:30 GMT", "date": "Fri, 20 Nov 2026 10:00:00 GMT"}, 86_400.0),
-        ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "soon"}, None),
-        ({"retry-after": ""}, None),
-        ({"retry-after": "Fri, 20 Nov 2026 10:00:30 GMT", "date": "Fri, 20 Nov 2026 10:00:00 GMT"}, 30.0),
-        ({"retry-after": "Fri, 20 Nov 2026 11:00:30 +0100", "date": "Fri, 20 Nov 2026 10:00:00 GMT"}, 30.0),
         ({"retry-after": "Fri, 20 Nov 2026 10:00:30 -0000", "date": "Fri, 20 Nov 2026 10:00:00 GMT"}, 30.0),
-        ({"retry-after": "Fri, 20 Nov 2026 09:00:00 GMT", "date": "Fri, 20 Nov 2026 10:00:00 GMT"}, 0.0),
     ],
 )
 def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
@@ -106,10 +94,6 @@ def test_only_a_limit_of_which_nothing_is_left_makes_wait() -> None:
 @pytest.mark.parametrize(
     ("message", "seconds"),
     [
-        ("Please try again in 7m12s. Visit our page.", 432.0),
-        ("Please retry in 36.5s.", 36.5),
-        ("Please retry after 22 seconds.", 22.0),
-        ("Please try again in 20ms.", 0.02),
         ("Please wait 5 minutes before the next request", 300.0),
         ("Your quota resets at 2026-11-20T12:00:00Z.", 7200.0),
         ("You will regain access on 2026-11-20 at 12:00 UTC.", 7200.0),
@@ -142,21 +126,9 @@ def test_how_long_until_a_limit_is_reset(text: str | None, seconds: float | None
     assert seconds_until(text) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_limits_are_read_from_a_response_as_far_as_it_tells_them() -> None:
-    headers = {
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "1s",
-        "x-ratelimit-remaining-tokens": "149984",
-        "x-ratelimit-reset-tokens": "6m0s",
-    }
-    assert rate_state(headers) == RateState(59, 1.0, 149984, 360.0)
-    assert rate_state({"x-ratelimit-remaining-tokens": "7"}) == RateState(remaining_tokens=7)
-    assert rate_state({"x-ratelimit-limit-requests": "60"}) is None
-
-
 @given(st.text(), st.text())
 def test_no_header_raises(one: str, other: str) -> None:
     asked_delay({"retry-after": one, "date": other})
     seconds_until(one, other)
     told_delay(one, other)
-    reset_delay({"x-ratelimit-reset": one, "x-ratelimit-remaining": other})
+    reset_delay({"x-ratelimit-reset": one, "x-ratelimit-remaining": other, "ratelimit": one})
