@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.types import KIND_OF, About, Fault, FaultKind
-from agac.providers.bodies import http_status, items, json_of, mapping, number, objects, text
+from agac.providers.bodies import http_status, items, json_of, mapping, objects, text
 from agac.providers.provider import Provider
 from agac.providers.waits import asked_delay, headers_within, reset_delay, seconds_until, told_delay
 
@@ -481,18 +481,18 @@ def _quoted_error(data: Mapping[str, Any]) -> dict[str, Any] | None:
 def _read_error(data: dict[str, Any]) -> ErrorBody:
     error = data.get("error") or _choice_error(data)
     if isinstance(error, dict):
-        return _read_object(error, _status_in(data))
+        return _read_object(error, data)
     if refused := mapping(data.get("base_resp")):  # MiniMax: platform.minimax.io/docs/api-reference/errorcode
         return ErrorBody(text(refused, "status_msg"), code=f"base_resp.{refused.get('status_code')}"[:40])
     code, kind = _code(data) or text(data, "reason"), text(data, "type") or text(data, "error_type")  # TGI's
     if isinstance(error, str):
-        return ErrorBody(error, kind, code, _status_in(data), number(data.get("estimated_time")))  # Hugging Face's
+        return ErrorBody(error, kind, code, _status_in(data), _delay_in(data))
     details = data.get("detail")
     if (listed := objects(details)) and not data.get("message"):
         return _read_details(listed, kind, code)
     # Mistral and vLLM put the error's fields at the top; FastAPI servers say `detail`
     words = data.get("message") or details or ""
-    return ErrorBody(words if isinstance(words, str) else str(words), kind, code, _status_in(data))
+    return ErrorBody(words if isinstance(words, str) else str(words), kind, code, _status_in(data), _delay_in(data))
 
 
 def _read_details(details: list[dict[str, Any]], kind: str, code: str) -> ErrorBody:
@@ -506,7 +506,7 @@ def _read_details(details: list[dict[str, Any]], kind: str, code: str) -> ErrorB
     return ErrorBody("; ".join(words), kind, code)
 
 
-def _read_object(error: dict[str, Any], outer_status: int | None) -> ErrorBody:
+def _read_object(error: dict[str, Any], data: Mapping[str, Any]) -> ErrorBody:
     code, delay = _code(error) or _code_of_param(text(error, "param")), None
     metadata = mapping(error.get("metadata"))
     if metadata.get("reasons"):
@@ -520,13 +520,24 @@ def _read_object(error: dict[str, Any], outer_status: int | None) -> ErrorBody:
         elif any("PerDay" in text(violation, "quotaId") for violation in objects(detail.get("violations"))):
             code = "daily_quota_exceeded"
         delay = seconds_until(text(detail, "retryDelay")) or delay
+    delay = delay or _delay_in(error) or _delay_in(metadata) or _delay_in(data)
     kind = text(error, "type") or text(error, "status")
-    return ErrorBody(text(error, "message"), kind, code, _status_in(error) or outer_status, delay)
+    return ErrorBody(text(error, "message"), kind, code, _status_in(error) or _status_in(data), delay)
 
 
 _STATUS_FIELDS = ("code", "status_code", "http_status_code", "status")
 """Where a body repeats its HTTP status, which a stream has no other place for: OpenRouter and vLLM, Cerebras, Hugging
 Face, Mistral."""
+
+
+_DELAY_FIELDS = ("retry_after", "retry_after_seconds", "resets_in_seconds", "resets_at", "estimated_time")
+"""Where a body says when to come back: gateways; a plan's quota at OpenAI, as a wait or a moment; Hugging Face."""
+
+
+def _delay_in(error: Mapping[str, Any]) -> float | None:
+    written = (error.get(name) for name in _DELAY_FIELDS)
+    waits = (seconds_until(str(one)) for one in written if isinstance(one, (int, float, str)))
+    return next((wait for wait in waits if wait is not None), None)
 
 
 def _status_in(error: Mapping[str, Any]) -> int | None:

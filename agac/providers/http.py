@@ -141,6 +141,17 @@ async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, mos
         response.close()
 
 
+_BEGINS_EVENTS = (b"data:", b"event:")
+"""How a stream begins that its headers do not call one: JSON never does."""
+
+
+def _all_taken(body: bytes, assembly: Assembly) -> bool:
+    """Puts together the events of a body that came whole. Whether the answer is whole. Raises GarbledStream."""
+    for event in Events().feed(body + b"\n\n"):
+        assembly.take(event)
+    return assembly.finish()
+
+
 def _assembled(assembly: Assembly, response: aiohttp.ClientResponse | None, started: float) -> HttpReply:
     """An answer that came piece by piece and has ended now; `response` is that of server-sent events."""
     status, said, whole = assembly.result()
@@ -206,12 +217,17 @@ class Sender:
         try:
             sent = session.post(self.settings.url, data=data, headers=headers, timeout=bounds, allow_redirects=False)
             async with sent as response:
-                if assembly is not None and response.content_type == "text/event-stream":
+                if response.content_type == "text/event-stream" and response.status < 300:
+                    assembly = assembly or self.dialect.assembly()  # some servers stream though nobody asked for it
                     await _read_events(response, assembly, self.most)
                     return _assembled(assembly, response, started)
                 body = await read_body(response, self.most)
                 if 300 <= response.status < 400:
                     return self.settings.redirected(response.status, response.headers)
+                if body.lstrip().startswith(_BEGINS_EVENTS):
+                    assembly = self.dialect.assembly()
+                    if _all_taken(body, assembly):
+                        return _assembled(assembly, response, started)
                 return HttpReply(response.status, response.headers, body, time.monotonic() - started)
         except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
             return self.fault(problem, bounds)
