@@ -193,10 +193,10 @@ def _with_thinking_beside(usage: Usage, total: int | None) -> Usage:
     if total is None or not given or made is None or total <= given + made:
         return usage
     beside = total - given - made
-    cached = (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
-    if beside == cached or usage.reasoning_tokens not in (None, beside):
-        return usage
-    return usage._replace(output_tokens=made + beside)
+    is_cache = beside == (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
+    if usage.reasoning_tokens == beside or (usage.reasoning_tokens is None and not is_cache):
+        return usage._replace(output_tokens=made + beside)
+    return usage
 
 
 def believable(usage: Usage, *, wrote: bool) -> Usage:

@@ -4,8 +4,8 @@
 
 - `outcome`: `answer`, where nothing is said; `row`, this row fails and the others go on; `again`, the call is made once
   more; `pause`, all calls to the model wait; `stop`, the run ends;
-- of an answer: `text`, `finish`, `refusal`, `thinking` that is in neither, `calls` of tools (id, name, arguments),
-  `tokens` (null: unknown), `rates` (what is left of requests, the seconds until they are reset, the same of tokens);
+- of an answer: `text`, `finish`, `refusal`, `calls` of tools (id, name, arguments), `tokens` (null: unknown), `rates`
+  (what is left of requests, the seconds until they are reset, the same of tokens);
 - of anything else: `type` of the error (ProviderError), `about`, `wait` in seconds (null), how many `retries` at most
   (null: as usual), whether it is `ambiguous` (false), and what the message `says`.
 """
@@ -27,8 +27,9 @@ from agac.core.types import About, Fault, FaultKind, Message, RateState, Reply, 
 from agac.engine.retry_policy import FailTask, RetryAfter, StopRun, decide
 from agac.providers.bodies import encode
 from agac.providers.dialect import Dialect
-from agac.providers.http import Events, GarbledStream, HttpReply, Sender
+from agac.providers.http import Events, HttpReply, Sender
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
+from agac.providers.transport import GarbledStream
 from agac.spec.workflow import Timeout
 
 CANARY = "sk-canary-0123456789abcdef"
