@@ -288,10 +288,10 @@ class Baseline:
         prior = self._prior(stage, row)
         if prior is None:
             return why.NOT_YET
-        if isinstance(stage, LocalStage):
-            return why.FAILED if prior.error is not None else why.DROPPED
         if prior.fingerprint != fingerprint and stage.makes == "groups":
             return why.MEMBERS_CHANGED
+        if isinstance(stage, LocalStage):
+            return why.FAILED if prior.error is not None else why.DROPPED
         if prior.fingerprint != fingerprint and stage.needs and stage.reuse != "never":
             return why.upstream_changed(", ".join(stage.needs))
         if prior.error is not None:
@@ -517,11 +517,13 @@ class StoredAnswers:
             found.undecided += row.times
             return Unknown(reason)
         if task.need == ROWS_JSON and row.is_group:
-            assert isinstance(stage, PlannedStage)
             found.asked(reason, row.id, stage.replicas + row.parts, row.times)
             found.parts += row.parts * row.times
             found.in_flight += row.in_batch * row.times
-            self.measure(stage, row, row.characters)
+            if isinstance(stage, PlannedStage):
+                self.measure(stage, row, row.characters)
+            else:
+                self._not_called(stage, row)
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
         found.asked(self.baseline.passed_on(stage, row, task.need, reason), row.id, stage.replicas, row.times)

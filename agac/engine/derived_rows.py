@@ -10,7 +10,7 @@ from agac.core.types import JSONValue, RowId
 from agac.engine.effects import plain
 from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.render import RowView
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.graph import Level, Levels, amended_by, amended_name, seen_after
 from agac.spec.operations import Dedupe, Join
 from agac.spec.templates import INDEX, ITEM, SKIPPED
@@ -44,7 +44,7 @@ class DerivationFailed(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView(Stage):
     """How a stage that groups rows looks at one of them: as a stage in its place that groups nothing. `answers` are the
-    stages whose results a member brings along."""
+    stages whose results a member brings along: all upstream for a function, as it is given them of a row, too."""
 
     answers: tuple[str, ...] = ()
 
@@ -53,13 +53,9 @@ class MemberView(Stage):
         """How `stage` looks at its members; `stages` are all of a plan's or a definition's, by name."""
         needed = [stages[need] for need in stage.needs]
         ancestors, rows_of = seen_after(needed, stages, stage.name)
-        answers: dict[str, None] = {}  # the stages that ask a model and are followed, perhaps by way of others
-        while needed:
-            upstream = needed.pop(0)
-            if upstream.asks or isinstance(upstream.operation, Join):
-                answers[amended_name(upstream.name, stages)] = None
-            else:
-                needed += [stages[need] for need in upstream.needs]
+        answers = dict.fromkeys(name for name in ancestors if stages[name].gives_answer)
+        if stage.asks:
+            answers = _nearest_answers(needed, stages)
         return MemberView(
             name=stage.name, index=stage.index, needs=stage.needs, ancestors=ancestors, rows_of=rows_of,
             visibility=stage.visibility, answers=tuple(answers), amended=amended_by(ancestors, stages),
@@ -74,6 +70,18 @@ class MemberView(Stage):
         return snapshot({**data, **brought})
 
 
+def _nearest_answers(needed: Sequence[Stage], stages: Mapping[str, Stage]) -> dict[str, None]:
+    """The names of the stages that ask a model and are followed, perhaps by way of others that ask none."""
+    answers, left = dict[str, None](), [*needed]
+    while left:
+        upstream = left.pop(0)
+        if upstream.asks or isinstance(upstream.operation, Join):
+            answers[amended_name(upstream.name, stages)] = None
+        else:
+            left += [stages[need] for need in upstream.needs]
+    return answers
+
+
 class RowDeriver:
     """What the stages of a plan make of rows, level by level. `ends` are the stages whose results are written."""
 
@@ -83,7 +91,7 @@ class RowDeriver:
         self.members = {
             stage.index: MemberView.of(stage, by_name)
             for stage in levels.stages
-            if isinstance(stage, PlannedStage) and stage.group is not None
+            if stage.group is not None
         }
         self._after = {
             level.maker.index: frozenset(maker.index for maker in level.makers)

@@ -194,7 +194,7 @@ class GroupForecaster:
         self._kept_parts: dict[int, int] = defaultdict(int)
         self._unassigned: dict[int, UnassignedRows] = {}
 
-    def join(self, stage: PlannedStage, rows: Sequence[ForecastRow]) -> None:
+    def join(self, stage: AnyStage, rows: Sequence[ForecastRow]) -> None:
         """These rows came to their end, and would be in groups of the stage."""
         with self._scratch.at_once():
             for row in rows:
@@ -212,12 +212,12 @@ class GroupForecaster:
                         _, characters, _ = self._deriver.member(stage, row)
                         unassigned.characters += characters * row.times
 
-    def _need(self, stage: PlannedStage, row: ForecastRow) -> tuple[str, str]:
+    def _need(self, stage: AnyStage, row: ForecastRow) -> tuple[str, str]:
         """The stage on whose answer it hangs what is asked about the row, and why that has to be asked for."""
         need = next((name for name in stage.needs if name in row.view.unknown), stage.name)
         return need, row.view.unknown.get(need, why.NOT_YET)
 
-    def _put(self, stage: PlannedStage, row: ForecastRow, one: Membership) -> None:
+    def _put(self, stage: AnyStage, row: ForecastRow, one: Membership) -> None:
         need = reason = text = None
         characters, tokens, failed = 0, one.size, row.failed is not None
         if not row.lost:
@@ -238,7 +238,7 @@ class GroupForecaster:
             held = [ForecastMember(member_hash(name), name, *share) for name in ids]
             self._scratch.hold(stage.index, one.group, held)
 
-    async def rows(self, stage: PlannedStage) -> AsyncIterator[list[ForecastRow]]:
+    async def rows(self, stage: AnyStage) -> AsyncIterator[list[ForecastRow]]:
         """The groups of the stage as rows, some at a time: those that are known, and in the end those that are not."""
         known = 0
         for page in self._scratch.groups(stage.index, _PAGE):
@@ -255,12 +255,12 @@ class GroupForecaster:
         if stage.index in self._unassigned:
             yield self._unknown(stage, self._unassigned[stage.index], known)
 
-    def _row(self, stage: PlannedStage, group: RowId, fields: str) -> ForecastRow:
+    def _row(self, stage: AnyStage, group: RowId, fields: str) -> ForecastRow:
         new = NewRow(Row(group, 0, {}), 0, b"", fields, State.PENDING, origin=stage.index)
         view, level = RowView(json.loads(fields), self._vars), self._levels.by_origin[stage.index]
         return ForecastRow(new, view, level=level, is_group=True)
 
-    async def _ready(self, stage: PlannedStage, some: Sequence[tuple[ForecastRow, ForecastGroup]]) -> list[ForecastRow]:
+    async def _ready(self, stage: AnyStage, some: Sequence[tuple[ForecastRow, ForecastGroup]]) -> list[ForecastRow]:
         """The groups with all that is known of their tasks."""
         rows = [row for row, _ in some]
         await self._baseline.learn(rows)
@@ -269,7 +269,8 @@ class GroupForecaster:
         for row, group in some:
             row.guessed, row.parked = bool(group.guessed), stage if group.parked else None
             row.view.own |= {ROWS_COUNT: group.rows, ROWS_FAILED: group.failed, ROWS_JSON: ""}
-            reasons = {"failed": why.NOT_WHOLE, "incomplete": why.NOT_WHOLE, "large": why.TOO_LARGE, None: None}
+            large_reason = why.TOO_LARGE if stage.asks else why.TOO_LARGE_FOR_FUNCTION
+            reasons = {"failed": why.NOT_WHOLE, "incomplete": why.NOT_WHOLE, "large": large_reason, None: None}
             refused = reasons[unusable(stage.group, group.rows, group.failed)]
             row.refused = why.WAITS if group.parked else refused
             if row.refused is not None:
@@ -286,10 +287,11 @@ class GroupForecaster:
                 texts = sorted((id_order(one.id), one.text or "") for one in held)
                 row.view.own[ROWS_JSON] = array([text for _, text in texts])
         if large:
+            assert isinstance(stage, PlannedStage)
             self._kept_parts[stage.index] += await self._cut(stage, large)
         return rows
 
-    def _unknown(self, stage: PlannedStage, unassigned: UnassignedRows, known: int) -> list[ForecastRow]:
+    def _unknown(self, stage: AnyStage, unassigned: UnassignedRows, known: int) -> list[ForecastRow]:
         """One row that stands for groups not known yet: each may change, with a part, one that would be reused."""
         found, past = self._answers.of(stage), self._baseline.each.get(stage.name)
         least = 0 if known else 1
@@ -402,10 +404,11 @@ class GroupForecaster:
                 answers.show(stage, row.id, task.messages)
 
 
-def parts_of(stage: PlannedStage, rows: int, tokens: int) -> int:
+def parts_of(stage: AnyStage, rows: int, tokens: int) -> int:
     """About how many parts a group of so many rows and tokens is cut into; none where one call holds it."""
     if stage.group is None or not stage.group.reduces or stage.group.fits(rows, tokens):
         return 0
+    assert isinstance(stage, PlannedStage)
     measured = min(rows, 20_000)  # they tell into how many parts still more would be cut
     members = ((place, tokens // rows) for place in sorted(member_hash(number) for number in range(measured)))
     return round((sum(1 for _ in tree(members, call_size(stage))) - 1) * rows / measured)

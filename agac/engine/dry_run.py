@@ -225,7 +225,7 @@ class DryWalk:
                     continue
                 if maker.makes == "items":
                     await self.through(child for row in fed for child in self._deriver.items(maker, row))
-                elif isinstance(maker, PlannedStage):
+                elif maker.makes == "groups":
                     self._groups.join(maker, fed)
                 else:
                     await self.through(list(self._kept(maker, fed)))
@@ -233,7 +233,7 @@ class DryWalk:
     async def through_groups(self) -> None:
         """Takes the groups through, once all their members have come."""
         for stage in self._makers:
-            if isinstance(stage, PlannedStage) and stage.group is not None:
+            if stage.makes == "groups":
                 async for rows in self._groups.rows(stage):
                     await self.through(rows)
 

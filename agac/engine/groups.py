@@ -257,7 +257,7 @@ class Groups:
 
     def __init__(self, context: InvocationContext, level: Level[AnyStage], executor: Executor, tasks: Tasks) -> None:
         stage = level.maker
-        assert isinstance(stage, PlannedStage)
+        assert stage is not None
         assert stage.group is not None
         self._context, self._stage, self._group = context, stage, stage.group
         self._settler, self._executor, self._tasks = context.settler, executor, tasks
@@ -298,7 +298,7 @@ class Groups:
             case "incomplete":
                 message = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
             case "large":
-                message = f"this group has {size.rows:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
+                message = f"this group has {size.rows:,} rows; {self._remedy_if_large()}"
         if message is not None:
             tasks = await self._context.tasks_of([row.key])
             self._fail(self._pass.active_row(row, tasks, view), self._unfit(message))
@@ -310,6 +310,12 @@ class Groups:
         if fits or not may_ask or not self._executor.does.lets_in(view, self._stage):
             return row, size, None
         return row, size, await self._cut(row)
+
+    def _remedy_if_large(self) -> str:
+        if self._stage.asks:
+            return "add `reduce: {max_rows: 50}` to ask them in parts"
+        first = "group by one more field first, and group what comes of that again"
+        return f"a function is given {MAX_ROWS:,} at most; {first}"
 
     def _view(self, row: StoredRow, size: store.GroupSize) -> RowView:
         """What a group sees, but for its rows."""
@@ -351,6 +357,7 @@ class Groups:
             part = Part(group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data)
             ledger.batch.parts.append(part)
 
+        assert isinstance(self._stage, PlannedStage)
         growing = Tree(call_size(self._stage))
         async for page in self._contents.pages(group.key):
             for one in page:
@@ -390,6 +397,7 @@ class Groups:
             if not below or not await self._contents.waits(below):
                 self._fail(row, self._unfit("a part of it has no result"))
             return
+        assert isinstance(self._stage, PlannedStage)
         prepared = self._context.preparer.prepare(self._stage, row.view, row.new.row.id)
         if isinstance(prepared, RowError):
             self._fail(row, prepared)

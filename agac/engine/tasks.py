@@ -25,6 +25,7 @@ from agac.engine.validate import checks_of, is_of_row
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
+from agac.spec.python_code import FunctionInput
 from agac.store.decisions import DISCARD, StoredDecision
 from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, Failures, earlier_results, replica_failures
@@ -69,8 +70,8 @@ class LookupBatcher(Generic[K, V]):
                         found.set_result(fetched.get(key))
 
 
-FunctionCall = Callable[[LocalStage, bytes, dict[str, JSONValue], RowId], Awaitable[Answer | RowError]]
-"""What a stage's function gives for a row; an exception of its is the row's failure, with its traceback."""
+FunctionCall = Callable[[LocalStage, bytes, FunctionInput, RowId], Awaitable[Answer | RowError]]
+"""What a stage's function gives for a row or a group; an exception of its is the row's failure, with its traceback."""
 
 
 @asynccontextmanager
@@ -88,15 +89,18 @@ async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | 
             return nullcontext()
         return under_way.noted(f"stage {stage.name}, {what} ({stage.operation.function})")
 
-    async def call(stage: LocalStage, fingerprint: bytes, given: dict[str, JSONValue], row: RowId) -> Answer | RowError:
+    async def call(stage: LocalStage, fingerprint: bytes, given: FunctionInput, row: RowId) -> Answer | RowError:
         assert isinstance(stage.operation, Python)
         name = str(stage.operation.function)
-        with noted(stage, f"row {row!r}"):
+        with noted(stage, f"{'row' if stage.group is None else 'group'} {row!r}"):
             value = await calls[stage.index](given)
         if isinstance(value, RowError):
             return RowError(value.type, clean(value.message), clean(value.detail))
         if isinstance(value, list) and stage.makes != "rows":
-            message = f"{name} gave a list of rows; after explode let it give one row, or None"
+            remedy = "after explode let it give one row, or None"
+            if stage.group is not None:
+                remedy = "of a group let it give one dict, with the list in a field, and explode that in a stage after it"
+            message = f"{name} gave a list of rows; {remedy}"
             return RowError(ErrorType.PYTHON_ERROR, message)
         endpoint = Endpoint("python", "", name, False)
         return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
@@ -124,7 +128,7 @@ class LocalCall(NamedTuple):
     """A call of a function that is ready to be looked up or made."""
 
     fingerprint: bytes
-    given: dict[str, JSONValue]
+    given: FunctionInput
 
 
 class Parked(Enum):

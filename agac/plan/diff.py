@@ -38,6 +38,7 @@ OF_THE_ROW = frozenset({MISSING_FIELD, GUARD_FAILS, UNFIT, NOT_MADE})
 """Why a task cannot be asked, whatever else is asked: its row has to change, or what names its fields."""
 
 TOO_LARGE = "too many rows for one call; add `reduce`"
+TOO_LARGE_FOR_FUNCTION = "too many rows for a function; group by one more field first"
 
 
 def passed_on(reason: str, name: str) -> str:

@@ -12,6 +12,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
 from agac.spec.graph import PARTS, StageNode, is_hidden
+from agac.spec.python_code import FunctionInput
 from agac.spec.templates import AGREEMENT, REJECTED, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
 from agac.spec.workflow import Stage
 from agac.store.decisions import Fixes
@@ -135,8 +136,12 @@ class RowView:
             own = {PARTS: {name: known[name] for name in parts if name in known}, **own}
         return {**data, **known, **own, VARS: self._vars, ROW: data}
 
-    def function_input(self, stage: Stage) -> dict[str, JSONValue]:
-        """What a function of the user's is given: the row's fields, and the results upstream by their stages' names."""
+    def function_input(self, stage: Stage) -> FunctionInput:
+        """What a function of the user's is given: the row's fields, and the results upstream by their stages' names. Of
+        a group it is the list of its rows, each with these."""
+        if stage.group is not None:
+            rows: list[dict[str, JSONValue]] = json.loads(str(self.own[ROWS_JSON]))
+            return rows
         known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
         return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
 

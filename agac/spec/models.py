@@ -455,7 +455,8 @@ class StageFile(DefaultsFile):
         "A row for which `when` is false goes on without this result (`skip`), or leaves (`drop`).", default="skip"
     )
     python: NonEmpty | None = key(
-        "A function of the project that makes of the row the row from there on; None makes it leave.",
+        "A function of the project that makes of the row the row from there on; None makes it leave. With `group_by` it "
+        "is given the list of a group's rows, and makes the group's row.",
         examples=["tools/clean.py:normalise"],
     )
     processes: int | None = key("Run the function of `python` in so many processes of its own.", ge=1, le=64)
@@ -473,7 +474,7 @@ class StageFile(DefaultsFile):
     )
     group_by: FieldPaths | None = key(
         "Ask once for all rows with the same values of these fields (`[]`: for all rows). The prompt has these, "
-        "`${rows_json}`, `${rows_count}` and `${rows_failed}`.",
+        "`${rows_json}`, `${rows_count}` and `${rows_failed}`; a function (`python`) is given the list of the rows.",
         examples=[["classify.topic"]],
     )
     reduce: ReduceFile | None = key("How groups are cut that are too large for one call; they are not when left out.")

@@ -21,10 +21,14 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import Problem, UsageError, Where, did_you_mean
 from agac.core.keys import canonical, digest
+from agac.core.types import JSONValue
 from agac.spec.paths import OutsideProject, Refused, Unusable, inside, near_files
 from agac.spec.project_files import files_in, read_bytes
 
 # Python files of a project, read to check them; nothing of them is imported.
+
+FunctionInput = dict[str, JSONValue] | list[dict[str, JSONValue]]
+"""What a function of a stage is given: a row, or the rows of a group."""
 
 
 def python_tree(source: bytes, shown: str) -> ast.Module:

@@ -72,6 +72,9 @@ _ASKING = DefaultsFile.model_fields.keys() | {
 }  # fmt: skip
 """Keys that only mean something where a model is asked."""
 
+_OF_FUNCTIONS = {"timeout", "checks", "group_by", "incomplete"}
+"""Keys of stages that ask a model or call a function, and of no others."""
+
 
 def merged(kind: type[Keys], *levels: FileModel) -> Keys:
     """The keys of `kind` as these levels set them, weakest first; what none of them sets is at its default."""
@@ -174,10 +177,11 @@ class StageBuilder:
             part = next((one for one in parts if one.name == node.name), None)
             return self._part(part, node, order, answers) if part is not None else None
         if written.operations:
-            self._answers[written.name] = answers
+            self._answers[written.name] = answers if written.group_by is None else ()  # a group sees none of them
             own = {
                 **_same_fields(written, DefaultsFile()),
                 "operation": self._noted(_operation(written, node, self.document, path, self.project.root)),
+                "group": _group(written),
                 "where": places_of(written, self.document, path),
             }
         else:
@@ -301,9 +305,6 @@ class StageBuilder:
             system = with_skills(system, skills)
         schema = self._schema(written, path, card)
         self.problems += field_problems(written, schema, self.document, path)
-        group, bounds = None, dict(written.reduce) if written.reduce else {}
-        if written.group_by is not None:
-            group = Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
         examples = card.messages if card else ()
         if written.messages is not None:
             examples = self._noted(stage_examples(written.messages, self.document, (*path, "messages"), keys.syntax))
@@ -311,7 +312,7 @@ class StageBuilder:
             **self._defaulted(written, keys, levels, card), "system": system, "prompt": prompt,
             "schema": schema.schema if isinstance(schema, workflow.JsonSchema) else None, "output_schema": schema,
             "examples": examples, "visibility": visible and workflow.Visibility.of(visible.only, visible.never),
-            "group": group, "expect": written.expect, **self._agent(written, path, card, skills),
+            "group": _group(written), "expect": written.expect, **self._agent(written, path, card, skills),
         }  # fmt: skip
 
     def _check(self, text: str, path: Path_, place: int) -> Guard | None:
@@ -522,16 +523,23 @@ def _same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
     return {name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name)) for name in SAME}
 
 
+def _group(written: StageFile) -> Group | None:
+    """How the stage makes groups; None: it makes none."""
+    if written.group_by is None:
+        return None
+    bounds = dict(written.reduce) if written.reduce else {}
+    return Group(ways(written.group_by), **bounds, incomplete=written.incomplete)
+
+
 def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Problem]:
     """Keys that do not go with what the stage does."""
     does = written.operations
     found: list[tuple[str, str]] = []
     if len(does) > 1:
         found.append((does[1], f"a stage does one thing; this one has {' and '.join(does)}: make a stage of each"))
-    asking = _ASKING - {"timeout"} if written.python is not None else _ASKING | {"checks"}
-    for key in sorted(asking & written.model_fields_set) if does else ():
-        message = f"a stage with {does[0]} asks no model; remove {key}, or make a stage of its own of it"
-        found.append((key, message))
+    if does:
+        misplaced = _ASKING - _OF_FUNCTIONS if does[0] == "python" else _ASKING | _OF_FUNCTIONS
+        found += [(key, _of_other_stages(key, does[0])) for key in sorted(misplaced & written.model_fields_set)]
     if written.explode is not None and written.dedupe is not None:
         found.append(("explode", "explode makes rows and dedupe drops some of them; make a stage of each"))
     if written.explode is not None and written.review is not None:
@@ -547,6 +555,16 @@ def _misplaced(written: StageFile, document: Document, path: Path_) -> list[Prob
         elif written.timeout.model_fields_set != {"total"}:
             found.append(("timeout", "for a function write the seconds of a whole call, such as `timeout: 30`"))
     return [document.problem((*path, key), message, key=True) for key, message in found]
+
+
+def _of_other_stages(key: str, operation: str) -> str:
+    """The message for a key of a stage with `operation`, which that stage cannot have."""
+    if key == "reduce" and operation == "python":
+        return "a function is given all rows of a group at once, so that none is cut; remove reduce"
+    if key == "group_by":
+        groups = "add a stage with group_by before or after it, which asks a model or has `python`"
+        return f"a stage with {operation} works on single rows; remove group_by, or {groups}"
+    return f"a stage with {operation} asks no model; remove {key}, or move it to a stage that asks one"
 
 
 def _operation(

@@ -24,7 +24,7 @@ from weakref import WeakSet
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.types import JSONValue
 from agac.data.json_formats import MAX_DEPTH
-from agac.spec.python_code import FunctionRef, as_written, import_file, source_hash
+from agac.spec.python_code import FunctionInput, FunctionRef, as_written, import_file, source_hash
 
 # Taken as they are: what JSON has. Converted, as nothing is lost: a tuple to a list, a kind of dict or list to a plain
 # one, a member of a text or whole-number Enum to its value. All else is refused, with what to write instead: agac does
@@ -202,7 +202,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-Function = Callable[[Record], Any]
+Function = Callable[[FunctionInput], Any]
 SPARE_DEPTH = -20  # a row holds results by stage, and so may be a little deeper than what a function may give
 
 
@@ -230,13 +230,13 @@ def import_function(ref: FunctionRef, root: Path, parameters: str = "…") -> Ca
 
 
 def load_function(ref: FunctionRef, root: Path) -> Function:
-    """The same of a function of one row, for which others are refused."""
+    """The same of a function of a row or of a group's rows. Raises UsageError if it does not take one argument."""
     function = import_function(ref, root, "row")
     try:
         inspect.signature(function).bind({})
     except TypeError as error:
-        message = f"{ref} cannot be called with one row: {error}"
-        raise UsageError(message, remedy=f"Write def {ref.name}(row).") from error
+        message = f"{ref} cannot be called with one argument, a row or the rows of a group: {error}"
+        raise UsageError(message, remedy=f"Write def {ref.name}(row), or of groups def {ref.name}(rows).") from error
     except ValueError:  # written in C, or by a decorator of an unusual kind: the call shows
         pass
     return function
@@ -272,7 +272,7 @@ def outcome_of(
     return give(value, named)
 
 
-async def awaited(function: Function, row: Record) -> Any:
+async def awaited(function: Function, row: FunctionInput) -> Any:
     """What a function gives that is called in an event loop."""
     value = function(row)
     return await value if inspect.isawaitable(value) else value

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.state_files import make_file
-from agac.spec.python_code import FunctionRef
+from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.tools import functions
 
 # Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
@@ -34,7 +34,7 @@ LENGTH = 8
 
 WATCH = 1.0  # seconds between a process's looks whether agac is still there; a call may take hours after it was killed
 THREADS = 32  # calls of a function at once; enough for one that waits for a database
-Call = Callable[[functions.Record], Awaitable[functions.Returned | RowError]]
+Call = Callable[[FunctionInput], Awaitable[functions.Returned | RowError]]
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def open_function(
             yield partial(functions.awaited_outcome, function, root, str(ref))
             return
 
-        def in_thread(row: functions.Record) -> functions.Returned | RowError:
+        def in_thread(row: FunctionInput) -> functions.Returned | RowError:
             with functions.user_code():
                 return functions.outcome_of(function, row, root, str(ref))
 
@@ -102,7 +102,7 @@ def work_off(work: str) -> None:
     called = function if loop is None else lambda row: loop.run(functions.awaited(function, row))
     put(None)
     while len(head := rows.read(LENGTH)) == LENGTH:
-        row: functions.Record = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
+        row: FunctionInput = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
         put(functions.outcome_of(called, row, root, str(ref)))
 
 
@@ -127,7 +127,7 @@ class Processes:
         """Starts the first. Raises UsageError when the function cannot be had."""
         self._idle.append(await self._started())
 
-    async def call(self, row: functions.Record) -> functions.Returned | RowError:
+    async def call(self, row: FunctionInput) -> functions.Returned | RowError:
         """What the function gives for `row`; a failure also where the process dies of it."""
         async with self._places:
             worker = await self._free()

@@ -270,8 +270,8 @@ class Dedupe(Operator):
         return [seen.at(way) for way in self.ways]
 
 
-class Grouped(Ask):
-    """Asks about groups of rows."""
+class Groups(Operator):
+    """Makes groups of rows."""
 
     kind = "groups"
     guarded = explodes = False
@@ -280,24 +280,12 @@ class Grouped(Ask):
         self.ways = [] if self.gene.number % 5 == 0 else ways(self.upstream, self.gene.refs[:2])
         firsts = [way[0] for way in self.ways]
         self.ways = [way for place, way in enumerate(self.ways) if way[0] not in firsts[:place]]
-        names = {name: first for first, name in self.upstream.shape.items()}
-        self.shape = {names[way[0]]: way[0] for way in self.ways if way[0] in names}
         self.ancestors, self.line, self.gone = (), (), frozenset()
         self.strict = self.gene.number % 3 == 0
-        self.parts = [("rows_count", ""), ("rows_failed", ""), *((name, "") for name in self.shape.values())]
-        self.parts.append(("rows_json", ""))
 
     def answers(self) -> list[str]:
-        """The stages whose results members bring along: those nearest upstream that ask a model."""
-        found: dict[str, None] = {}
-        left = sorted(self.needs, key=self.upstream.places.__getitem__)
-        while left:
-            stage = self.upstream.stages[left.pop(0)]
-            if isinstance(stage, Ask):
-                found[stage.name] = None
-            else:
-                left += sorted(stage.needs, key=self.upstream.places.__getitem__)
-        return list(found)
+        """The stages whose results members bring along."""
+        return self.upstream.giving(*ANSWERS)
 
     @property
     def eyes(self) -> Eyes:
@@ -323,8 +311,71 @@ class Grouped(Ask):
         return self.strict and failed > 0
 
 
+class Grouped(Groups, Ask):
+    """Asks about groups of rows."""
+
+    def resolve(self) -> None:
+        super().resolve()
+        names = {name: first for first, name in self.upstream.shape.items()}
+        self.shape = {names[way[0]]: way[0] for way in self.ways if way[0] in names}
+        self.parts = [("rows_count", ""), ("rows_failed", ""), *((name, "") for name in self.shape.values())]
+        self.parts.append(("rows_json", ""))
+
+    def answers(self) -> list[str]:
+        """Those nearest upstream that ask a model."""
+        found: dict[str, None] = {}
+        left = sorted(self.needs, key=self.upstream.places.__getitem__)
+        while left:
+            stage = self.upstream.stages[left.pop(0)]
+            if isinstance(stage, Ask):
+                found[stage.name] = None
+            else:
+                left += sorted(stage.needs, key=self.upstream.places.__getitem__)
+        return list(found)
+
+
+class GroupFunction(Groups):
+    """A function of the project makes one row of a group: its first row, and what all of its rows have. For some
+    groups it raises, for some it gives None."""
+
+    gives = "fields"
+
+    def resolve(self) -> None:
+        super().resolve()
+        self.number_field = self.upstream.shape.get("n", "n")
+        kept = {first: name for first, name in self.upstream.shape.items() if first not in ("item", "index")}
+        self.changes({**kept, f"x_{self.name}": f"x_{self.name}"})
+
+    def keys(self) -> dict[str, Any]:
+        return super().keys() | {"python": f"tools/{self.name}.py:go"}
+
+    def tool(self) -> str:
+        return (
+            f"OTHERS = {[*sorted(self.upstream.stages), 'item', 'index']!r}\n\n\ndef go(rows):\n"
+            f"    total = sum(row.get({self.number_field!r}, 0) for row in rows)\n"
+            f"    if total % 7 == 5:\n        raise ValueError(total)\n"
+            f"    if total % 7 == 6:\n        return None\n"
+            f"    said = [[row[name] for name in {self.answers()!r}] for row in rows]\n"
+            f"    row = {{name: value for name, value in rows[0].items() if name not in OTHERS}}\n"
+            f"    return {{**row, 'x_{self.name}': [{self.gene.word!r}, total, said]}}\n"
+        )
+
+    def does(self, seen: Seen) -> Gives:
+        rows = seen.results["rows"]
+        total = sum(row.get(self.number_field, 0) for row in rows)
+        if total % 7 == 5:
+            raise Fails("PythonError")
+        if total % 7 == 6:
+            return Gives(leaves=True)
+        said = [[row[name] for name in self.answers()] for row in rows]
+        others = {*self.upstream.stages, "item", "index"}
+        row = {name: value for name, value in rows[0].items() if name not in others}
+        row[f"x_{self.name}"] = [self.gene.word, total, said]
+        return Gives(row, fields=row)
+
+
 OPERATORS: dict[str, type[Operator]] = {
     "ask": Ask, "ask_form": AskForm, "agent": Agent, "agent_form": AgentForm, "ask_list": AskList,
     "ask_field": AskField, "filter": Filter, "select": Select, "rename": Rename, "function": Function, "sieve": Sieve,
-    "risky": Risky, "many": Many, "dedupe": Dedupe, "group": Grouped,
+    "risky": Risky, "many": Many, "dedupe": Dedupe, "group": Grouped, "group_function": GroupFunction,
 }  # fmt: skip

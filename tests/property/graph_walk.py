@@ -363,7 +363,7 @@ class Walk:
         for key, own in values.items():
             group = Walker(_group_id(own), maker.name, (0,), {None: maker.group(own)})
             rows = [maker.brought(walker.sees(maker.member)) for walker in members.get(key, [])]
-            group.own = {"rows_json": compact(rows), "rows_count": len(rows), "rows_failed": failed[key]}
+            group.own = {"rows": rows, "rows_json": compact(rows), "rows_count": len(rows), "rows_failed": failed[key]}
             if not rows or maker.refuses(failed[key]):
                 group.fails(maker, Fails("InvalidRow"))
             self.waiting[maker.name].append(group)

@@ -138,14 +138,14 @@ async def test_a_file_that_cannot_be_imported_says_where(
     ("decorator", "message"),
     [
         ("def deco(f): return 5", "tools/clean.py:f is no function once the file is imported"),
-        ("def deco(f): return lambda a, b: 1", "tools/clean.py:f cannot be called with one row: missing a required"),
+        ("def deco(f): return lambda a, b: 1", "tools/clean.py:f cannot be called with one argument, a row or the rows"),
     ],
 )
 async def test_what_a_decorator_makes_of_it_is_seen(tools: Any, decorator: str, message: str) -> None:
     tools.write("tools/clean.py", f"{decorator}\n@deco\ndef f(row): ...\n")
     error = await tools.refuses()
     assert error.message.startswith(message)
-    assert error.remedy == "Write def f(row)."
+    assert error.remedy.startswith("Write def f(row)")
 
 
 @WAYS

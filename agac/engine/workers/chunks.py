@@ -27,14 +27,13 @@ from agac.plan.stage import PlannedStage
 from agac.providers.dialect import Begins
 from agac.providers.hints import HintingSender
 from agac.providers.http import HttpReply
-from agac.spec.python_code import FunctionRef
+from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Timeout
 from agac.store.packs import MAX_BYTES, Damaged
 from agac.store.records import NewRow
 from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
-from agac.tools.functions import Record
 from agac.tools.tool_functions import Intent, ToolFailed
 
 Line = tuple[int, NewRow, int, bytes, bytes]  # of the store: stage, row, replica, fingerprint, mark of the request
@@ -125,7 +124,7 @@ class WorkerCalls:
         found: HttpReply | Fault = await self.pool.call(item, mark, line, late)
         return found
 
-    async def _function(self, ref: FunctionRef, how: tuple[int | None, float | None], row: Record) -> Any:
+    async def _function(self, ref: FunctionRef, how: tuple[int | None, float | None], row: FunctionInput) -> Any:
         """What a `python:` stage's function gives, in so many processes and seconds: as `tools.functions.Returned`."""
         assert self.pool is not None
         return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))

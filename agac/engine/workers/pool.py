@@ -22,7 +22,7 @@ from agac.core.types import Fault, FaultKind, JSONValue
 from agac.engine.limits import RunStopped
 from agac.providers.http import HttpReply
 from agac.spec.project_models import ExecutorFile, ProviderSpec
-from agac.spec.python_code import FunctionRef
+from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Timeout
 
@@ -46,13 +46,13 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class FunctionItem:
-    """One call of a `python:` stage's function, or of a tool's; `given` are its row or its arguments. The function runs
+    """One call of a `python:` stage's function, or of a tool's; `given` are its row, its rows or its arguments. The function runs
     in so many `processes` (None: in threads) for `timeout` seconds at most; `key` is what tells repeated calls of a
     tool."""
 
     number: int
     function: FunctionRef | ToolSpec
-    given: dict[str, JSONValue]
+    given: FunctionInput
     processes: int | None = None
     timeout: float | None = None
     key: str = ""
