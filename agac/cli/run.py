@@ -454,7 +454,8 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
     yield from ("", "Errors:")
     for error in errors:
         example = error["example"]
-        yield f"{error_head(error)}, e.g. {example['id']!r} (row {example['row_number']}):"
+        number = example["row_number"]  # rows that stages made have none
+        yield f"{error_head(error)}, e.g. {example['id']!r}{'' if number is None else f' (row {number})'}:"
         yield f"    {terminal.first_line(example['message'])}"
         # the input's own errors have no stage: there was no call
         if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:

@@ -89,9 +89,7 @@ class RowDeriver:
         by_name = {stage.name: stage for stage in levels.stages}
         self._stages = levels.stages
         self.members = {
-            stage.index: MemberView.of(stage, by_name)
-            for stage in levels.stages
-            if stage.group is not None
+            stage.index: MemberView.of(stage, by_name) for stage in levels.stages if stage.group is not None
         }
         self._after = {
             level.maker.index: frozenset(maker.index for maker in level.makers)

@@ -99,7 +99,8 @@ async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | 
         if isinstance(value, list) and stage.makes != "rows":
             remedy = "after explode let it give one row, or None"
             if stage.group is not None:
-                remedy = "of a group let it give one dict, with the list in a field, and explode that in a stage after it"
+                remedy = "of a group let it give one dict, with the list in a field"
+                remedy += ", and explode that in a stage after it"
             message = f"{name} gave a list of rows; {remedy}"
             return RowError(ErrorType.PYTHON_ERROR, message)
         endpoint = Endpoint("python", "", name, False)

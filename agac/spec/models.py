@@ -455,8 +455,8 @@ class StageFile(DefaultsFile):
         "A row for which `when` is false goes on without this result (`skip`), or leaves (`drop`).", default="skip"
     )
     python: NonEmpty | None = key(
-        "A function of the project that makes of the row the row from there on; None makes it leave. With `group_by` it "
-        "is given the list of a group's rows, and makes the group's row.",
+        "A function of the project that makes of the row the row from there on; None makes it leave. "
+        "With `group_by` it is given the list of a group's rows, and makes one row of them.",
         examples=["tools/clean.py:normalise"],
     )
     processes: int | None = key("Run the function of `python` in so many processes of its own.", ge=1, le=64)

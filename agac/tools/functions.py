@@ -149,7 +149,8 @@ def returned(value: Any, named: str) -> Returned | RowError:
         if hasattr(value, "__await__") and callable(close := getattr(value, "close", None)):
             close()  # nobody will await it: before Python complains about it
         plain(value)  # says what it is, if it is nothing that JSON has
-        raise Unfit(f"is {_kind(value)}; give a dict, a list of dicts, or None")
+        lists = "where the stage has neither explode nor group_by a list of dicts does as well"
+        raise Unfit(f"is {_kind(value)}; give a dict or None; {lists}")
     except Unfit as unfit:
         subject = "" if unfit.path else "what it gave "
         return RowError(ErrorType.PYTHON_ERROR, f"{subject}{unfit} ({named})")

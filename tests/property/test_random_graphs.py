@@ -141,6 +141,13 @@ class GraphMachine(RuleBasedStateMachine):
         for cells in rows:
             self.rows.append(Row(f"r{self.next}", *cells))
             self.next += 1
+        self.complete_a_row()
+
+    def complete_a_row(self) -> None:
+        """Gives a row what none has: a workflow that names a field which no row has is refused."""
+        for name, value in (("opt", "no"), ("tags", ("p",))):
+            if all(getattr(row, name) is None for row in self.rows):
+                self.rows[0] = replace(self.rows[0], **{name: value})
 
     def edit(self, edits: list[Edit]) -> None:
         for one in edits:
@@ -162,6 +169,7 @@ class GraphMachine(RuleBasedStateMachine):
                 self.next += 1
             case _:
                 self.rows[place] = Row(self.rows[place].id, *rows[0])
+        self.complete_a_row()
 
     def edit_the_workflow(self, what: str, place: int, gene: Gene) -> None:
         found = list(self.drawn.genes)

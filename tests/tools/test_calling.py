@@ -53,6 +53,7 @@ def test_what_json_holds_is_kept(tools: Any, value: str, expected: Any, processe
     assert (found, repr(found)) == (expected, repr(expected))
 
 
+RATHER = "give a dict or None; where the stage has neither explode nor group_by a list of dicts does as well"
 KINDS = """
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
@@ -117,8 +118,8 @@ round = {}; round["round"] = round
         ("[{'a': 1}, {'b': b''}]", "[1].b is a bytes, which JSON has not; give text, as value.decode()"),
         ("[{'a': 1}, None]", "[1] is None; each row of a list is a dict"),
         ("[[{}]]", "[0] is a list; each row of a list is a dict"),
-        ("'text'", "what it gave is text; give a dict, a list of dicts, or None"),
-        ("True", "what it gave is true or false; give a dict, a list of dicts, or None"),
+        ("'text'", f"what it gave is text; {RATHER}"),
+        ("True", f"what it gave is true or false; {RATHER}"),
         ("Data()", "what it gave is a Data, which JSON has not; give dataclasses.asdict(value)"),
         ("Point({}, {})", "what it gave is a Point, which JSON has not; give value._asdict() or list(value)"),
         ("(x for x in [])", "what it gave is a generator, which JSON has not; give a list, as list(value)"),

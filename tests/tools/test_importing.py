@@ -138,7 +138,7 @@ async def test_a_file_that_cannot_be_imported_says_where(
     ("decorator", "message"),
     [
         ("def deco(f): return 5", "tools/clean.py:f is no function once the file is imported"),
-        ("def deco(f): return lambda a, b: 1", "tools/clean.py:f cannot be called with one argument, a row or the rows"),
+        ("def deco(f): return lambda a, b: 1", "tools/clean.py:f cannot be called with one argument, a row"),
     ],
 )
 async def test_what_a_decorator_makes_of_it_is_seen(tools: Any, decorator: str, message: str) -> None:

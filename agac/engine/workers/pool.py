@@ -18,7 +18,7 @@ from math import ceil, inf
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError
-from agac.core.types import Fault, FaultKind, JSONValue
+from agac.core.types import Fault, FaultKind
 from agac.engine.limits import RunStopped
 from agac.providers.http import HttpReply
 from agac.spec.project_models import ExecutorFile, ProviderSpec
@@ -46,9 +46,9 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class FunctionItem:
-    """One call of a `python:` stage's function, or of a tool's; `given` are its row, its rows or its arguments. The function runs
-    in so many `processes` (None: in threads) for `timeout` seconds at most; `key` is what tells repeated calls of a
-    tool."""
+    """One call of a `python:` stage's function, or of a tool's; `given` is a row, the rows of a group, or a tool's
+    arguments. The function runs in so many `processes` (None: in threads) for `timeout` seconds at most; `key` is what
+    tells repeated calls of a tool."""
 
     number: int
     function: FunctionRef | ToolSpec
