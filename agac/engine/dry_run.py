@@ -18,7 +18,7 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from itertools import islice
 
-from agac.core.errors import Problem
+from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
 from agac.engine.baseline import Baseline, ForecastRow, StoredAnswers
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
@@ -286,7 +286,10 @@ class DryWalk:
         if does.settle(row, stage) is not None if does.in_turn else stage.index not in row.begun:
             return None
         if row.refused is not None and stage is row.level.maker:
-            self._answers.block(stage, row, row.refused)
+            if row.parked is not None:
+                self._answers.block(stage, row, row.refused)
+            else:
+                does.fail(row, stage, ErrorType.INVALID_ROW, row.refused, row.refused)
             return None
         return does.task(row, stage)
 

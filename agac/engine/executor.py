@@ -382,6 +382,12 @@ class Executor:
         if self._traces is not None:
             await self._traces.ended(row)
 
+    def fail(self, row: ActiveRow, stage: AnyStage, error: RowError) -> None:
+        """Settles a row that fails at the stage before the stage can have a task. What is made of rows is told."""
+        self._settler.failed(row, stage, None, error)
+        row.fail(stage, error)
+        self._settle(row)
+
     def _settled(self, row: ActiveRow, stage: AnyStage) -> bool | None:
         """`LevelStages.settle`; after a signal no guard is evaluated, and `_answer` then says that the run stops."""
         if self._is_too_late(stage):

@@ -301,7 +301,7 @@ class Groups:
                 message = f"this group has {size.rows:,} rows; {self._remedy_if_large()}"
         if message is not None:
             tasks = await self._context.tasks_of([row.key])
-            self._fail(self._pass.active_row(row, tasks, view), self._unfit(message))
+            self._executor.fail(self._pass.active_row(row, tasks, view), self._stage, self._unfit(message))
             return None
         fits = self._group.fits(size.rows, size.tokens)
         if fits and self._group.reduces:  # it may have been larger
@@ -342,7 +342,7 @@ class Groups:
                 error = self._unfit("parts of this group have no result")
                 if failed is not None:
                     error = RowError(ErrorType(failed[0]), f"in a part of this group: {failed[1]}")
-                self._fail(row, error)
+                self._executor.fail(row, self._stage, error)
                 continue
             row.view.own[ROWS_JSON] = array(texts)
             yield [row]
@@ -414,6 +414,7 @@ class Groups:
         return RowError(ErrorType.INVALID_ROW, f"stage {self._stage.name!r}: {message}")
 
     def _fail(self, row: ActiveRow, error: RowError, fingerprint: bytes | None = None) -> None:
+        """Settles a part that fails."""
         self._settler.failed(row, self._stage, fingerprint, error)
         self._settler.row_ended(row, State.FAILED, failed=(self._stage, error), settled={self._stage.index})
 

@@ -314,3 +314,29 @@ def test_a_group_without_a_bound_takes_no_more_rows_than_are_held(
     assert errors(project, "sum")["x"][1] == (
         f"stage 'sum': this group has {most + 1:,} rows; add `reduce: {{max_rows: 50}}` to ask them in parts"
     )
+
+
+@pytest.mark.parametrize("outer", [{}, {"incomplete": "fail"}], ids=["use", "fail"])
+def test_a_group_that_cannot_be_asked_is_a_failed_row_of_the_group_that_it_is_in(
+    project: ProjectFolder, outer: dict[str, Any]
+) -> None:
+    inner = {**SUM, "group_by": ["topic"], "incomplete": "fail"}
+    every = {"name": "every", "group_by": [], "prompt": "${rows_count} and ${rows_failed}", **outer}
+    stages = [{"name": "say", "prompt": "${text}"}, inner, every]
+    project.rows(
+        [{"id": "1", "topic": "tea"}, {"id": "2", "topic": "tea", "text": "x"}, {"id": "3", "topic": "ink", "text": "x"}],
+        PATH,
+    )
+    workflow(project, *stages)
+    settled(project)
+    assert made(project, "sum") == {"tea": "failed", "ink": "done"}
+    if outer:
+        message = "stage 'every': 1 of the 2 rows of this group failed"
+        assert errors(project, "every") == {"all": ("InvalidRow", message)}
+    else:
+        assert values(project, "every") == {"all": "1 and 1"}
+    planned = project.agac("plan", "-a", "reviews", "--json").json["stages"][-1]
+    assert (planned["run"], planned["reuse"], planned["blocked"]) == ((0, 0, 1) if outer else (0, 1, 0))
+    project.rows([{"id": n, "topic": "tea" if n < "3" else "ink", "text": "x"} for n in "123"], PATH)
+    settled(project)
+    assert values(project, "every") == {"all": "2 and 0"}
