@@ -25,6 +25,14 @@ def turned(row):
     return {"back": row["a"][::-1]}
 
 
+def counted(rows):
+    return {"group": rows[0]["group"], "said": [row["a"] for row in rows]}
+
+
+def every(rows):
+    return {"every": [row["b"] for row in rows]}
+
+
 def look_up(topic: str) -> dict:
     """What is known of a topic."""
     return {"letters": len(topic)}
@@ -215,6 +223,13 @@ WORKFLOWS: dict[str, list[Stage]] = {
         stage("c", "C ${b}", **SYNC),
         stage("d", "D ${c}"),
     ],
+    "a function of groups": [
+        stage("a", "A ${text}"),
+        {"name": "count", "group_by": ["group"], "python": "tools/made.py:counted"},
+        stage("b", "B ${group} ${count.said}"),
+        {"name": "all", "group_by": [], "python": "tools/made.py:every"},
+        stage("c", "C ${all.every}", **SYNC),
+    ],
 }
 
 
@@ -234,7 +249,7 @@ FAILING: list[dict[str, Any]] = [
 
 ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
 WAYS: dict[str, list[str]] = {
-    "to the end": few(list(WORKFLOWS), 2),
+    "to the end": [*dict.fromkeys([*few(list(WORKFLOWS), 2), "a function of groups"])],
     "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 8), "checks"])],  # whose replicas fail in different batches
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
     "failing": few(list(WORKFLOWS), 8, first=1),

@@ -324,7 +324,11 @@ def test_a_group_that_cannot_be_asked_is_a_failed_row_of_the_group_that_it_is_in
     every = {"name": "every", "group_by": [], "prompt": "${rows_count} and ${rows_failed}", **outer}
     stages = [{"name": "say", "prompt": "${text}"}, inner, every]
     project.rows(
-        [{"id": "1", "topic": "tea"}, {"id": "2", "topic": "tea", "text": "x"}, {"id": "3", "topic": "ink", "text": "x"}],
+        [
+            {"id": "1", "topic": "tea"},
+            {"id": "2", "topic": "tea", "text": "x"},
+            {"id": "3", "topic": "ink", "text": "x"},
+        ],
         PATH,
     )
     workflow(project, *stages)

@@ -29,11 +29,19 @@ FILES = ("results.jsonl", "results.json", "errors.jsonl")
 LISTS = {"type": "object", "properties": {"parts": {"type": "array", "items": {"type": "string"}, "minItems": 12}}}
 LISTED = {**SUM, "model": "local/small", "output_schema": {**LISTS, "required": ["parts"]}}
 PARTS = {"name": "part", "explode": "sum.parts", "filter": "index != 11"}
+TOTAL = """\
+def total(rows):
+    if len(rows) == 1:
+        return None
+    return {"topic": rows[0]["topic"], "rows": [[row["id"], row["read"]["short"]] for row in rows]}
+"""
+FUNCTION = {"name": "sum", "group_by": ["topic"], "python": "tools/sums.py:total"}
 Make = Callable[..., Sharded]
 
 
 def written(project: Sharded, rows: list[dict[str, Any]], *stages: dict[str, Any], **keys: Any) -> Sharded:
     project.rows(rows, PATH)
+    project.write("tools/sums.py", TOTAL)
     project.workflow(path=PATH, stages=list(stages), defaults={"model": "local/echo"}, stop_loss=False, **keys)
     return project
 
@@ -81,8 +89,12 @@ SIZED = {**ALL, "reduce": {"max_tokens": 60}}
         (READ, REDUCED, SAY, SIZED),
         ({"name": "each", "explode": "items", "prompt": "each ${id} ${item}"}, {**SUM, "group_by": ["item", "topic"]}),
         (LISTED, PARTS, {"name": "say", "prompt": "${item}"}),
+        (READ, FUNCTION, {"name": "each", "explode": "rows", "prompt": "${item} of ${topic}"}, ALL),
     ],
-    ids=["fields", "results", "reduced", "groups-of-groups", "further-stages", "children", "children-of-groups"],
+    ids=[
+        "fields", "results", "reduced", "groups-of-groups", "further-stages", "children", "children-of-groups",
+        "function",
+    ],
 )  # fmt: skip
 def test_shards_come_to_what_one_run_does(make: Make, server: Server, stages: Any) -> None:
     rows = [{**row, "items": [n % 3, n % 2], "kind": n % 2} for n, row in enumerate(rows_of(16))]

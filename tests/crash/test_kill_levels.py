@@ -27,6 +27,10 @@ def cut(row):
     if row["text"] == "many":
         return [{**row, "part": part, "items": row["items"][part::2]} for part in range(2)]
     return {**row, "part": 9}
+
+
+def count(rows):
+    return {"topic": rows[0]["topic"], "sums": [row["sum"] for row in rows]}
 """
 STAGES: list[dict[str, Any]] = [
     {"name": "cut", "python": "tools/cut.py:cut"},
@@ -34,6 +38,7 @@ STAGES: list[dict[str, Any]] = [
     {"name": "uniq", "dedupe": ["item"]},
     {"name": "say", "prompt": "say ${item} ${id}", "when": "item != 5"},
     {"name": "sum", "group_by": ["topic"], "reduce": {"max_rows": 3}, "prompt": "sum ${topic}: ${rows_json}"},
+    {"name": "count", "group_by": ["topic"], "python": "tools/cut.py:count"},
     {"name": "end", "group_by": [], "prompt": "end ${rows_count}: ${rows_json}"},
 ]
 TEXTS = ["many", "one", "leave", "one", "many", "one", "one"]
