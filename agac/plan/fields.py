@@ -359,7 +359,8 @@ def _unfit_review(does: Review, scope: StageScope) -> Iterator[str | None]:
     """What people cannot be asked or shown."""
     judged = scope.earlier[does.edit]
     if judged.operation is not None:
-        yield f"{does.edit!r} asks no model, so that there is no answer to decide on; name another stage as `edit`"
+        message = f"{does.edit!r} asks no model, so that there is no answer to decide on"
+        yield f"{message}; name a stage that asks one as `edit`, or add one before this stage"
     elif judged.shape == {} and judged.output_schema is None and "edit" in does.choices:
         message = f"{does.edit!r} has no output_schema, by which an edited value could be checked"
         yield f"{message}; give it one, or write `choices: [approve, reject]`"
@@ -378,7 +379,7 @@ def _no_list(way: tuple[str, ...], rows: StageScope) -> str | None:
         return f"{message}; give it an output_schema with a field that is a list, and explode {head}.field"
     shape = rows.shape(way)
     if shape in (TEXT, SINGLE):
-        return f"the column {head!r} holds text, not a list; make a list of it in a python stage"
+        return f"the column {head!r} holds text, not a list; make a list of it in a python stage before this one"
     kinds = shape.kinds()
     if kinds is None or "array" in kinds:
         return None

@@ -427,7 +427,7 @@ def _fact(
         epoch = project.env.get("SOURCE_DATE_EPOCH", "")  # as reproducible-builds.org has it
         today = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now().astimezone()
         date = f"{today.day} {today:%B} {today.year}"
-        remedy = f"to keep one, write `vars: {{currentDate: {date}}}`"
+        remedy = f"to keep one, write `vars: {{currentDate: {date}}}` into the workflow"
         return date, f"makes other requests every day, and no answer of another day is taken; {remedy}"
     if name in _HOST or name == "workspaceRoot":
         value = _HOST[name]() if name in _HOST else str(project.root)

@@ -308,7 +308,7 @@ def _wrong_needs(stage: StageFile, names: Sequence[str], known: Container[str]) 
     unknown = [need for need in needs if need not in known]
     found = [f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown]
     if stage.name in needs:
-        found.append("itself; name the stage before it")
+        found.append("itself; name the stage before it, or write `needs: []`")
     twice = first_repeated(needs)
     return [*found, f"{twice!r} twice; name it once"] if twice is not None else found
 

@@ -563,17 +563,18 @@ class StageFile(DefaultsFile):
     def faults(self) -> Iterator[str]:
         if "otherwise" in self.model_fields_set and self.when is None:
             yield "otherwise says what happens when `when` is false; add when, or remove otherwise"
-        if self.vote is not None and self.replicas == 1:
+        asks = not self.operations  # else these keys are misplaced, which is said later
+        if asks and self.vote is not None and self.replicas == 1:
             yield "vote chooses among several answers; add `replicas: 3`, or remove vote"
-        if self.vote is not None and self.vote.lead > self.replicas:
+        if asks and self.vote is not None and self.vote.lead > self.replicas:
             yield f"nothing leads by {self.vote.lead} votes of {self.replicas}; raise replicas, or lower the lead"
-        if self.expect is not None and self.replicas > 1 and self.vote is None:
+        if asks and self.expect is not None and self.replicas > 1 and self.vote is None:
             yield "expect compares one answer, and replicas give a list of them; add vote"
-        if self.expect is not None and self.expect.field is None and self.output_schema is not None:
+        if asks and self.expect is not None and self.expect.field is None and self.output_schema is not None:
             yield "expect compares one field of the results; add `field` to it"
         beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
         for name, what in beside.items() if self.group_by is None else ():
-            if name in self.model_fields_set:
+            if name in self.model_fields_set and (asks or (name == "incomplete" and self.python is not None)):
                 yield f"{name} says {what}; add group_by, or remove {name}"
         if self.group_by is not None and self.explode is not None:
             yield "explode makes rows and group_by makes groups of rows; make a stage of each"

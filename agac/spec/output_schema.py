@@ -289,7 +289,8 @@ def lacks_field(body: dict[str, Any], way: str) -> str | None:
         what = f"{'.'.join(before)} of the results has" if before else "the results have"
         kinds, names = shape.kinds(before), shape.names(before)
         if kinds is not None and "object" not in kinds:
-            return f"{what} no fields; name one that holds a value"
+            remedy = f"write {'.'.join(before)!r}" if before else "let output_schema be an object with that field"
+            return f"{what} no fields; {remedy}"
         if names is None:
             return None
         if part not in names:

@@ -112,7 +112,10 @@ class ToolReader:
         over, written = self.overrides, self.written.tools_mode
         mode = over.tools_mode or ("stub" if over.tool_stubs else "replay" if over.replay else written or "live")
         if mode == "replay" and over.replay is None:
-            self._note(self._at("tools_mode"), "replay needs the run whose calls of tools are taken; say --run N")
+            message = "replay needs the run whose tool calls are taken; add --run N to `agac run` or `agac plan`"
+            if written == "replay":
+                message += ", and --tools-mode replay in the place of this key"
+            self._note(self._at("tools_mode"), message)
         return mode
 
     def _spec(self, mode: ToolsMode) -> AgentSpec:

@@ -592,12 +592,15 @@ def _review(written: ReviewFile, node: StageNode, document: Document, at: Path_)
     if written.when is not None:
         guard, problems = compile_guard(written.when, document.where((*at, "when")))
     if node.amends is None and written.edit is not None:
-        hint = did_you_mean(written.edit, node.ancestors, "stages")
+        hint = "add a stage before it, which asks a model"
+        if node.ancestors:
+            hint = did_you_mean(written.edit, node.ancestors, "stages")
         message = f"names {written.edit!r}, which is not upstream of this stage; {hint}"
         problems.append(document.problem((*at, "edit"), message))
     elif node.amends is None:
         message = f"people decide on the result of one stage, and {node.name!r} needs {len(node.needs) or 'none'}"
-        message = f"{message}; name it: `edit: STAGE`"
+        remedy = "name it: `edit: STAGE`" if node.ancestors else "add a stage before it, which asks a model"
+        message = f"{message}; {remedy}"
         problems.append(document.problem(at, message, key=True))
     redo = written.redo or RedoFile()
     if redo.stage not in (None, node.amends) and node.amends is not None:
@@ -627,7 +630,11 @@ def _rule_problems(stage: WrittenStage) -> Iterator[Problem]:
     if rules.deadline is None and "batch.on_deadline" in levels:
         yield said(stage, "on_deadline", "says what happens at the deadline; add deadline, or remove on_deadline")
     if isinstance(rules.deadline, float) and rules.deadline > 30 * _DAY:
-        yield said(stage, "deadline", f"{rules.deadline / _DAY:g} days is longer than any provider keeps a batch")
+        yield said(
+            stage,
+            "deadline",
+            f"{rules.deadline / _DAY:g} days is longer than any provider keeps a batch; write 30d or less",
+        )
     if rules.retry != "batch" and rules.max_rounds > 1 and levels.get("batch.max_rounds") == levels["batch.retry"]:
         message = f"has no effect with retry: {rules.retry}, which puts no request into a second batch; remove one"
         yield said(stage, "max_rounds", message, warning=True)

@@ -547,4 +547,5 @@ def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
         return f"{shown} has no value in a run; remove it, or write \\{shown} to keep the text"
     remedy = did_you_mean(name, known, "known")
     stop = "" if remedy.endswith("?") else "."
-    return f"unknown placeholder {shown}; {remedy}{stop} Declare it in vars, or write \\{shown} to keep the text"
+    declare = "Declare it in `variables` of the card or `vars` of the workflow"
+    return f"unknown placeholder {shown}; {remedy}{stop} {declare}, or write \\{shown} to keep the text"

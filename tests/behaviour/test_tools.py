@@ -172,7 +172,7 @@ def test_what_recording_misses_is_said(shop: ProjectFolder) -> None:
 @pytest.mark.parametrize(
     ("options", "stubs", "said"),
     [
-        ({"tools_mode": "replay"}, None, "replay needs the run whose calls of tools are taken; say --run N"),
+        ({"tools_mode": "replay"}, None, "replay needs the run whose tool calls are taken; add --run N to"),
         ({"tools_mode": "live", "replay": 1}, None, "--run 1 is for --tools-mode replay"),
         ({"replay": 9}, None, "--run 9: there is no such run to take calls of tools from"),
         ({"tool_stubs": "none.yml"}, None, "none.yml: cannot be read: No such file or directory"),
