@@ -203,7 +203,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-Function = Callable[[FunctionInput], Any]
+Function = Callable[[Any], Any]  # it is given a `FunctionInput`, and one of a tool its arguments
 SPARE_DEPTH = -20  # a row holds results by stage, and so may be a little deeper than what a function may give
 
 

@@ -191,6 +191,7 @@ class ChunkWorker:
 
         async def called(item: FunctionItem) -> str | ToolFailed:
             try:
+                assert isinstance(item.given, dict)
                 given = function.given(item.given, lambda: item.key)
                 async with asyncio.timeout(timeout):
                     text: str = await (function.awaited(given) if function.is_async else threads.call(given))
