@@ -358,7 +358,8 @@ async def amap_reduce(
     results of the items, in their order, and that answer. A phase is a prompt, an `agac.Phase`, or the keys of a stage
     (`prompt`, `output_schema`, `model`, `tools`, …). `plan` sees the fields of `inputs`, one row; `map` sees `{item}`
     and its place `{index}`, from 0; `reduce` gets the items and their results as `{rows_json}`, which is put below a
-    prompt that does not name it, with `{rows_count}` and `{rows_failed}`. Without a plan `inputs` are the items, and
+    prompt that does not name it, with `{rows_count}` and `{rows_failed}`; a function of the project (`python`) is given
+    them as a list, and its dict is the answer. Without a plan `inputs` are the items, and
     `id_field` may be a field of them. Other keys hold for all phases that ask a model and do not say otherwise; an
     `output_schema` for `map` and `reduce`, as a plan has `items`. All of it is one run in the store: the same call
     again pays nothing. Errors are those of `arun`."""

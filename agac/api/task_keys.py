@@ -109,7 +109,7 @@ class SharedKeys(StageKeys, RunKeys, total=False):
 
 class PhaseKeys(StageKeys, GroupKeys, total=False):
     """What a phase may say besides its prompt: the keys of a stage. One with `python`, a function of the project, asks
-    no model; `template` is a file with the prompt."""
+    no model: that of `reduce` is given the list of all items. `template` is a file with the prompt."""
 
     python: str | None
     processes: int | None
