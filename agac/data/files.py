@@ -211,20 +211,31 @@ GZIP = b"\x1f\x8b"
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 """A frame that holds none of the content: `pzstd` writes one before each other frame."""
+_OTHERS = {
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "lz4": re.compile(rb"\x04\x22M\x18"),
+}
+"""What files begin with that other programs compressed, by their names."""
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
 _PIECE = 1024  # bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
 
 
 def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
     """The file itself, or what a compressed one holds. What it begins with tells, whatever its name. Raises UsageError
-    when the name says that it is compressed and it is not, or when a library is missing."""
-    head = file.peek(4)[:4]
+    when the name says that it is compressed and it is not, when it is compressed in another way, or when a library is
+    missing."""
+    head = file.peek(10)[:10]
     if _SKIPPABLE.match(head):
         head = ZSTANDARD
     expected = _BY_SUFFIX.get(path.suffix.lower())
     if expected is not None and not head.startswith(expected):
         what = "is empty" if not head else "is not what its name says"
         raise UsageError(f"{shown}: {what}, a {path.suffix.lower()} file", remedy="Compress it anew, or rename it.")
+    for program, beginning in _OTHERS.items():
+        if beginning.match(head):
+            remedy = "Unpack the file, or compress it with gzip or zstd."
+            raise UsageError(f"{shown}: it is compressed by {program}, which agac does not read", remedy=remedy)
     if head.startswith(GZIP):
         pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
     elif head.startswith(ZSTANDARD):
@@ -287,7 +298,7 @@ def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
         try:
             yield frame.decompress(packed)
         except zstandard.ZstdError as error:
-            _refuse_window(header, shown)
+            _refuse_frame(header, shown)
             raise zlib.error(str(error)) from None
         packed = b""
         if frame.eof:
@@ -296,19 +307,22 @@ def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
         raise EOFError
 
 
-def _refuse_window(header: bytes, shown: str) -> None:
-    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives it."""
+def _refuse_frame(header: bytes, shown: str) -> None:
+    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives it, or a dictionary."""
     import zstandard
 
-    with suppress(zstandard.ZstdError):
-        window = zstandard.get_frame_parameters(header).window_size
-        if window > _WINDOW:
-            option = f"--long={window.bit_length() - 1}"
-            problem = (
-                f"{shown}: it was compressed with `zstd {option}`; unpacking it needs {window >> 20:,} MiB of memory"
-            )
-            remedy = f"Unpack it first (zstd -d {option}), or compress it again with at most --long=27."
-            raise AgacError(f"{problem}, and agac gives it {_WINDOW >> 20}", remedy=remedy)
+    try:
+        frame = zstandard.get_frame_parameters(header)
+    except zstandard.ZstdError:
+        return
+    if frame.dict_id:
+        problem = f"{shown}: it was compressed with a dictionary, number {frame.dict_id}"
+        raise AgacError(problem, remedy="Unpack it first (zstd -d -D DICTIONARY), or compress it without.")
+    if frame.window_size > _WINDOW:
+        option = f"--long={frame.window_size.bit_length() - 1}"
+        memory = f"unpacking it needs {frame.window_size >> 20:,} MiB of memory, and agac gives it {_WINDOW >> 20}"
+        remedy = f"Unpack it first (zstd -d {option}), or compress it again with at most --long=27."
+        raise AgacError(f"{shown}: it was compressed with `zstd {option}`; {memory}", remedy=remedy)
 
 
 # Writing. A crash before the rename leaves the old file and a temporary one, which the next commit in that folder

@@ -1,7 +1,9 @@
 """Compressed files: told by what they hold, unpacked piece by piece, and torn ones are never taken for whole ones."""
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import sys
 import tracemalloc
@@ -99,6 +101,23 @@ def test_a_window_that_takes_too_much_memory_is_said_with_its_option(tmp_path: P
     assert (
         caught.value.remedy == f"Unpack it first (zstd -d --long={bits}), or compress it again with at most --long=27."
     )
+
+
+@pytest.mark.parametrize(("program", "pack"), [("bzip2", bz2.compress), ("xz", lzma.compress)])
+def test_what_another_program_compressed_is_said_to_be_that(tmp_path: Path, program: str, pack: Pack) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(pack(b'{"a": 1}\n'))
+    with pytest.raises(UsageError, match=f"x: it is compressed by {program}, which agac does not read"):
+        opened(path, "x")
+
+
+def test_a_frame_that_needs_a_dictionary_is_not_called_damaged(tmp_path: Path) -> None:
+    words = [f"{number}, and word {number} of a text\n".encode() for number in range(300)]
+    dictionary = zstandard.train_dictionary(1024, words)
+    path = tmp_path / "rows.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor(dict_data=dictionary).compress(b'{"a": 1}\n'))
+    with pytest.raises(AgacError, match=f"x: it was compressed with a dictionary, number {dictionary.dict_id()}"):
+        list(opened(path, "x").records())
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"id\n1\n", "is not what its name says")])
