@@ -210,12 +210,14 @@ def _relations(plan: Any) -> Iterator[tuple[str, str]]:
 # Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '' OR a.attidentity = 'a',
+SELECT a.attname, format_type(t.oid, CASE WHEN t.oid = a.atttypid THEN a.atttypmod ELSE d.typtypmod END),
+    a.attgenerated <> '' OR a.attidentity = 'a',
     CASE WHEN t.typname IN ('json', 'jsonb') THEN 'json' WHEN t.typname IN ('int2', 'int4', 'int8') THEN 'integer'
         WHEN t.typname IN ('float4', 'float8') THEN 'float' ELSE t.typcategory::text END,
     EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid
         AND i.indimmediate AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
+JOIN pg_type t ON t.oid = CASE WHEN d.typtype = 'd' THEN d.typbasetype ELSE d.oid END
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _TABLE = """
@@ -231,7 +233,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i"
 
 def _columns_of(connection: Connection[Any], table: str) -> dict[str, sqlite.Known]:
     """The columns of a table by their names, and in lower case; empty when there is no such table. A family is `json`,
-    `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text, …)."""
+    `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text, …). A domain is told as its own type."""
     found = [sqlite.Known(*row) for row in connection.execute(_COLUMNS, [table])]
     return {one.name.lower(): one for one in found} | {one.name: one for one in found}
 

@@ -187,6 +187,29 @@ def test_a_number_is_stored_with_all_its_digits_or_refused(
         assert unchanged == stored
 
 
+def test_a_domain_keeps_what_its_own_type_keeps(project: ProjectFolder, postgres: PostgresServer) -> None:
+    postgres.sql("CREATE DOMAIN price AS numeric(10,2) CHECK (VALUE >= 0)")
+    postgres.sql("CREATE DOMAIN pieces AS integer")
+    postgres.sql("CREATE TABLE results (id text PRIMARY KEY, x price)")
+    assert run(project, postgres, [{"id": "a", "x": 0.25, "text": "t"}]).exit_code == 0
+    report = run(project, postgres, [{"id": "a", "x": 0.125, "text": "t"}])
+    assert "the column 'x' is numeric(10,2), which would change 0.125" in str(report.not_written)
+    postgres.sql("ALTER TABLE results ALTER COLUMN x TYPE pieces USING 1")
+    report = run(project, postgres, [{"id": "a", "x": 1.5, "text": "t"}])
+    assert "the column 'x' is integer, but numbers would be written into it" in str(report.not_written)
+    assert postgres.sql("SELECT x FROM results") == [(1,)]
+
+
+@pytest.mark.parametrize(("declared", "value"), [("smallint", 70_000), ("integer", 2**31), ("numeric(4,2)", 1000)])
+def test_a_number_beyond_its_column_is_refused(
+    project: ProjectFolder, postgres: PostgresServer, declared: str, value: int
+) -> None:
+    postgres.sql(f"CREATE TABLE results (id text PRIMARY KEY, x {declared})")
+    report = run(project, postgres, [{"id": "a", "x": value, "text": "t"}])
+    assert "nothing of it was written" in str(report.not_written)
+    assert postgres.sql("SELECT * FROM results") == []
+
+
 KILL = """
 import os, signal, sys
 import agac
