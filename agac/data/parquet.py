@@ -59,10 +59,15 @@ class _ColumnType(NamedTuple):
         return value if value is None or self.convert is None else self.convert(value)
 
 
+Durations = Mapping[str, "int | Durations"]
+"""Which columns of integers are durations, and how many of their digits are parts of a second; of a list, structure or
+map which parts of it are, by their names in the file."""
+
+
 class TypedRows:
     """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers.
     `names`: what columns are called that have another name in duckdb, which tells no `Name` from `name`. `durations`:
-    columns of integers that are durations, and how many of their digits are parts of a second."""
+    where columns of integers are durations."""
 
     def __init__(
         self,
@@ -71,17 +76,16 @@ class TypedRows:
         json: bool = False,
         mixed: Collection[str] = (),
         names: Mapping[str, str] = MappingProxyType({}),
-        durations: Mapping[str, int] = MappingProxyType({}),
+        durations: Durations = MappingProxyType({}),
     ) -> None:
         self._selected = tuple(found.columns)
         self.columns = tuple(names.get(name, name) for name in self._selected)
         self._readings = [
-            _ColumnType("DOUBLE", _plain_number) if name in mixed and kind.id == "double" else _reading(kind, json=json)
-            for name, kind in zip(self._selected, found.types, strict=True)
+            _ColumnType("DOUBLE", _plain_number)
+            if selected in mixed and kind.id == "double"
+            else _reading(kind, json=json, durations=durations.get(name))
+            for selected, name, kind in zip(self._selected, self.columns, found.types, strict=True)
         ]
-        for place, name in enumerate(self.columns):
-            if name in durations and self._readings[place].type == "BIGINT":
-                self._readings[place] = _ColumnType("BIGINT", partial(_iso_duration, durations[name]))
 
     def read(
         self, connection: DuckDBPyConnection, rows: str, start: int
@@ -199,9 +203,12 @@ def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
     return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})
 
 
-def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
+def _reading(kind: Any, *, json: bool = False, durations: int | Durations | None = None) -> _ColumnType:
     """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
+    inner = durations if isinstance(durations, Mapping) else {}
     match kind.id:
+        case "bigint" if isinstance(durations, int):
+            return _ColumnType("BIGINT", partial(_iso_duration, durations))
         case _ if json and str(kind) == "JSON":
             return _ColumnType(_TEXT, json_column)
         case name if name in _AS_THEY_ARE:
@@ -213,12 +220,12 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
         case "blob":
             return _ColumnType("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
         case "list" | "array":
-            item = _reading(dict(kind.children)["child"], json=json)
+            item = _reading(dict(kind.children)["child"], json=json, durations=next(iter(inner.values()), None))
             change = item.convert
             of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
             return _ColumnType(f"{item.type}[]", of_each, item.entries and partial(_select_list, item))
         case "struct":
-            fields = {name: _reading(child, json=json) for name, child in kind.children}
+            fields = {name: _reading(child, json=json, durations=inner.get(name)) for name, child in kind.children}
             inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
             entries = any(field.entries for field in fields.values())
             return _ColumnType(
@@ -227,7 +234,9 @@ def _reading(kind: Any, *, json: bool = False) -> _ColumnType:
                 partial(_select_struct, fields) if entries else None,
             )
         case "map":  # keys become texts, as JSON has them
-            item = _reading(dict(kind.children)["value"], json=json)
+            pairs = next(iter(inner.values()), None)
+            of_value = pairs.get("value") if isinstance(pairs, Mapping) else None
+            item = _reading(dict(kind.children)["value"], json=json, durations=of_value)
             return _ColumnType("", partial(_map, item), partial(_select_map, item))
         case name if name.startswith("timestamp"):
             return _ColumnType(_TEXT, iso_moment)
@@ -399,24 +408,30 @@ def _own_names(connection: DuckDBPyConnection, path: Path, shown: str) -> dict[s
     return {column: name for column, name in zip(columns, names, strict=True) if column != name}
 
 
-def _durations(connection: DuckDBPyConnection, path: Path) -> dict[str, int]:
-    """The columns of a file that are durations to Arrow, with the decimals of their seconds. Parquet has no such type:
-    what writes Arrow keeps its own schema beside the file's."""
+def _durations(connection: DuckDBPyConnection, path: Path) -> Durations:
+    """The columns of a file that are durations to Arrow. Parquet has no such type: what writes Arrow keeps its own
+    schema beside the file's."""
     found = connection.execute(
         f"SELECT value FROM parquet_kv_metadata({literal(no_pattern(path))}) "  # noqa: S608 - quoted
         "WHERE key = 'ARROW:schema'::BLOB"
     ).fetchone()
     try:
         return _arrow_durations(b64decode(found[0])) if found else {}
-    except (ValueError, LookupError, struct.error):  # another form than the one that is known: then they stay integers
+    except (
+        ValueError,
+        LookupError,
+        RecursionError,
+        struct.error,
+    ):  # another form than the one that is known: then they stay integers
         return {}
 
 
 _DURATION = 18  # of the union Type
+_CHILDREN = 5  # of the table Field
 _DECIMALS = (0, 3, 6, 9)  # of seconds, milli-, micro- and nanoseconds, in the order of Arrow's TimeUnit
 
 
-def _arrow_durations(message: bytes) -> dict[str, int]:
+def _arrow_durations(message: bytes) -> Durations:
     """Of a schema as Arrow writes it, a FlatBuffers message after its length: (github.com/apache/arrow, Schema.fbs and
     Message.fbs, read November 2026). Raises struct.error and ValueError for anything else."""
     data = message[8:] if message[:4] == b"\xff\xff\xff\xff" else message[4:]
@@ -438,17 +453,22 @@ def _arrow_durations(message: bytes) -> dict[str, int]:
             raise ValueError("a part of the schema is missing")
         return at + number("<I", at)
 
-    schema = inner(number("<I", 0), 2)
-    columns, durations = inner(schema, 1), dict[str, int]()
-    for place in range(number("<I", columns)):
-        at = columns + 4 + 4 * place
-        column = at + number("<I", at)
-        kind = field(column, 2)
-        if kind is not None and number("<B", kind) == _DURATION:
-            name, unit = inner(column, 0), field(inner(column, 3), 0)
-            text = data[name + 4 : name + 4 + number("<I", name)].decode()
-            durations[text] = _DECIMALS[1 if unit is None else number("<h", unit)]
-    return durations
+    def durations_in(table: int, place: int) -> Durations:
+        """What is a duration among the columns that a field names."""
+        columns, found = inner(table, place), dict[str, int | Durations]()
+        for position in range(number("<I", columns)):
+            at = columns + 4 + 4 * position
+            column = at + number("<I", at)
+            kind, text = field(column, 2), inner(column, 0)
+            name = data[text + 4 : text + 4 + number("<I", text)].decode()
+            if kind is not None and number("<B", kind) == _DURATION:
+                unit = field(inner(column, 3), 0)
+                found[name] = _DECIMALS[1 if unit is None else number("<h", unit)]
+            elif field(column, _CHILDREN) is not None and (below := durations_in(column, _CHILDREN)):
+                found[name] = below
+        return found
+
+    return durations_in(inner(number("<I", 0), 2), 1)
 
 
 def _iso_duration(decimals: int, value: int) -> str:

@@ -121,6 +121,22 @@ def test_a_duration_is_an_iso_text_and_no_bare_integer(tmp_path: Path, unit: str
     assert [row["took"] for row in rows] == ["PT90S", None, "-PT1S", "PT0S", half, least]
 
 
+def test_durations_in_lists_structures_and_maps_are_iso_texts_too(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    took = arrow.duration("ms")
+    of_struct = arrow.struct([("n", arrow.int64()), ("took", took)])
+    columns = {
+        "each": arrow.array([[1500, None]], arrow.list_(took)),
+        "parts": arrow.array([[{"n": 1500, "took": 1500}]], arrow.list_(of_struct)),
+        "named": arrow.array([[("a", 1500)]], arrow.map_(arrow.string(), took)),
+        "ns": arrow.array([[1500]], arrow.list_(arrow.int64())),
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "rows.parquet")
+    assert rows_of(tmp_path / "rows.parquet") == [
+        {"each": ["PT1.5S", None], "parts": [{"n": 1500, "took": "PT1.5S"}], "named": {"a": "PT1.5S"}, "ns": [1500]}
+    ]
+
+
 def test_a_duration_of_pandas_is_one_too(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"took": pandas.to_timedelta(["1 days 00:00:01.5", None])})
