@@ -17,7 +17,7 @@ from uuid import UUID
 
 from agac.core.errors import UsageError, lack_of
 from agac.data.json_formats import encode
-from agac.data.parquet import PandasIndex, pandas_index
+from agac.data.parquet import PandasIndex, iso_duration, pandas_index
 from agac.data.tables import Kind, TableColumn
 from agac.spec.inputs import GIVEN
 
@@ -116,7 +116,9 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if type(value).__name__ in ("NaTType", "NAType") or (isinstance(value, float | Decimal) and value != value):
         return None
-    if isinstance(value, Decimal | UUID | PurePath | timedelta):
+    if isinstance(value, timedelta):
+        return iso_duration(9, value // timedelta(microseconds=1) * 1000 + getattr(value, "nanoseconds", 0))
+    if isinstance(value, Decimal | UUID | PurePath):
         return str(value)
     if (kind := str(getattr(value, "dtype", ""))) in ("datetime64[ns]", "timedelta64[ns]"):  # else numbers come out
         value = value.astype(kind.replace("ns", "us"))

@@ -208,7 +208,7 @@ def _reading(kind: Any, *, json: bool = False, durations: int | Durations | None
     inner = durations if isinstance(durations, Mapping) else {}
     match kind.id:
         case "bigint" if isinstance(durations, int):
-            return _ColumnType("BIGINT", partial(_iso_duration, durations))
+            return _ColumnType("BIGINT", partial(iso_duration, durations))
         case _ if json and str(kind) == "JSON":
             return _ColumnType(_TEXT, json_column)
         case name if name in _AS_THEY_ARE:
@@ -471,8 +471,8 @@ def _arrow_durations(message: bytes) -> Durations:
     return durations_in(inner(number("<I", 0), 2), 1)
 
 
-def _iso_duration(decimals: int, value: int) -> str:
-    """`PT90.5S`: ISO 8601 in seconds, with every digit that is not 0."""
+def iso_duration(decimals: int, value: int) -> str:
+    """`PT90.5S`: ISO 8601 in seconds, of which the value has so many decimals, with every digit that is not 0."""
     whole, part = divmod(abs(value), 10**decimals)
     fraction = f".{part:0{decimals}d}".rstrip("0") if part else ""
     return f"{'-' if value < 0 else ''}PT{whole}{fraction}S"

@@ -5,7 +5,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -146,6 +146,16 @@ def test_rows_that_can_be_read_once_are_kept_in_flat_memory(tmp_path: Path) -> N
     assert peak(20_000) < peak(4_000) + 1_000_000  # the rows more are 8 MB; garbage that waits is some 100 kB
     assert asyncio.run(keep_rows(rows(3), tmp_path)) == asyncio.run(keep_rows(each(list(rows(3))), tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_durations_are_iso_texts_as_those_of_a_parquet_file(tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    took = [timedelta(seconds=90.5), timedelta(days=-1)]
+    frame = pandas.DataFrame({"took": pandas.to_timedelta(took)})
+    for rows in ([{"took": one} for one in took], frame, pyarrow.table({"took": took})):
+        kept = asyncio.run(keep_rows(rows, tmp_path))
+        found = [json.loads(line)["took"] for line in kept.read_text("utf-8").split("\n")[:-1]]
+        assert found == ["PT90.5S", "-PT86400S"]
 
 
 def test_values_are_what_a_parquet_file_would_give(tmp_path: Path) -> None:
