@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
+from math import isfinite
 from pathlib import PurePath
 from time import monotonic
 from typing import Any, Literal, Protocol
@@ -18,7 +19,7 @@ from uuid import UUID
 from agac.core.errors import UsageError, lack_of
 from agac.data.json_formats import encode
 from agac.data.parquet import PandasIndex, iso_duration, pandas_index
-from agac.data.tables import Kind, TableColumn
+from agac.data.tables import Kind, TableColumn, shortest_real
 from agac.spec.inputs import GIVEN
 
 
@@ -64,7 +65,8 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
 def each_row(rows: Any) -> Iterator[Any]:
     """The rows of a frame, as dicts, or what an iterable gives."""
     if hasattr(rows, "iter_slices"):  # polars
-        return (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts())
+        reals = [name for name, kind in rows.schema.items() if str(kind) == "Float32"]
+        return _shown(reals, (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts()))
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
         if not rows.columns.is_unique:
             raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")
@@ -72,7 +74,8 @@ def each_row(rows: Any) -> Iterator[Any]:
         named = {name: rows.index.get_level_values(name) for name in levels if levels.count(name) == 1}
         rows = rows.assign(**named) if named else rows
         pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
-        return (row for piece in pieces for row in piece.to_dict("records"))
+        reals = [name for name, kind in rows.dtypes.items() if str(kind).lower() == "float32"]
+        return _shown(reals, (row for piece in pieces for row in piece.to_dict("records")))
     if hasattr(rows, "__arrow_c_stream__"):
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
@@ -85,11 +88,23 @@ def each_row(rows: Any) -> Iterator[Any]:
     return iter(rows)
 
 
+def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, with the columns of floating point numbers of 32 bits as they are shown: a library makes doubles of
+    them."""
+    for row in rows:
+        for name in reals:
+            value = row[name]
+            if isinstance(value, float) and isfinite(value):
+                row[name] = shortest_real(value)
+        yield row
+
+
 def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:
     """The rows of an Arrow stream, with the index of a pandas frame as its names say."""
     numbers = {name: iter(found) for name, found in index.numbers.items() if name not in stream.schema.names}
+    reals = [column.name for column in stream.schema if str(column.type) == "float"]
     for batch in stream:
-        for row in batch.to_pylist():
+        for row in _shown(reals, batch.to_pylist()):
             kept = {name: value for name, value in row.items() if name not in index.hidden}
             yield kept | {name: next(found) for name, found in numbers.items()}
 

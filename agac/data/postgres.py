@@ -21,7 +21,7 @@ from agac.data.files import Record
 from agac.data.json_formats import BY_AS, encode, json_column, refuse_repeated
 from agac.data.json_formats import quoted as text_quoted
 from agac.data.parquet import iso_moment
-from agac.data.tables import Kind, TableColumn, TableLayout
+from agac.data.tables import Kind, TableColumn, TableLayout, shortest_real
 from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 
 if TYPE_CHECKING:
@@ -319,11 +319,7 @@ def _is_real(value: float) -> bool:
         (real,) = unpack("f", pack("f", value))
     except OverflowError:
         return False
-    if isinstance(value, int):
-        return int(real) == value
-    texts = (f"{real:.{digits}g}" for digits in range(1, 10))
-    shortest = next(text for text in texts if unpack("f", pack("f", float(text)))[0] == real)
-    return float(shortest) == value
+    return int(real) == value if isinstance(value, int) else shortest_real(real) == value
 
 
 class PostgresSink(sqlite.TableSink):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
+from struct import pack, unpack
 from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError
@@ -46,6 +47,13 @@ def bits_of(value: JSONValue) -> int:
     if -_EXACT <= value <= _EXACT:
         return _SMALL
     return _LONG if -_INT64 <= value < _INT64 else _HUGE
+
+
+def shortest_real(real: float) -> float:
+    """A floating point number of 32 bits, which is not infinite, as it is shown: by the fewest digits that tell it from
+    others, so that 0.1 is not 0.10000000149011612."""
+    texts = (f"{real:.{digits}g}" for digits in range(1, 10))
+    return float(next(text for text in texts if unpack("f", pack("f", float(text)))[0] == real))
 
 
 def kind_of(bits: int) -> Kind:

@@ -158,6 +158,16 @@ def test_durations_are_iso_texts_as_those_of_a_parquet_file(tmp_path: Path) -> N
         assert found == ["PT90.5S", "-PT86400S"]
 
 
+def test_numbers_of_32_bits_have_the_digits_that_they_have_in_a_parquet_file(tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    reals = pyarrow.table({"n": pyarrow.array([0.1, None, 1e-7, 3.0], pyarrow.float32())})
+    frame = pandas.DataFrame({"n": pandas.array([0.1, None, 1e-7, 3.0], "Float32")})
+    for rows in (reals, reals.to_pandas(), frame):
+        kept = asyncio.run(keep_rows(rows, tmp_path))
+        found = [json.loads(line)["n"] for line in kept.read_text("utf-8").split("\n")[:-1]]
+        assert found == [0.1, None, 1e-7, 3.0]
+
+
 def test_values_are_what_a_parquet_file_would_give(tmp_path: Path) -> None:
     pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
     frame = pandas.DataFrame({
