@@ -263,6 +263,23 @@ class Usage(NamedTuple):
     cache_write_1h_tokens: int | None = None
 
 
+class Source(NamedTuple):
+    """A page that a provider's own search found for an answer."""
+
+    url: str
+    """Its address as the provider gave it: a text, and not always that of a web page."""
+    title: str
+    """Its title on one line; empty where the provider gave none."""
+    cited: bool
+    """Whether the answer refers to it. If not, it was only found."""
+    quote: str | None = None
+    """The text of the page that was quoted; None where the provider told none."""
+    start: int | None = None
+    """The offset of the part of the answer's text that refers to it, as the provider counts; None: unknown."""
+    end: int | None = None
+    """The offset after that part."""
+
+
 class Finish(StrEnum):
     """Why a model stopped."""
 
@@ -282,7 +299,8 @@ class Reply(NamedTuple):
     first token of the answer itself, where it is known. Both in seconds. `others` are the texts of further messages,
     where a reply holds several that are complete: whoever validates them finds which is meant. `calls` are the tools
     that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`).
-    `session` is that of the agent program which said it. `ended_with` is the server's own word for how it ended."""
+    `session` is that of the agent program which said it. `ended_with` is the server's own word for how it ended.
+    `sources` are those of searches that the provider ran, the cited ones first."""
 
     text: str
     finish: Finish
@@ -298,6 +316,7 @@ class Reply(NamedTuple):
     wire: JSONValue = None
     session: str | None = None
     ended_with: str = ""
+    sources: tuple[Source, ...] = ()
 
     @property
     def goes_on(self) -> bool:

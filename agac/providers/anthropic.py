@@ -35,6 +35,7 @@ from agac.providers.dialect import (
 from agac.providers.endings import MESSAGE_ENDINGS, ending
 from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
 from agac.providers.provider import Provider
+from agac.providers.sources import MESSAGE_SOURCES, sources_of
 from agac.providers.structured import anthropic_format, shape_of, tools_of
 from agac.providers.waits import dated_rate_state
 
@@ -189,6 +190,7 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
         usage=_usage(usage), refusal=refusal, provider=provider, model=model, calls=calls,
         wire={"content": content} if paused else None,
         wrote_more=any(text(block, "type") in _NEEDED for block in objects(content)),
+        sources=sources_of(data, MESSAGE_SOURCES, answer),
     )  # fmt: skip
 
 
@@ -220,7 +222,7 @@ _PIECES = {
     "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }  # fmt: skip
-"""Where a block keeps what a delta brings: pieces of a call's arguments make its `input`. Citations are not kept."""
+"""Where a block keeps what a delta brings: pieces of a call's arguments make its `input`. Citations come whole."""
 
 
 class MessageAssembly(Assembly):
@@ -267,6 +269,8 @@ class MessageAssembly(Assembly):
     def _add(self, index: Any, delta: Any) -> None:
         if type(index) is not int or not isinstance(delta, dict):
             return
+        if text(delta, "type") == "citations_delta":
+            self._cite(index, delta.get("citation"))
         name = _PIECES.get(text(delta, "type"), "")
         if piece := text(delta, name):
             # a block that was never begun is one of text, or of thinking
@@ -274,6 +278,14 @@ class MessageAssembly(Assembly):
             self._blocks.setdefault(index, (begun, []))[1].append((name, piece))
             self.size += len(piece)
             self._heard(name, piece)
+
+    def _cite(self, index: int, citation: Any) -> None:
+        """Keeps a citation with its text, which goes back with it when the conversation goes on."""
+        block, _ = self._blocks.setdefault(index, ({"type": "text"}, []))
+        block["citations"] = cited = block.get("citations") or []
+        if isinstance(cited, list):
+            cited.append(citation)
+            self.size += len(repr(citation))
 
     def _heard(self, name: str, piece: str) -> None:
         if piece and name != "signature":

@@ -23,6 +23,7 @@ from agac.core.types import (
     RateState,
     Reply,
     Request,
+    Source,
     ToolCall,
     ToolMessage,
     Usage,
@@ -33,6 +34,7 @@ from agac.providers.bodies import count, count_at, encode, json_of, mapping, tex
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
+from agac.providers.sources import moved
 from agac.providers.structured import Shaping
 from agac.providers.thinking import LeadingThinking, without_thinking
 
@@ -359,6 +361,7 @@ def reply_of(
     calls: tuple[ToolCall, ...] = (),
     wire: JSONValue = None,
     wrote_more: bool = False,
+    sources: tuple[Source, ...] = (),
 ) -> Reply | Fault:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
     do too, whatever a server calls it. Thinking in a text is no part of the answer. `wire` is the message where the
@@ -384,4 +387,5 @@ def reply_of(
         calls=calls,
         wire=wire,
         ended_with=end.word,
+        sources=moved(sources, texts[0], answers[0]) if sources and texts else sources,
     )

@@ -26,6 +26,7 @@ from agac.providers.bodies import count, mapping, objects, text
 from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending, says_why
 from agac.providers.error_tables import OPENAI_RULES, is_error, read_openai_error
 from agac.providers.provider import Provider
+from agac.providers.sources import CHAT_SOURCES, RESPONSE_SOURCES, sources_of, top_level
 from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
 from agac.providers.waits import rate_state
 
@@ -177,6 +178,7 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     return dialect.reply_of(
         data, [answer], end, usage=dialect.usage_of(data.get("usage")), refusal=refusal, provider=provider, model=model,
         calls=calls, wire=wire, wrote_more=bool(refusal) or _thought(message),
+        sources=sources_of(data, CHAT_SOURCES, answer),
     )  # fmt: skip
 
 
@@ -194,7 +196,7 @@ def _thought(message: Mapping[str, Any]) -> bool:
 
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
 
-_KEPT = ("id", "created", "model", "system_fingerprint", "service_tier")
+_KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", *top_level(CHAT_SOURCES))
 
 
 def _usage_in(event: Mapping[str, Any]) -> Any:
@@ -211,6 +213,10 @@ def _thoughts_in(content: list[Any]) -> Iterator[str]:
         yield _said(thought, "text")[0] if isinstance(thought, list) else text(part, "thinking")
 
 
+_LISTED = ("annotations", "executed_tools")
+"""What deltas bring in lists, a part at a time: the sources of searches that the server ran."""
+
+
 class ChatAssembly(dialect.Assembly):
     """A completion; without `[DONE]` at its end, the model must have said why it stopped. The first choice counts."""
 
@@ -220,6 +226,7 @@ class ChatAssembly(dialect.Assembly):
         self._pieces: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
         self._open: dict[str, tuple[dict[str, Any], list[str]]] = {}
+        self._lists: dict[str, list[dict[str, Any]]] = {}
         self._finish: JSONValue = None
 
     def take(self, event: Any) -> None:
@@ -258,6 +265,7 @@ class ChatAssembly(dialect.Assembly):
             for call, pieces in self._calls:
                 call["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = [call for call, _ in self._calls]
+        message |= self._lists
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return 200, dialect.NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
 
@@ -275,6 +283,10 @@ class ChatAssembly(dialect.Assembly):
             self._piece("refusal", refusal or "")
         for call in objects(mapping(delta).get("tool_calls")):
             self._call(call)
+        for name in _LISTED:
+            if listed := objects(mapping(delta).get(name)):
+                self._lists.setdefault(name, []).extend(listed)
+                self.size += len(repr(listed))
         word = _finish_word(choice)
         if says_why(word):
             self._finish = word
@@ -332,6 +344,8 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     typed = bool(request.tools) or any(item.get("role") not in ("system", "user") for item in said)
     wire["input"] = [{"type": "message", **item} for item in said] if typed else said
     wire |= _offered(request, provider, _flat_function)
+    if provider.source_list is not None and params.web_search is not None:
+        wire["include"] = [provider.source_list]
     wire |= dialect.set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}
@@ -395,6 +409,7 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
         data, texts or cut[:1], end, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
         calls=calls, wire={"output": output} if calls else None,
         wrote_more=bool(refusal) or any(item.get("type") == "reasoning" for item in objects(output)),
+        sources=sources_of(data, RESPONSE_SOURCES, "".join(texts)),
     )  # fmt: skip
 
 
@@ -424,6 +439,7 @@ class ResponseAssembly(dialect.Assembly):
 
     def __init__(self) -> None:
         self._items: list[Any] = []
+        self._annotations: list[dict[str, Any]] = []
         self._status = 200
         self._headers = dialect.NO_HEADERS
         self._body: JSONValue = None
@@ -441,11 +457,14 @@ class ResponseAssembly(dialect.Assembly):
         elif kind == "response.output_item.done":
             self._items.append(event.get("item"))
             self.size += len(repr(event))
+        elif kind == "response.output_text.annotation.added":
+            self._annotations.append(event)
+            self.size += len(repr(event))
         elif kind in _LAST:
             self.done, response = True, event.get("response")
             if isinstance(response, dict) and not response.get("output") and self._items:
                 response = {**response, "output": self._items}
-            self._body = response
+            self._body = _annotated(response, self._annotations)
         elif kind == "error":
             self._failed(event)
 
@@ -463,6 +482,21 @@ class ResponseAssembly(dialect.Assembly):
         if type(status) is int and 400 <= status < 600:
             self._status = status
         self._headers = {str(name).lower(): value for name, value in mapping(said).items() if isinstance(value, str)}
+
+
+def _annotated(response: Any, events: Iterable[dict[str, Any]]) -> Any:
+    """Returns a response in which parts that came without annotations have those of the stream's events."""
+    output = objects(mapping(response).get("output"))
+    bare: dict[int, tuple[dict[str, Any], list[Any]]] = {}
+    for event in events:
+        item, place = count(event, "output_index"), count(event, "content_index")
+        content = objects(output[item].get("content")) if item is not None and item < len(output) else []
+        part = content[place] if place is not None and place < len(content) else None
+        if part is not None and not part.get("annotations"):
+            bare.setdefault(id(part), (part, []))[1].append(event.get("annotation"))
+    for part, told in bare.values():
+        part["annotations"] = told
+    return response
 
 
 CHAT = dialect.Dialect(

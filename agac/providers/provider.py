@@ -131,6 +131,8 @@ class Provider:
     """Is to be told that a stream should count its tokens (`stream_options`); False: it refuses to be told."""
     server_tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """Tools that it runs itself, by the names of `Params`: what is put among a request's tools."""
+    source_list: str | None = None
+    """What a Responses API is asked to `include`, so that a search tells of all pages that it found; None: nothing."""
     uses_bound: str | None = None
     """What bounds the uses of such a tool in a call, beside its type; None: nothing that we know."""
     tool_prices: Mapping[str, float] = field(default_factory=dict, hash=False)

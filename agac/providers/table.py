@@ -142,9 +142,11 @@ LOOK_ALIKES: dict[str, Provider] = {
 }  # fmt: skip
 """What a row of agac.yml begins with, by its dialect, where it is not that of an ordinary look-alike."""
 
-# developers.openai.com/api/docs/guides/tools-web-search and /pricing: $10 for 1,000 searches
+# developers.openai.com/api/docs/guides/tools-web-search and /pricing: $10 for 1,000 searches; ResponseIncludable of the
+# openai SDK 3.52: the pages that were found are told to those who ask
 _SEARCHES: dict[str, Any] = {
     "server_tools": {"web_search": {"type": "web_search"}},
+    "source_list": "web_search_call.action.sources",
     "tool_prices": {"web_search": 10.0},
 }
 

@@ -20,7 +20,7 @@ from agac.simulator.schema_compiler import listed, walk_schema
 from agac.simulator.schema_values import word_set
 from agac.simulator.serving import LIFETIMES
 from agac.simulator.settings import RateLimits
-from agac.simulator.tool_calls import AskedTool, OfferedTool
+from agac.simulator.tool_calls import AskedTool, OfferedTool, cited_pages
 
 ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
@@ -157,6 +157,7 @@ def read_conversation(data: Mapping[str, Any]) -> Conversation:
         blocks = read_blocks(message.get("content"), f"{place}.content", BLOCKS[role])
         said = [block["text"] for block in blocks if block["type"] == "text"]
         for block in blocks:
+            check_sealed(block, place)
             if block["type"] == "tool_use":
                 call_id, name, given = block.get("id"), block.get("name"), block.get("input")
                 if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
@@ -287,16 +288,21 @@ def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
         thought = f"Which of the {len(call.tools)} tools? {call.digest.hex()}"
         blocks.append({"type": "thinking", "thinking": thought, "signature": replies.signature(thought)})
     for index, use in enumerate(answer.hosted):
-        use_id, url = f"srvtoolu_sim{call.digest.hex()[:16]}{index}", f"https://simulated.example/{index}"
-        asked, found = {"query": use.query}, {"type": f"{use.kind}_result", "url": url}
-        told: Any = [found | {"title": use.query, "page_age": None, "encrypted_content": replies.signature(use.query)}]
+        use_id = f"srvtoolu_sim{call.digest.hex()[:16]}{index}"
+        kind, asked = {"type": f"{use.kind}_result"}, {"query": use.query}
+        told: Any = [
+            {**kind, "url": page.url, "title": page.title, "page_age": None, "encrypted_content": sealed(page.url)}
+            for page in use.pages
+        ]
         if use.kind == "web_fetch":
+            page = use.pages[0]
             source = {"type": "text", "media_type": "text/plain", "data": use.query}
-            asked, told = {"url": url}, found | {"content": {"type": "document", "source": source}}
+            document = {"type": "document", "title": page.title, "source": source}
+            asked, told = {"url": page.url}, {**kind, "url": page.url, "content": document}
         blocks.append({"type": "server_tool_use", "id": use_id, "name": use.kind, "input": asked})
         blocks.append({"type": f"{use.kind}_tool_result", "tool_use_id": use_id, "content": told})
     if answer.content:
-        blocks.append({"type": "text", "text": answer.content, "citations": None})
+        blocks.append({"type": "text", "text": answer.content, "citations": citations(answer) or None})
     for asked_tool in answer.calls:
         given = None
         with suppress(ValueError):
@@ -304,6 +310,31 @@ def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
         given = given if isinstance(given, dict) else {"INVALID_JSON": asked_tool.arguments}
         blocks.append({"type": "tool_use", "id": asked_tool.id, "name": asked_tool.name, "input": given})
     return blocks
+
+
+def sealed(url: str) -> str:
+    """What only the provider can read of a page that it found, and wants back as it was sent."""
+    return replies.signature(f"page {url}")
+
+
+def citations(answer: ModelAnswer) -> list[dict[str, Any]]:
+    """How a text refers to the pages that were found."""
+    return [
+        {
+            "type": "web_search_result_location", "url": page.url, "title": page.title,
+            "encrypted_index": sealed(page.url), "cited_text": f"Of {page.title.lower()}.",
+        }
+        for page in cited_pages(answer.hosted)
+    ]  # fmt: skip
+
+
+def check_sealed(block: dict[str, Any], place: str) -> None:
+    """Refuses a page, or a reference to one, that does not come back as it was sent."""
+    told = block.get("content") if block["type"] == "web_search_tool_result" else block.get("citations")
+    for one in told if isinstance(told, list) else []:
+        seal = one.get("encrypted_content", one.get("encrypted_index"))
+        if seal != sealed(str(one.get("url"))):
+            raise bad(place, f"Invalid encrypted content in `{one.get('type')}`")
 
 
 def message_frame(call: ModelCall) -> dict[str, Any]:
@@ -351,6 +382,9 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         elif (name := block["type"]) in ("text", "thinking"):
             empty[name] = ""
             deltas = [{"type": f"{name}_delta", name: piece} for piece in replies.pieces(block[name])]
+            if cited := block.get("citations"):
+                empty["citations"] = []
+                deltas += [{"type": "citations_delta", "citation": one} for one in cited]
             if name == "thinking":
                 empty["signature"] = ""
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})

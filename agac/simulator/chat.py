@@ -10,7 +10,7 @@ from typing import Any
 from agac.simulator import replies
 from agac.simulator.replies import COUNT, OBJECT, ApiError, Conversation, Event, Kind, ModelAnswer, ModelApi, ModelCall
 from agac.simulator.schema_values import word_set
-from agac.simulator.tool_calls import AskedTool, OfferedTool
+from agac.simulator.tool_calls import AskedTool, OfferedTool, cited_pages
 
 CHAT_PARAMETERS = word_set(
     "model messages stream stream_options response_format max_tokens max_completion_tokens temperature top_p n stop "
@@ -32,6 +32,10 @@ FORMATS = ("text", "json_object", "json_schema")
 TEXTS = ("text",)
 HOSTED_TOOLS = ("web_search", "x_search")
 """The types of the provider's own tools; `x_search` is xAI's."""
+
+SEARCHING = ":online"
+"""How the name of a model ends that searches the web by itself, as at OpenRouter: chat completions offer no tool for
+it."""
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]+")
 CALLED_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -187,6 +191,8 @@ def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
         raise invalid("stop", "a string or an array of up to 4 strings")
     form |= {"stop": tuple(filter(None, stops)), "include_usage": bool(stream_options.get("include_usage"))}
     form |= read_tools(data, "function")
+    if data["model"].endswith(SEARCHING):
+        form["tools"] = (*form.get("tools", ()), OfferedTool("web_search", kind="web_search"))
     max_tokens = data.get("max_completion_tokens") or data.get("max_tokens")
     extras = {"service_tier": data["service_tier"]} if data.get("service_tier") else {}
     return replies.model_call(data, seed, talk, max_tokens=max_tokens, extras=extras, **form)
@@ -214,8 +220,29 @@ def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
     if answer.calls:
         message["tool_calls"] = [chat_tool_call(asked) for asked in answer.calls]
+    if cited := chat_annotations(answer):
+        message["annotations"] = cited
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(answer)}
-    return chat_frame(call, "chat.completion") | {"choices": [choice], "usage": chat_usage(call, answer)}
+    frame = chat_frame(call, "chat.completion") | found_pages(answer)
+    return frame | {"choices": [choice], "usage": chat_usage(call, answer)}
+
+
+def url_citations(answer: ModelAnswer, text: str) -> list[dict[str, Any]]:
+    """How a text refers to the pages that were found, each by all of the text."""
+    pages = cited_pages(answer.hosted)
+    return [{"url": page.url, "title": page.title, "start_index": 0, "end_index": len(text)} for page in pages]
+
+
+def chat_annotations(answer: ModelAnswer) -> list[dict[str, Any]]:
+    if answer.content is None:
+        return []
+    return [{"type": "url_citation", "url_citation": one} for one in url_citations(answer, answer.content)]
+
+
+def found_pages(answer: ModelAnswer) -> dict[str, Any]:
+    """All pages that were found, as xAI and Perplexity list them."""
+    pages = [page.url for use in answer.hosted for page in use.pages]
+    return {"citations": pages} if pages else {}
 
 
 def finish_reason(answer: ModelAnswer) -> str | None:
@@ -242,7 +269,9 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         yield chunk({"tool_calls": [{"index": index, **chat_tool_call(asked._replace(arguments=""))}]})
         for piece in replies.pieces(asked.arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, finish_reason(answer))
+    if cited := chat_annotations(answer):
+        yield chunk({"annotations": cited})
+    yield chunk({}, finish_reason(answer)) | found_pages(answer)
     if call.include_usage:
         yield chat_frame(call, "chat.completion.chunk") | {"choices": [], "usage": chat_usage(call, answer)}
     yield "[DONE]"

@@ -11,7 +11,7 @@ from agac.simulator import chat, replies
 from agac.simulator.batch_store import DAY, Batch, StoredFile
 from agac.simulator.replies import ApiError, Conversation, Event, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_values import word_set
-from agac.simulator.tool_calls import AskedTool
+from agac.simulator.tool_calls import AskedTool, HostedUse
 
 RESPONSES_PARAMETERS = word_set(
     "model input instructions stream stream_options text max_output_tokens temperature top_p reasoning service_tier "
@@ -135,9 +135,12 @@ def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]
             query = {"name": "x_keyword_search", "input": replies.plain_json({"query": use.query})}
             output.append({**about, "type": "custom_tool_call", "call_id": about["id"], **query})
         else:
-            output.append({**about, "type": "web_search_call", "action": {"type": "search", "query": use.query}})
+            output.append({**about, "type": "web_search_call", "action": search_action(call, use)})
+    last = len(answer.messages) - 1
     for index, message in enumerate(answer.messages):
-        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": [], "logprobs": []}
+        cited = chat.url_citations(answer, message.text) if index == last else []
+        annotations = [{"type": "url_citation", **one} for one in cited]
+        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": annotations, "logprobs": []}
         if message.refusal is not None:
             part = {"type": "refusal", "refusal": message.refusal}
         item = {"id": f"msg_sim{digest}{index}", "type": "message"}
@@ -148,6 +151,14 @@ def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]
         told = {"call_id": asked.id, "name": asked.name, "arguments": asked.arguments}
         output.append({**about, "status": "completed", **told})
     return output
+
+
+def search_action(call: ModelCall, use: HostedUse) -> dict[str, Any]:
+    """A search, with the addresses of all that it found where the request wants them."""
+    action: dict[str, Any] = {"type": "search", "query": use.query}
+    if "web_search_call.action.sources" in (call.extras.get("include") or ()):
+        action["sources"] = [{"type": "url", "url": page.url} for page in use.pages]
+    return action
 
 
 def response_frame(call: ModelCall, status: str) -> dict[str, Any]:
@@ -203,10 +214,14 @@ def item_steps(item: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
         part, where = item["content"][0], {**where, "content_index": 0}
         kind, name = f"response.{part['type']}", "refusal" if part["type"] == "refusal" else "text"
         logprobs: Event = {"logprobs": []} if name == "text" else {}
-        yield {"type": "response.content_part.added", **where, "part": part | {name: ""}}
+        bare = {name: "", **({"annotations": []} if name == "text" else {})}
+        yield {"type": "response.content_part.added", **where, "part": part | bare}
         for piece in replies.pieces(part[name]):
             yield {"type": f"{kind}.delta", **where, "delta": piece, **logprobs}
         yield {"type": f"{kind}.done", **where, name: part[name], **logprobs}
+        for number, annotation in enumerate(part.get("annotations", ())):
+            added = {"annotation_index": number, "annotation": annotation}
+            yield {"type": "response.output_text.annotation.added", **where, **added}
         yield {"type": "response.content_part.done", **where, "part": part}
 
 

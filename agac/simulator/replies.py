@@ -411,12 +411,12 @@ class AnswerWriter:
         if call.tools and call.has_format and self.tools_with_schema != "taken":
             call = self.without_format(call)
         rule = next((rule for rule in self.script if rule.applies(call.messages)), None)
-        if calls := self.calls(call, rule):
-            return ModelAnswer(None, "tool_calls", calls=calls)
         hosted: tuple[HostedUse, ...] = ()
         if call.may_call and any(tool.kind for tool in call.tools):
             draft = draft_for(call, 0)
             hosted = tuple(HostedUse(tool.kind, draft.phrase(2, 5)) for tool in call.tools if tool.kind)
+        if calls := self.calls(call, rule):
+            return ModelAnswer(None, "tool_calls", calls=calls, hosted=hosted)
         if rule is not None:
             content = as_written(rule.reply)
         elif call.schema is not None:

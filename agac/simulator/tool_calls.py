@@ -29,11 +29,29 @@ class AskedTool(NamedTuple):
     arguments: str
 
 
+class Page(NamedTuple):
+    """A made-up page that a search finds: its address and its title."""
+
+    url: str
+    title: str
+
+
 class HostedUse(NamedTuple):
     """A use of one of the provider's own tools, by its kind, and what it looked for."""
 
     kind: str
     query: str
+
+    @property
+    def pages(self) -> tuple[Page, Page]:
+        """The pages that it finds: one that the answer cites, and one that it does not."""
+        url = f"https://simulated.example/{self.query.replace(' ', '-')}"
+        return Page(url, self.query.capitalize()), Page(f"{url}/more", f"More about {self.query}")
+
+
+def cited_pages(uses: Iterable[HostedUse]) -> list[Page]:
+    """The pages of web searches that an answer cites."""
+    return [use.pages[0] for use in uses if use.kind == "web_search"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from agac.core.types import (
     Request,
     Schema,
     SharedPrefix,
+    Source,
     ToolCall,
     ToolDefinition,
     ToolMessage,
@@ -42,12 +43,14 @@ from agac.providers.bodies import encode
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
+from agac.providers.sources import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 from agac.providers.thinking import without_thinking
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
 from agac.simulator.chat import CHAT
 from agac.simulator.openai import RESPONSES
 from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall, server_sent
+from agac.simulator.tool_calls import HostedUse
 
 HERE = Path(__file__).parent
 CANARY = "sk-canary-0123456789abcdef"
@@ -969,3 +972,92 @@ def test_blocks_that_anthropic_refuses_do_not_go_back() -> None:
     assert isinstance(reply, Reply)
     wire: Any = member.dialect.build(Request((*MESSAGES, reply.message()), tools=TOOLS), "m", member.provider)
     assert wire["messages"][-1]["content"] == [said[3], said[6], USED]
+
+
+# Sources of searches that a provider runs, in the shapes of `sources.json`: a new one is an entry of it. Each source is
+# its address, title, whether it is cited, quoted text, and where the text refers to it.
+
+SOURCES = [
+    pytest.param(member, case, id=f"{member.name}: {name}")
+    for member in MEMBERS
+    for name, case in json.loads((HERE / "sources.json").read_text("utf-8"))[member.name].items()
+]
+
+
+def sources_in(member: Member, body: bytes) -> tuple[Source, ...]:
+    found = parse(member, 200, {}, body)
+    assert isinstance(found, Reply)
+    return found.sources
+
+
+@pytest.mark.parametrize(("member", "case"), SOURCES)
+def test_the_sources_of_searches_are_read_cited_ones_first(member: Member, case: dict[str, Any]) -> None:
+    assert case["source"], "whoever adds a shape says where it is documented"
+    assert [list(one) for one in sources_in(member, body_of(case))] == case["sources"]
+
+
+SEARCHES = ModelAnswer("Lamps glow.", hosted=(HostedUse("web_search", "lamps"), HostedUse("web_search", "light")))
+
+
+@members
+def test_a_stream_brings_the_same_sources_as_a_body(member: Member) -> None:
+    call = replace(ask_for(), extras={"include": ["web_search_call.action.sources"]})
+    whole = sources_in(member, member.api.body(call, SEARCHES))
+    _, body = assembled(member, b"".join(map(server_sent, member.api.events(call, SEARCHES))), [])
+    assert sources_in(member, body) == whole
+    told = [(one.url.removeprefix("https://simulated.example/"), one.cited) for one in whole]
+    assert told == [("lamps", True), ("light", True), ("lamps/more", False), ("light/more", False)]
+    assert {(one.start, one.end) for one in whole if one.cited} == {(0, len("Lamps glow."))}
+
+
+def test_annotations_that_only_a_streams_events_tell_are_kept() -> None:
+    member, part = MEMBERS[1], {"type": "output_text", "text": "Lamps glow."}
+    cited = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 5}
+    item = {"type": "message", "status": "completed", "content": [part]}
+    added = {"type": "response.output_text.annotation.added", "output_index": 0, "content_index": 0}
+    done = {"type": "response.completed", "response": {"status": "completed", "output": [item]}}
+    _, body = assembled(member, sse({**added, "annotation": cited}, {**added, "output_index": 7}, done), [])
+    assert sources_in(member, body) == (Source("https://a.example/", "A", True, None, 0, 5),)
+
+
+def test_citations_of_a_stream_go_back_with_their_text() -> None:
+    member = MEMBERS[2]
+    cited = {
+        "type": "web_search_result_location", "url": "https://a.example/", "title": "A", "cited_text": "They glow.",
+        "encrypted_index": "z",
+    }  # fmt: skip
+    stream = sse(
+        {"type": "message_start", "message": {"content": []}},
+        *block(0, {"type": "text", "text": "", "citations": []}, {"type": "citations_delta", "citation": cited},
+               {"type": "text_delta", "text": "Lamps glow."}),
+        *block(1, USED, json_piece('{"q":"a"}')),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    )  # fmt: skip
+    reply = parse(member, 200, {}, assembled(member, stream, [])[1])
+    assert isinstance(reply, Reply)
+    results = ToolMessage("tool", "", (ToolResult("call_a", "ok"),))
+    wire = member.dialect.build(Request((*MESSAGES, reply.message(), results), tools=TOOLS), "m", member.provider)
+    sent = json.loads(encode(wire))["messages"][1]["content"][0]
+    assert sent == {"type": "text", "text": "Lamps glow.", "citations": [cited]}
+
+
+def test_sources_are_bounded_and_a_title_is_one_line() -> None:
+    many = [f"https://a.example/{number}" for number in range(MAX_SOURCES + 10)]
+    odd = [
+        {"url": f"https://b.example/{'x' * MAX_URL}"},
+        {"url": "javascript:x", "title": "a\nb\x1b[31m\u2028c" + "d" * 999},
+    ]
+    choice = {"message": {"content": "Lamps glow."}, "finish_reason": "stop"}
+    body = json.dumps({"choices": [choice], "search_results": odd, "citations": [*many, None, 7, {}, [""]]}).encode()
+    first, *found = sources_in(MEMBERS[0], body)
+    assert (first.url, first.title[:10], len(first.title)) == ("javascript:x", "a b [31m c", MAX_TITLE)
+    assert [one.url for one in found] == many[: MAX_SOURCES - 1]
+
+
+def test_the_pages_that_a_search_found_are_asked_for_where_they_are_not_told_else() -> None:
+    asked = Request(MESSAGES, None, Params(web_search="on"))
+    assert MEMBERS[1].dialect.build(asked, "m", MEMBERS[1].provider)["include"] == ["web_search_call.action.sources"]
+    xai = SHIPPED["xai-responses"]
+    assert "include" not in DIALECTS[xai.dialect].build(asked, "m", xai)
+    assert "include" not in MEMBERS[1].dialect.build(Request(MESSAGES), "m", MEMBERS[1].provider)
