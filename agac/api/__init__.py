@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
         StoreOutdated, StoreTooNew, UsageError,
     )
+    from agac.core.types import WebSource
     from agac.data.frames import GivenRows
     from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
@@ -107,7 +108,7 @@ __all__ = [
     "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "ShardsReport", "Sink", "SpecError",
     "StageTrial", "StatusReport",
     "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
-    "View", "WaitReport", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
+    "View", "WaitReport", "WebSource", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",
     "aevaluate", "aexport", "afix", "agc", "agraph", "aindex", "ainspect", "alock_card", "amap_reduce", "amerge",
     "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull", "apush",

@@ -41,7 +41,7 @@ from agac.api.task_keys import (
 )
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
-from agac.core.types import Report, RowId, Usage, counted, usd
+from agac.core.types import Report, RowId, Usage, WebSource, counted, usd
 from agac.data.frames import GivenRows, each_row
 from agac.data.sources import keep_rows
 from agac.engine.limits import StopReason
@@ -55,7 +55,7 @@ from agac.store import runs
 from agac.store.db import Database
 from agac.store.records import WriteBatch
 from agac.store.rows import EXPORT_RANGE as PAGE
-from agac.store.rows import ExportRow, State, row_usages, rows_of_results
+from agac.store.rows import ExportRow, State, row_usages, rows_of_results, rows_sources
 
 Inputs = GivenRows | Iterable[str] | AsyncIterable[str] | Iterable[BaseModel] | AsyncIterable[BaseModel] | str | Path
 """Rows for a task: as `RunOptions.input` takes them, or Pydantic models, or texts, each of which is a row with the
@@ -66,7 +66,8 @@ field `input`."""
 class AgentResult:
     """What came of one row: its `output`, an instance of the model where a Pydantic model is the schema, or its
     `error`. `input` has its fields. `usage`, `cost` (US dollars; None: unknown) and `turns` (model calls that were
-    answered) are those of all calls that its run made for it: zero where another row or run has it."""
+    answered) are those of all calls that its run made for it: zero where another row or run has it. `sources` are the
+    pages that searches of its provider found for the answer."""
 
     row_id: RowId
     output: Any
@@ -75,6 +76,7 @@ class AgentResult:
     cost: float | None
     turns: int
     input: dict[str, Any]
+    sources: tuple[WebSource, ...] = ()
 
     @property
     def job_id(self) -> RowId:
@@ -154,14 +156,19 @@ class BuiltTask(BuiltWorkflow):
 
 
 async def _results_of(database: Database, rows: Sequence[ExportRow], kind: Any) -> list[AgentResult]:
-    read, used = result_reader(kind), await row_usages(database, [row.key for row in rows])
+    keys = [row.key for row in rows]
+    read, used = result_reader(kind), await row_usages(database, keys)
+    sources: dict[int, tuple[WebSource, ...]] = {}
+    for key, _, text in await rows_sources(database, keys):
+        sources[key] = (*sources.get(key, ()), *(WebSource(**one) for one in json.loads(text)))
     found = []
     for row in rows:
         if row.state not in (State.DONE, State.SKIPPED, State.FAILED):
             continue
         output = None if row.error or row.value is None else read(row.id, json.loads(row.value))
         calls, *tokens, cost = used.get(row.key, (0, 0, 0, 0, 0, 0.0))
-        found.append(AgentResult(row.id, output, row.error, Usage(*tokens), cost, calls, json.loads(row.data) or {}))
+        told = Usage(*tokens), cost, calls, json.loads(row.data) or {}, sources.get(row.key, ())
+        found.append(AgentResult(row.id, output, row.error, *told))
     return found
 
 

@@ -157,19 +157,21 @@ async def show(
     project: Path | str | None = None,
 ) -> InspectReport:
     """The first `head` results of a run in the order of its outputs, whether it is finished or not, as `results.jsonl`
-    has them; with `row` those of the row with this id, or of the rows that were made of it, with their input. Changes
-    nothing. Of the store no more is read than is shown, and open rows before that. Raises UsageError for a run or a row
-    that does not exist."""
+    has them; with `row` those of the row with this id, or of the rows that were made of it, with their input and the
+    sources of their answers. Changes nothing. Of the store no more is read than is shown, and open rows before that.
+    Raises UsageError for a run or a row that does not exist."""
     root = project_root(project)
     async with stored_run(root, run, workflow) as (database, record):
         report, full = await full_report(database, record), row is not None
-        final = FinalRows(await definition_of(database, record.id), inputs=full)
+        sources = full or bool(record.outputs.get("sources"))
+        final = FinalRows(await definition_of(database, record.id), inputs=full, sources=sources)
         named = await find_rows(database, record.id, [row]) if row is not None else []
         shown, found = {one.key for one in named}, list[str]()
         tops = [(await history.rows_above(database, one) or [one])[-1].key for one in named]
         for top in dict.fromkeys(tops) if full else [None]:
             async for rows in final.rows(database, record.id, top=top):
                 rows = [one for one in rows if not full or top in shown or one.key in shown]
+                rows = [one._replace(sources=one.sources or None) for one in rows] if full else rows
                 found += Lines(rows, full).results
                 if len(found) >= head:
                     break
@@ -498,6 +500,7 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
         "result": json.loads(task.value) if task.value is not None else None, "error": error_of(task),
         "failures": task.failures, "answered_by": answered_by if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
+        **({"sources": json.loads(task.sources)} if task.sources else {}),
         "reused_from": reused_from if task.outcome == Outcome.REUSED and task.how != "adopted" else None,
     }  # fmt: skip
 

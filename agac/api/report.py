@@ -21,7 +21,7 @@ from agac.api.project import CheckedWorkflow
 from agac.api.status import database_path, rows_by_remedy, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ErrorType, ExitCode, Problem, RowError, StoreError, Where, any_error
-from agac.core.types import JSONValue, Outcome, Report, RowId, iso, json_form, waits_left
+from agac.core.types import JSONValue, Outcome, Report, RowId, WebSource, iso, json_form, waits_left
 from agac.data.frames import frame
 from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
@@ -255,7 +255,8 @@ class RowCounts(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ResultRow:
     """A row of a run: its `result` where it is `ok`, None where all of it was skipped; else its `error`. `row_number`
-    counts rows of the input from 1, None of one that stages made; `input` has the fields that it came with."""
+    counts rows of the input from 1, None of one that stages made; `input` has the fields that it came with. `sources`
+    are the pages that searches of providers found for its answers, by stage."""
 
     id: RowId
     row_number: int | None
@@ -263,6 +264,7 @@ class ResultRow:
     result: Any
     error: RowError | None
     input: dict[str, JSONValue] | None
+    sources: Mapping[str, Sequence[WebSource]] = field(default_factory=dict)
 
 
 def result_reader(kind: Any) -> Callable[[RowId, JSONValue], Any]:
@@ -304,7 +306,7 @@ async def _spooled(root: Path, run: int) -> IO[str]:
     async with stored_run(root, run) as (database, record):
         folder = database_path(root).parent
         file = TemporaryFile("w+", dir=folder, encoding="utf-8", errors="backslashreplace", newline="\n")  # noqa: SIM115
-        final = FinalRows(await runs.definition_of(database, run), inputs=True)
+        final = FinalRows(await runs.definition_of(database, run), inputs=True, sources=True)
         async for rows in final.rows(database, record.id):
             file.writelines(line.replace("\n", " ") + "\n" for line in Lines(rows, include_input=True).results)
     file.seek(0)
@@ -371,7 +373,8 @@ class RunReport(Report):
                     row["error"] = RowError(ErrorType(row["error"]["type"]), row["error"]["message"])
                 elif row["result"] is not None:
                     row["result"] = read(row["id"], row["result"])
-                yield ResultRow(**row)
+                sources = {stage: [WebSource(**one) for one in found] for stage, found in row.pop("sources").items()}
+                yield ResultRow(**row, sources=sources)
 
     def write_to(self, sink: Sink) -> None:
         """Writes the rows of `results` into a sink and commits it. Whatever is raised on the way aborts it first."""

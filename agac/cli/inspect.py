@@ -338,6 +338,14 @@ def _outcome(stage: dict[str, Any]) -> Iterator[str]:
             yield from _block("traceback", stage["traceback"].rstrip())
     else:
         yield from _block("result", json.dumps(stage["result"], ensure_ascii=False, indent=2))
+    if sources := stage.get("sources"):
+        yield from _block("sources", "\n".join(map(_source, sources)))
+
+
+def _source(one: dict[str, Any]) -> str:
+    """A page that a provider's search found, on a line of its own."""
+    used = "cited" if one["cited"] else "found"
+    return f"{used}: {one['url']}   {one['title']}".rstrip()
 
 
 def _reused_from(origin: dict[str, Any]) -> str:

@@ -263,7 +263,7 @@ class Usage(NamedTuple):
     cache_write_1h_tokens: int | None = None
 
 
-class Source(NamedTuple):
+class WebSource(NamedTuple):
     """A page that a provider's own search found for an answer."""
 
     url: str
@@ -316,7 +316,7 @@ class Reply(NamedTuple):
     wire: JSONValue = None
     session: str | None = None
     ended_with: str = ""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[WebSource, ...] = ()
 
     @property
     def goes_on(self) -> bool:

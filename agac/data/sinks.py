@@ -178,14 +178,15 @@ def envelope(
     error: RowError | None,
     input_json: str | None = None,
     include_input: bool = False,
-    how: Mapping[str, str] | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> str:
-    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then `how` people had to do
-    with it, and `input`, where they are wanted.
+    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then what else is told `about`
+    it (`how` people had to do with it, `sources`), and `input`, where they are wanted.
     `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null."""
     partial = {"partial": error.detail} if error is not None and error.detail else {}
     failure = "null" if error is None else encode({"type": error.type, "message": error.message, **partial})
-    tail = "" if how is None else f',"how":{encode(how)}'
+    told = (about or {}).items()
+    tail = "".join(f',"{name}":{encode(value)}' for name, value in told if value is not None)
     tail += f',"input":{"null" if input_json is None else input_json}' if include_input else ""
     number = "null" if row_number is None else row_number
     return (

@@ -89,6 +89,7 @@ def _declared(body: Any, root: Mapping[str, Any], depth: int = 0) -> int:
     return bits
 
 
+SOURCES = "sources"  # the column of the sources of a row's answers
 RESULT = "result"  # the field of a result that has no fields: a text, a list
 Fields = dict[str, JSONValue]
 
@@ -180,7 +181,8 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a run's tables; the last one holds errors. `id_field` is the row's field that holds its id,
+    """The columns of a run's tables; the last one holds errors, and the one before it sources where it `has_sources`.
+    `id_field` is the row's field that holds its id,
     `id_place` the column; None where rows are numbered, or no column is the row's. By `key` a database finds rows."""
 
     columns: tuple[TableColumn, ...]
@@ -188,10 +190,13 @@ class TableLayout:
     id_field: str | None
     id_place: int | None
     key: TableColumn
+    has_sources: bool = False
 
-    def cells(self, record: Fields, error: str | None) -> list[JSONValue]:
-        """The values of a row. A field that it lacks is null."""
+    def cells(self, record: Fields, error: str | None, sources: JSONValue = None) -> list[JSONValue]:
+        """The values of a row. A field that it lacks is null, and so are sources where it has none."""
         get = record.get
+        if self.has_sources:
+            return [*[get(column.name) for column in self.columns[:-2]], sources or None, error]
         return [*[get(column.name) for column in self.columns[:-1]], error]
 
 
@@ -220,8 +225,11 @@ class Observed:
         self._whole |= bits_of(value)
         _add(self._result, fields_of(value))
 
-    def layout(self, merge: Merge, stage: str, id_field: str | None, *, grouped: bool = False) -> TableLayout:
-        """The columns under a way of merging, for the results of `stage`. Rows made of groups have no `id_field`."""
+    def layout(
+        self, merge: Merge, stage: str, id_field: str | None, *, grouped: bool = False, sources: bool = False
+    ) -> TableLayout:
+        """The columns under a way of merging, for the results of `stage`. Rows made of groups have no `id_field`.
+        `sources`: with a column of those of the answers."""
         result = {one: self._result.get(one, 0) | self._declared.get(one, 0) for one in self._result | self._declared}
         result = result or {RESULT: 0}
         in_row = None if grouped else id_field
@@ -229,13 +237,17 @@ class Observed:
             self._row.setdefault(in_row, 0)
         merger = Merger(merge, stage, self._row, result)
         columns = [self._column(name, merge, merger, result) for name in merger.fields]
-        error = free_name("error", stage, set(merger.fields))
+        taken = set(merger.fields)
+        if sources:
+            columns.append(TableColumn(free_name(SOURCES, stage, taken), Kind.NESTED))
+        error = free_name("error", stage, taken)
         id_place = merger.fields.index(in_row) if in_row is not None and merge != "replace" else None
         # a database finds rows by their own id where the table has the row's fields, else by a column of ours
         numbered = id_field is None and not grouped
         name = "row_number" if numbered else "id" if merge == "replace" or in_row is None else in_row
         key = TableColumn(name, Kind.INTEGER if numbered else kind_of(self._ids))
-        return TableLayout((*columns, TableColumn(error, Kind.TEXT)), merger, id_field, id_place, key)
+        whole = (*columns, TableColumn(error, Kind.TEXT))
+        return TableLayout(whole, merger, id_field, id_place, key, sources)
 
     def _column(self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]) -> TableColumn:
         field = merger.origin.get(name)

@@ -25,6 +25,7 @@ from agac.engine.settle import how_answered, stored_reply
 from agac.engine.validate import ValidReply, complaint
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage
+from agac.providers.citations import sources_of_turns
 from agac.spec.tools import AgentSpec, ToolSpec
 from agac.spec.workflow import RowBudget, family
 from agac.store.history import reply_bytes
@@ -526,7 +527,8 @@ class Agents:
         attempts, reply = talk.attempts, talk.turns[-1].reply
         how = how_answered("repair" if talk.was_asked_again else "ask", attempts.position, end)
         endpoint, now = talk.connection.endpoint(reply), self._clocks.wall()
-        return Answer(Result(attempts.fingerprint, end.text, endpoint, now, how=how), end.value)
+        sources = sources_of_turns(turn.reply for turn in talk.turns)
+        return Answer(Result(attempts.fingerprint, end.text, endpoint, now, how=how, sources=sources), end.value)
 
     async def _ask(self, talk: TaskConversation) -> End | None:
         """One more turn; the error with which it cannot be had leaves the conversation open."""

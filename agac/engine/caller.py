@@ -32,6 +32,7 @@ from agac.engine.retry_policy import (
 from agac.engine.settle import how_answered
 from agac.engine.validate import ValidReply, repair_request
 from agac.plan.stage import PlannedStage
+from agac.providers.citations import sources_of_turns
 from agac.providers.prices import cost
 from agac.store.batches import key_accepted
 from agac.store.records import Call, Result
@@ -178,13 +179,16 @@ class Caller:
             request = request_for_model(connection.model, request, attempts.position, attempts.replica)
         attempts.purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
         attempts.request = request
+        replies: list[Reply] = []
         while True:
             reply, answer = await self.reply(attempts)
             assert answer is not None
+            replies += [reply] if isinstance(reply, Reply) else []
             if isinstance(answer, ValidReply):
                 assert attempts.last is not None
                 how = how_answered(attempts.purpose, attempts.position, answer)
                 made = Result(attempts.fingerprint, answer.text, attempts.last.endpoint, self._wall(), how=how)
+                made.sources = sources_of_turns(replies)
                 return Answer(made, answer.value)
             if isinstance(reply, Fault):
                 return RowError(answer.type, f"{answer.message}{why}")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agac.core.errors import AgacError, ErrorType, Problem, UsageError
+from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
 from agac.core.types import JSONValue, RowId
 from agac.data import sinks
@@ -62,6 +62,7 @@ class Outputs:
         self.csv_safe: bool = body.get("csv_safe", False)
         self.bom: bool = body.get("bom", False)
         self.how: bool = body.get("how", False)
+        self.sources: bool = body.get("sources", False)
         self.one_value: bool = body.get("one_value", False) and rows == 1
         self.fields = tuple(body.get("fields", ()))
         self.telemetry: bool = body.get("telemetry", rows <= TELEMETRY_ROWS)
@@ -152,7 +153,7 @@ def outputs_text(plan: Plan) -> str:
     body: dict[str, object] = {
         "formats": sorted(spec.formats) or None, "merge": spec.merge, "csv_safe": spec.csv_safe or None,
         "to": spec.to and {"path": spec.to.shown, "table": spec.to.table}, "bom": spec.bom or None,
-        "how": spec.how or None, "one_value": spec.one_value or None,
+        "how": spec.how or None, "sources": spec.sources or None, "one_value": spec.one_value or None,
         "places": None if spec.places is None else dict(spec.places),
     }  # fmt: skip
     body = {name: value for name, value in body.items() if value is not None}
@@ -203,7 +204,8 @@ def _known_columns(workflow: Workflow, columns: tuple[str, ...] | None) -> list[
     if source.format in _TEXTS or grouped:
         observed.row_id("")
     observed.row(dict.fromkeys(columns or (), "" if source.format in _TEXTS else None))
-    layout = observed.layout(merge, result_name([stage.name for stage in ends]), source.id_field, grouped=grouped)
+    name = result_name([stage.name for stage in ends])
+    layout = observed.layout(merge, name, source.id_field, grouped=grouped)
     if columns is None and merge != "replace":
         return [layout.key]  # which of the result's names clash with the row's is not known
     kept = table_columns(replace(layout, columns=layout.columns[:-1]))
@@ -344,7 +346,8 @@ async def _final_rows(
         maker = written_of(definition)
         grouped = is_grouped(stages, None if maker is None else stages[maker])
         name = result_name([end.name for end in ends])
-        layout = observed.layout(outputs.merge or "extend", name, id_field, grouped=grouped)
+        merge, sources = outputs.merge or "extend", outputs.sources
+        layout = observed.layout(merge, name, id_field, grouped=grouped, sources=sources)
     return source or await rows_of_run(database, run, outputs, formed=formed), layout
 
 
@@ -358,7 +361,8 @@ async def _by_line(database: Database, run: RunRecord) -> bool:
 async def rows_of_run(database: Database, run: RunRecord, outputs: Outputs, *, formed: bool) -> FinalRows:
     """What reads the rows that are written; `formed`: with what tables need."""
     definition = await runs.definition_of(database, run.id)
-    return FinalRows(definition, formed=formed, inputs=run.include_input, hows=outputs.how)
+    inputs, sources = run.include_input, outputs.sources
+    return FinalRows(definition, formed=formed, inputs=inputs, hows=outputs.how, sources=sources)
 
 
 def order_key(level: int, ordinal: int | None, row_id: RowId) -> list[Any]:
@@ -549,26 +553,26 @@ class Lines:
             value = row.value if row.value is not None else "null"
             if layout is not None:
                 data, result = _fields(row), _decoded(value)
-                cells = layout.cells(layout.merger.record(data, result), None)
+                cells = layout.cells(layout.merger.record(data, result), None, row.sources)
                 record = layout.merger.value(data, result) if self._merge is not None else result
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, record, line=self._line(row)))
                 value = encode(record) if self._merge not in PLAIN_MERGES else value
-            self.results.append(
-                sinks.envelope(row.id, row.ordinal, value, None, row.data, self._include_input, row.how)
-            )
+            self.results.append(self._envelope(row, value, None, with_input=self._include_input))
             self.values.append(value)
         elif (failed := row.error) is not None:
             if layout is not None:
                 data = _fields(row)
                 why = f"{failed.type}: {failed.message}"
-                cells = layout.cells(layout.merger.failed(data), why)
+                cells = layout.cells(layout.merger.failed(data), why, row.sources)
                 self.rows.append(OutputRow(_own_id(row, data, layout.id_field), cells, None, why, self._line(row)))
-            self.results.append(
-                sinks.envelope(row.id, row.ordinal, None, failed, row.data, self._include_input, row.how)
-            )
-            self.errors.append(sinks.envelope(row.id, row.ordinal, None, failed, row.data, True, row.how))
+            self.results.append(self._envelope(row, None, failed, with_input=self._include_input))
+            self.errors.append(self._envelope(row, None, failed, with_input=True))
             if self._marks:
                 self.values.append(sinks.envelope(row.id, row.ordinal, None, failed))
+
+    def _envelope(self, row: ExportRow, value: str | None, error: RowError | None, *, with_input: bool) -> str:
+        about = {"how": row.how, "sources": row.sources}
+        return sinks.envelope(row.id, row.ordinal, value, error, row.data, with_input, about)
 
     def _line(self, row: ExportRow) -> int | None:
         """The line of a text file that the row was; None where that is not asked for or not known."""

@@ -25,7 +25,7 @@ from agac.store.batches import tasks_of_row as batched_tasks
 from agac.store.db import Database, nested
 from agac.store.decisions import Fixes, redos_of
 from agac.store.history import TaskRecord, parts_of, rows_above, tasks_of_row
-from agac.store.rows import ExportRow, StageResult, State, StoredRow
+from agac.store.rows import ExportRow, SourcesByStage, StageResult, State, StoredRow
 from agac.store.runs import run_record
 
 
@@ -237,16 +237,27 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
     return view
 
 
+async def sources_of_rows(
+    database: Database, stages: Sequence[Stage], keys: Sequence[int]
+) -> dict[int, SourcesByStage]:
+    """The sources of these rows' own answers, by the keys of the rows and the names of the stages."""
+    found: dict[int, SourcesByStage] = {}
+    for key, stage, text in await store.rows_sources(database, keys):
+        found.setdefault(key, {})[stages[stage].name] = json.loads(text)
+    return found
+
+
 class FinalRows:
     """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
     fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
-    not only where they failed; `stage`: the results of this one, in the place of those that are written."""
+    not only where they failed; `stage`: the results of this one, in the place of those that are written; `hows`: how
+    people had to do with results; `sources`: those of the answers."""
 
     def __init__(
         self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False, stage: str | None = None,
-        hows: bool = False,
+        hows: bool = False, sources: bool = False,
     ) -> None:  # fmt: skip
-        self._stages, self._hows = recorded_stages(definition), hows
+        self._stages, self._hows, self._sources = recorded_stages(definition), hows, sources
         stages = self._stages
         if stage is not None:
             definition = {**definition, "results": [stage], "rows": homes(stages)[stage]}
@@ -298,6 +309,9 @@ class FinalRows:
             hows = await store.rows_how(database, [row.key for row in rows])
             names = {key: {self._stages[stage].name: how for stage, how in own.items()} for key, own in hows.items()}
             rows = [row._replace(how=names.get(row.key, {})) for row in rows]
+        if self._sources:
+            found = await sources_of_rows(database, self._stages, [row.key for row in rows])
+            rows = [row._replace(sources=found.get(row.key, {})) for row in rows]
         if not (self._joins or self._formed or made):
             return rows
         keys = [row.key for row in rows]

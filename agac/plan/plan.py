@@ -203,7 +203,7 @@ _DEFINED = ("shown", "format", "id_field", "on_duplicate_id", "stages", "rows", 
 _KEPT_WHERE_SET = (
     "delimiter", "encoding", "on_short_record", "bom", "places", "turns", "tool_calls", "max_open_rows", "linger",
     "tail", "files", "otel", "otel_sample", "otel_prompts", "notify", "how", "one_value", "program", "shard", "backend",
-    "on_failure",
+    "on_failure", "sources",
 )  # fmt: skip
 """Keys that came later: what is stored where they are not set is what it was."""
 

@@ -21,6 +21,7 @@ from agac.core.types import (
     Usage,
 )
 from agac.providers.bodies import count, count_at, json_of, mapping, objects, text
+from agac.providers.citations import MESSAGE_SOURCES, sources_of
 from agac.providers.dialect import (
     NO_HEADERS,
     Assembly,
@@ -35,7 +36,6 @@ from agac.providers.dialect import (
 from agac.providers.endings import MESSAGE_ENDINGS, ending
 from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
 from agac.providers.provider import Provider
-from agac.providers.sources import MESSAGE_SOURCES, sources_of
 from agac.providers.structured import anthropic_format, shape_of, tools_of
 from agac.providers.waits import dated_rate_state
 

@@ -23,18 +23,18 @@ from agac.core.types import (
     RateState,
     Reply,
     Request,
-    Source,
     ToolCall,
     ToolMessage,
     Usage,
+    WebSource,
     json_encoder,
     strict_json,
 )
 from agac.providers.bodies import count, count_at, encode, json_of, mapping, text
+from agac.providers.citations import moved
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
 from agac.providers.provider import Provider
-from agac.providers.sources import moved
 from agac.providers.structured import Shaping
 from agac.providers.thinking import LeadingThinking, without_thinking
 
@@ -361,7 +361,7 @@ def reply_of(
     calls: tuple[ToolCall, ...] = (),
     wire: JSONValue = None,
     wrote_more: bool = False,
-    sources: tuple[Source, ...] = (),
+    sources: tuple[WebSource, ...] = (),
 ) -> Reply | Fault:
     """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
     do too, whatever a server calls it. Thinking in a text is no part of the answer. `wire` is the message where the

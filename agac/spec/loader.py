@@ -322,8 +322,9 @@ def _output_spec(
         except Refused as error:
             problems.append(Problem(at, str(error)))
     formats, where = tuple(written.format), document.where(("output", "format"))
-    merge, safe, bom, how = written.merge, written.csv_safe, written.bom, written.how
-    return OutputSpec(folder, written.include_input, formats, target, merge, safe, bom, where, how=how), problems
+    merge, safe, bom = written.merge, written.csv_safe, written.bom
+    told = OutputSpec(folder, written.include_input, formats, target, merge, safe, bom, where)
+    return replace(told, how=written.how, sources=written.sources), problems
 
 
 def _parse_table(text: str) -> tuple[str, str]:

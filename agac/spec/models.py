@@ -178,6 +178,9 @@ class OutputFile(FileModel):
         "Put beside each result how people had to do with it, by stage: `auto`, `approved`, `manual`, `rejected`.",
         default=False,
     )
+    sources: bool = key(
+        "Put beside each result the pages that providers' own searches found for it, by stage.", default=False
+    )
     bom: bool = key("Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False)
     csv_safe: bool = key("Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False)
 

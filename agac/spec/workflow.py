@@ -229,7 +229,8 @@ class OutputSpec:
     the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
     the output. `places` are the only files that a row run writes, by their names in an output folder, relative to the
     project where they are inside; its `dir` is the file with the results, or stands for standard output.
-    `how`: with each result stands how people had to do with it. `one_value`: a row run's JSON file holds the one result
+    `how`: with each result stands how people had to do with it. `sources`: with each result stand the sources of
+    searches that providers ran for it. `one_value`: a row run's JSON file holds the one result
     and no list, as its input holds one object and no list."""
 
     dir: Path
@@ -245,6 +246,7 @@ class OutputSpec:
     places: Mapping[str, str] | None = None
     how: bool = False
     one_value: bool = False
+    sources: bool = False
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ class RunLine(NamedTuple):
 
 class TaskRecord(NamedTuple):
     """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one. `note`
-    says why the stage was passed over: JSON with `when` and `values`."""
+    says why the stage was passed over: JSON with `when` and `values`. `sources` are the result's, JSON."""
 
     stage: int
     fingerprint: bytes | None
@@ -52,6 +52,7 @@ class TaskRecord(NamedTuple):
     simulated: bool | None
     note: str | None
     replica: int = 0
+    sources: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

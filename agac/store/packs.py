@@ -36,7 +36,8 @@ class Damaged(Exception):
 
 class PackedAnswer(NamedTuple):
     """An answer as it travels. `value` is JSON text, `at` when its writer got it (seconds since 1970), `how` as
-    `records.Result` has it. Then who gave it, and what its calls came to: tokens and dollars, None where not known."""
+    `records.Result` has it. Then who gave it, and what its calls came to: tokens and dollars, None where not known.
+    `sources` are those of the result: JSON, None where it has none."""
 
     fingerprint: bytes
     value: str
@@ -48,12 +49,14 @@ class PackedAnswer(NamedTuple):
     input_tokens: int | None
     output_tokens: int | None
     cost: float | None
+    sources: str | None = None
     writer: str = ""
     pack: str = ""  # its name
 
     def line(self) -> bytes:
-        """The answer as a line of a pack, which does not know its own name."""
-        return json.dumps([self.fingerprint.hex(), *self[1:-1]], ensure_ascii=False).encode() + b"\n"
+        """The answer as a line of a pack, which does not know its own name. Sources come last, where it has any."""
+        told = [self.fingerprint.hex(), *self[1:10], self.writer, *([self.sources] if self.sources else [])]
+        return json.dumps(told, ensure_ascii=False).encode() + b"\n"
 
 
 def endpoint_mark(provider: str, base_url: str) -> bytes:
@@ -78,7 +81,8 @@ def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Itera
     for line in unzipped_lines(content, FULL_ANSWERS, "answers", MAX_LINE):
         try:
             fingerprint, *told = strict_json(line, len(PackedAnswer._fields))
-            one = PackedAnswer._make([bytes.fromhex(fingerprint), *told, name])
+            sources = told.pop() if len(told) == len(PackedAnswer._fields) - 2 else None
+            one = PackedAnswer._make([bytes.fromhex(fingerprint), *told[:9], sources, *told[9:], name])
             _refuse_unsound(one, writer, now)
         except (ValueError, TypeError, AttributeError) as error:
             raise Damaged(f"a line is no answer: {str(error)[:100]}") from None
@@ -90,6 +94,8 @@ def _refuse_unsound(one: PackedAnswer, writer: str, now: float) -> None:
     strict_json(one.value, MAX_VALUES)
     for text in (one.value, one.how, one.provider, one.base_url, one.model):
         text.encode()  # a number has no such method
+    if one.sources is not None:
+        refuse_unsound_sources(strict_json(one.sources, MAX_VALUES))
     names = one.provider, one.base_url, one.model
     hows = {*one.how.split(",")} if one.how else set()
     is_sound = [
@@ -103,6 +109,20 @@ def _refuse_unsound(one: PackedAnswer, writer: str, now: float) -> None:
     ]
     if not all(is_sound):
         raise ValueError("it has values that no answer has")
+
+
+_SOURCE = {"url": str, "title": str, "cited": bool}
+_SOURCE_OR_NULL = {"quote": str, "start": int, "end": int}
+
+
+def refuse_unsound_sources(told: Any) -> None:
+    """Raises ValueError unless this is a list of `core.types.WebSource` as JSON has them."""
+    for one in told if isinstance(told, list) else [None]:
+        if not isinstance(one, dict) or one.keys() != _SOURCE.keys() | _SOURCE_OR_NULL.keys():
+            raise ValueError("it has sources that no answer has")
+        is_sound = all(type(one[name]) is kind for name, kind in _SOURCE.items())
+        if not is_sound or any(type(one[name]) not in (kind, type(None)) for name, kind in _SOURCE_OR_NULL.items()):
+            raise ValueError("it has sources that no answer has")
 
 
 def may_travel(one: PackedAnswer) -> bool:

@@ -327,8 +327,8 @@ WHERE excluded.replica = 0 OR excluded.outcome <> 'reused' OR task.result_id IS 
 DELETE FROM task WHERE row_key = ? AND stage = ? AND replica >= ?;
 
 -- name: result_endpoint
--- Who gave a result.
-SELECT endpoint_id FROM result WHERE id = ?;
+-- Who gave a result, and with which sources.
+SELECT endpoint_id, sources FROM result WHERE id = ?;
 
 -- name: result_id_max
 -- The last result; the next ones are made inside the transaction that inserts them.
@@ -336,7 +336,7 @@ SELECT coalesce(max(id), 0) FROM result;
 
 -- name: result_insert
 -- A result is kept.
-INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO result (id, fingerprint, value, endpoint_id, created_at, how, sources) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: results_by_fingerprint
 -- Earlier results for these fingerprints; the newest own one comes last and wins. Adopted ones are of one workflow alone.
@@ -351,7 +351,7 @@ WHERE fingerprint IN (:many) AND replica > 0 AND outcome = 'failed';
 -- part: answers_to_push
 -- The answers of rows' tasks that may be pushed, each with what its calls came to; of which rows `r` is said after it.
 SELECT t.fingerprint, v.value, v.created_at AS at, v.how, e.provider, e.base_url, e.model,
-    sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost
+    sum(a.input_tokens) AS input_tokens, sum(a.output_tokens) AS output_tokens, round(sum(a.cost), 9) AS cost, v.sources
 FROM row r JOIN task t ON t.row_key = r.key JOIN result v ON v.id = t.result_id JOIN endpoint e ON e.id = v.endpoint_id
 JOIN run ON run.id = r.run_id JOIN definition d ON d.hash = run.definition_hash
 LEFT JOIN attempt a ON a.row_key = r.key AND a.stage = t.stage AND a.replica = t.replica AND a.fingerprint = t.fingerprint
@@ -380,8 +380,8 @@ INSERT INTO pack (writer, name) VALUES (:writer, :pack) ON CONFLICT DO NOTHING;
 -- name: answer_pulled
 -- An answer of a pack, where none so new is there, and who gave it.
 INSERT INTO endpoint (provider, base_url, model, simulated) VALUES (:provider, :base_url, :model, 0) ON CONFLICT DO NOTHING;
-INSERT INTO result (fingerprint, value, endpoint_id, created_at, how, pack_id)
-SELECT :fingerprint, :value, e.id, :at, :how, p.id FROM endpoint e JOIN pack p ON p.writer = :writer AND p.name = :pack
+INSERT INTO result (fingerprint, value, endpoint_id, created_at, how, sources, pack_id)
+SELECT :fingerprint, :value, e.id, :at, :how, :sources, p.id FROM endpoint e JOIN pack p ON p.writer = :writer AND p.name = :pack
 WHERE e.provider = :provider AND e.base_url = :base_url AND e.model = :model AND NOT e.simulated
     AND NOT EXISTS (SELECT 1 FROM result v WHERE v.fingerprint = :fingerprint AND v.created_at >= :since);
 
@@ -911,7 +911,7 @@ SELECT id FROM row WHERE run_id = ? AND ordinal >= ? ORDER BY ordinal LIMIT ?;
 -- name: tasks_look
 -- A row's tasks with their results, and who gave them.
 SELECT t.stage, t.fingerprint, t.outcome, t.error_type, t.error_message, t.failures, t.settled_at, t.result_id,
-    v.value, v.how, v.created_at, e.provider, e.base_url, e.model, e.simulated, t.note, t.replica
+    v.value, v.how, v.created_at, e.provider, e.base_url, e.model, e.simulated, t.note, t.replica, v.sources
 FROM task t LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
 WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
@@ -1827,6 +1827,12 @@ SELECT t.row_key, t.stage, ifnull(json_extract(t.note, '$.review'), r.how)
 FROM task t LEFT JOIN result r ON r.id = t.result_id
 WHERE t.row_key IN (:many) AND t.replica = 0 AND (json_extract(t.note, '$.review') IS NOT NULL OR r.how = 'manual')
 ORDER BY t.stage;
+
+-- name: rows_sources
+-- The sources of these rows' answers: by the first stage that has each.
+SELECT t.row_key, min(t.stage), r.sources FROM task t JOIN result r ON r.id = t.result_id
+WHERE t.row_key IN (:many) AND t.replica = 0 AND r.sources IS NOT NULL
+GROUP BY t.row_key, t.result_id ORDER BY t.row_key, min(t.stage);
 
 -- name: reviews_of
 -- These reviews.

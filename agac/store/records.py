@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agac.core.errors import RowError
-from agac.core.types import Outcome, Row, RowId, Usage
+from agac.core.types import Outcome, Row, RowId, Usage, WebSource
 from agac.store.batches import PlacedTask
 from agac.store.decisions import StoredDecision
 from agac.store.rows import State, StoredRow
@@ -47,7 +47,8 @@ class NewRow:
 class Result:
     """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text. `how` it
     came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`, and `misformatted` where a
-    text lacks its format. One made of other results has the endpoint of one of them, `like`, stored before it."""
+    text lacks its format. One made of other results has the endpoint of one of them, `like`, stored before it, and its
+    sources. `sources` are those of searches that the provider ran; of one that is in the store they are not read."""
 
     fingerprint: bytes
     value: str
@@ -56,6 +57,7 @@ class Result:
     id: int = 0
     how: str = ""
     like: Result | None = None
+    sources: tuple[WebSource, ...] = ()
 
 
 class TaskEnd(NamedTuple):

@@ -374,11 +374,15 @@ def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
 # Rows for the output files.
 
 
+SourcesByStage = dict[str, JSONValue]
+"""By the names of stages, lists of `core.types.WebSource` as JSON has them."""
+
+
 class ExportRow(NamedTuple):
     """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed row is what came of a
     reply that was cut. `form`: the fields that the row had in the end, where they are not its own alone. `made`: by a
     stage. `ordinal`: of the row of the input above it; None: a group. `how` people had to do with its results, by
-    stage; None: it is not asked for."""
+    stage; None: it is not asked for. `sources`: those of its answers, by stage, in the same way."""
 
     ordinal: int | None
     id: RowId
@@ -391,6 +395,7 @@ class ExportRow(NamedTuple):
     form: dict[str, JSONValue] | None = None
     made: bool = False
     how: dict[str, str] | None = None
+    sources: SourcesByStage | None = None
 
     @property
     def error(self) -> RowError | None:
@@ -446,6 +451,9 @@ None: no provider said. Of rows for which no call was made nothing."""
 
 rows_how: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads("rows_how", tuple[int, int, str], nested)
 """How people had to do with results of these rows: key → position of the stage → auto, approved, manual or rejected."""
+
+rows_sources: Reads[[Sequence[int]], list[tuple[int, int, str]]] = reads("rows_sources", tuple[int, int, str])
+"""The sources of answers of these rows: key, position of the stage, JSON."""
 
 partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
 """What came of replies that were cut, by the keys of the rows that failed so."""

@@ -19,7 +19,7 @@ from agac.core.keys import DIGEST_BYTES, definition_hash
 from agac.core.types import Outcome, strict_json
 from agac.spec.paths import POSTGRES, STATE_FOLDERS
 from agac.store.batches import BatchStep, TaskState
-from agac.store.packs import HOWS, MAX_VALUES, Damaged
+from agac.store.packs import HOWS, MAX_VALUES, Damaged, refuse_unsound_sources
 from agac.store.records import MANUAL
 from agac.store.rows import State
 
@@ -122,6 +122,7 @@ def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[st
         connection.create_function("is_text", -1, _is_text, deterministic=True)
         connection.create_function("is_json", 1, _is_json, deterministic=True)
         connection.create_function("is_object", 1, _is_object, deterministic=True)
+        connection.create_function("is_sources", 1, _is_sources, deterministic=True)
         for table, columns in known.items():
             _refuse_lines(connection, table, [_wrong(table, one, known) for one in columns])
             if "workflow" in {one.name for one in columns}:
@@ -187,6 +188,8 @@ def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
         must += [f"is_object({name})"]
     if (table, column.name) in _NOTES:
         must += [f"({name} = '' OR is_json({name}))"]
+    if (table, column.name) == ("result", "sources"):
+        must += [f"is_sources({name})"]
     if (table, column.name) == ("row", "data"):  # what a stage makes rows of may be any value
         must += [f"({name} IN ('', 'null') OR \"origin\" IS NOT NULL OR is_object({name}))"]
     if (table, column.name) in _CLOSED:
@@ -223,6 +226,14 @@ def _is_json(text: str, kind: type = object) -> bool:
 
 def _is_object(text: str) -> bool:
     return _is_json(text, dict)
+
+
+def _is_sources(text: str) -> bool:
+    try:
+        refuse_unsound_sources(strict_json(text, MAX_VALUES))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _check_results(connection: sqlite3.Connection, needed: str) -> None:

@@ -471,10 +471,7 @@ class Ledger:
             for number, result in enumerate(batch.results, _last(writer, "result_id_max") + 1):
                 result.id = number
         yield from _rows(batch, run, event)
-        results = [
-            (r.id, r.fingerprint, r.value, self._endpoint_of(r, writer), r.created_at, r.how) for r in batch.results
-        ]
-        yield "result_insert", results
+        yield "result_insert", [self._result(r, writer) for r in batch.results]
         yield "attempt_insert", [self._attempt(a, event, writer) for a in batch.attempts]
         yield "key_accept", batch.accepted
         yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.given]
@@ -521,12 +518,15 @@ class Ledger:
         calls = [(own, c.fingerprint, c.turn, c.place, c.new.key, c.stage, event, *c[5:]) for c in batch.tool_calls]
         yield "tool_call_put", calls
 
-    def _endpoint_of(self, result: records.Result, writer: sqlite3.Connection) -> int:
-        """Who gave a result; of one that is in the store already, what stands there."""
-        source = result if result.like is None else result.like
-        if source.endpoint is not None:
-            return self._endpoint(source.endpoint, writer)
-        return int(writer.execute(sql("result_endpoint"), (source.id,)).fetchone()[0])
+    def _result(self, result: records.Result, writer: sqlite3.Connection) -> tuple[Any, ...]:
+        """A result's line. Who gave it and its sources are those of the one that it is like, which may be stored."""
+        given = result if result.like is None else result.like
+        if given.endpoint is not None:
+            endpoint = self._endpoint(given.endpoint, writer)
+            sources = json.dumps([one._asdict() for one in given.sources]) if given.sources else None
+        else:
+            endpoint, sources = writer.execute(sql("result_endpoint"), (given.id,)).fetchone()
+        return (result.id, result.fingerprint, result.value, endpoint, result.created_at, result.how, sources)
 
     def _endpoint(self, endpoint: records.Endpoint, writer: sqlite3.Connection) -> int:
         found = self._endpoints.get(endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -39,7 +40,7 @@ def environment() -> Environment:
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
-    made.globals |= {"fits": fits, "hides": lambda text: plain(text) != text}
+    made.globals |= {"fits": fits, "hides": lambda text: plain(text) != text, "is_web_address": is_web_address}
     made.globals |= {name: made.get_template(f"{name}.html").module for name in ("parts", "values")}
     return made
 
@@ -48,6 +49,9 @@ def _as_seen(value: Any) -> Any:
     """What a template writes: a text has escapes for what is not seen, HTML that agac made stays as it is."""
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
+
+LONGEST_ADDRESS = 2000
+"""Characters of an address from elsewhere that a page makes a link."""
 
 LONGEST_TEXT, LONGEST_CELL = 100_000, 160
 """Characters of one value that a page shows, and a list; a command beside it prints all of it."""
@@ -74,6 +78,14 @@ def fits(text: str) -> bool:
         return False
     _form_room.set(_form_room.get() - len(text))
     return True
+
+
+_WEB_ADDRESS = re.compile(r"https?://[^\s\\]+", re.IGNORECASE)
+
+
+def is_web_address(text: str) -> bool:
+    """Whether a text from elsewhere may be a link: to a page of the web, without a character that nobody sees."""
+    return len(text) <= LONGEST_ADDRESS and _WEB_ADDRESS.fullmatch(text) is not None and plain(text) == text
 
 
 def most(items: Any) -> list[Any]:

@@ -536,10 +536,11 @@ SNAPSHOTS: dict[str, tuple[str, str]] = {
         "outside of the project",
     ),
     "a result that nobody needs": (
-        "INSERT INTO result SELECT max(id) + 1, zeroblob(16), value, endpoint_id, created_at, how, pack_id FROM result",
+        "INSERT INTO result SELECT id + 99, zeroblob(16), value, endpoint_id, 1e9, how, pack_id, sources FROM result",
         "results that its runs do not need",
     ),
     "a result by hand": ("UPDATE result SET how = 'manual'", "came about by 'manual', which nobody decided"),
+    "sources that are none": ("UPDATE result SET sources = '[{}]'", "table result has a sources"),
     "a result by chance": ("UPDATE result SET how = 'luck'", "came about by 'luck'"),
 }
 

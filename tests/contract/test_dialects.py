@@ -33,17 +33,17 @@ from agac.core.types import (
     Request,
     Schema,
     SharedPrefix,
-    Source,
     ToolCall,
     ToolDefinition,
     ToolMessage,
     ToolResult,
+    WebSource,
 )
 from agac.providers.bodies import encode
+from agac.providers.citations import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.http import Events, GarbledStream
 from agac.providers.provider import Provider
-from agac.providers.sources import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 from agac.providers.thinking import without_thinking
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
@@ -984,7 +984,7 @@ SOURCES = [
 ]
 
 
-def sources_in(member: Member, body: bytes) -> tuple[Source, ...]:
+def sources_in(member: Member, body: bytes) -> tuple[WebSource, ...]:
     found = parse(member, 200, {}, body)
     assert isinstance(found, Reply)
     return found.sources
@@ -1017,7 +1017,7 @@ def test_annotations_that_only_a_streams_events_tell_are_kept() -> None:
     added = {"type": "response.output_text.annotation.added", "output_index": 0, "content_index": 0}
     done = {"type": "response.completed", "response": {"status": "completed", "output": [item]}}
     _, body = assembled(member, sse({**added, "annotation": cited}, {**added, "output_index": 7}, done), [])
-    assert sources_in(member, body) == (Source("https://a.example/", "A", True, None, 0, 5),)
+    assert sources_in(member, body) == (WebSource("https://a.example/", "A", True, None, 0, 5),)
 
 
 def test_citations_of_a_stream_go_back_with_their_text() -> None:

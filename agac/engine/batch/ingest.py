@@ -286,8 +286,8 @@ class ResultReader:
             self._turn(task, call, reply)
             return
         how = how_answered(call.purpose, task.position, checked)
-        now = self.context.clocks.wall()
-        self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how))
+        now, sources = self.context.clocks.wall(), reply.sources if reply is not None else ()
+        self.write.results.append(Result(task.fingerprint, checked.text, call.endpoint, now, how=how, sources=sources))
         if how:
             self.write.tally((form.stage.name, HOW, how, "")).tasks += 1
         self._ended(task, None, None)

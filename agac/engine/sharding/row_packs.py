@@ -15,7 +15,7 @@ from agac.core.types import Shard, strict_json
 from agac.engine.export import PLAIN_MERGES, Outputs, filtered_lines, order_key, rows_of_run
 from agac.engine.sharding.folder import ShardFolder, ShardManifest
 from agac.store.db import Database
-from agac.store.packs import MAX_VALUES
+from agac.store.packs import MAX_VALUES, refuse_unsound_sources
 from agac.store.rows import ExportRow, State
 from agac.store.runs import RunRecord
 
@@ -36,12 +36,12 @@ async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict
     async def written() -> AsyncIterator[tuple[Any, Any]]:
         async for rows in ended.rows(database, run.id):
             for row in rows:
-                yield order_key(0, row.ordinal, row.id), row
+                yield order_key(0, row.ordinal, row.id), _written(row)
 
     async def failed() -> AsyncIterator[tuple[Any, Any]]:
         async for level, rows in ended.failed(database, run.id):
             for row in rows:
-                yield order_key(level, None if level else row.ordinal, row.id), row
+                yield order_key(level, None if level else row.ordinal, row.id), _written(row)
 
     async def filtered() -> AsyncIterator[tuple[Any, Any]]:
         async for some in filtered_lines(database, run):
@@ -49,6 +49,11 @@ async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict
                 yield one[0], one
 
     return {"rows": written(), "failed": failed(), "filtered": filtered()}
+
+
+def _written(row: ExportRow) -> Sequence[Any]:
+    """A row as a line holds it: as before there were sources, where none are wanted."""
+    return row if row.sources is not None else row[:-1]
 
 
 async def put_rows(
@@ -160,6 +165,8 @@ def _row(told: Any) -> ExportRow:
     ]
     if not all(is_sound):
         raise ValueError("it has values that no row has")
+    for sources in (row.sources or {}).values():
+        refuse_unsound_sources(sources)
     strict_json(row.data, MAX_VALUES)
     if row.value is not None and row.state != State.FAILED:
         strict_json(row.value, MAX_VALUES)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agac.core.errors import storable
-from agac.core.types import Reply, Source
+from agac.core.types import Reply, WebSource
 from agac.providers.bodies import count, mapping, text
 
 MAX_SOURCES = 200
@@ -46,7 +46,7 @@ class Place:
 
 _URL_CITATION = "openai SDK 3.52, AnnotationURLCitation"
 _SEARCH_CALL = "openai SDK 3.52, ResponseFunctionWebSearch; openai/openai-python issue 2636: some have no address"
-_XAI = "docs.x.ai/developers/tools/citations: every source that was met, whether the answer refers to it or not"
+_XAI = "docs.x.ai, Citations: all sources that were met"
 _PERPLEXITY = "perplexityai/api-discussion issue 175; BerriAI/litellm issue 13777: the text refers to them as [2][4]"
 _GROQ = "console.groq.com/docs/compound/built-in-tools; stackbilt-dev/llm-providers 1.10.0"
 
@@ -95,9 +95,9 @@ class _Span(NamedTuple):
     end: int
 
 
-def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[Source, ...]:
+def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[WebSource, ...]:
     """Returns the sources that a reply names, the cited ones first. `answer` is its text as it came."""
-    found: list[Source] = []
+    found: list[WebSource] = []
     for place in places:
         numbers = _Numbers(answer)
         for number, (value, span) in enumerate(_at(data, _steps(place.path), None), 1):
@@ -109,7 +109,7 @@ def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[Source,
     return _merged(found) if found else ()
 
 
-def _source(one: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool) -> Source:
+def _source(one: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool) -> WebSource:
     name, _, inner = place.title.partition(".")
     title = text(one.get(name), inner) if inner else text(one, name)
     quote = storable(text(one, place.quote))[:MAX_QUOTE] if place.quote else ""
@@ -121,7 +121,7 @@ def _source(one: Mapping[str, Any], place: Place, url: str, span: _Span | None, 
     elif place.cited and "start_index" not in one:
         where = span
     start, end = where or (None, None)
-    return Source(url, _one_line(title), cited, quote or None, start, end)
+    return WebSource(url, _one_line(title), cited, quote or None, start, end)
 
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -177,7 +177,7 @@ def _at(value: Any, steps: tuple[tuple[str, str], ...], span: _Span | None) -> I
         at += length
 
 
-def _merged(found: Iterable[Source]) -> tuple[Source, ...]:
+def _merged(found: Iterable[WebSource]) -> tuple[WebSource, ...]:
     """Returns each source once, the cited ones first, then those that were only found."""
     titles: dict[str, str] = {}
     every = list(found)
@@ -188,14 +188,14 @@ def _merged(found: Iterable[Source]) -> tuple[Source, ...]:
     exact = {one.url for one in cited if one.start is not None or one.quote is not None}
     first = [one for one in cited if one.start is not None or one.quote is not None or one.url not in exact]
     known = {one.url for one in cited}
-    rest: dict[str, Source] = {}
+    rest: dict[str, WebSource] = {}
     for one in named:
         if one.url not in known:
             rest.setdefault(one.url, one)
     return (*first, *rest.values())[:MAX_SOURCES]
 
 
-def moved(sources: tuple[Source, ...], raw: str, answer: str) -> tuple[Source, ...]:
+def moved(sources: tuple[WebSource, ...], raw: str, answer: str) -> tuple[WebSource, ...]:
     """Returns the sources of a text with their places in the answer, which is its end: thinking came before it."""
     cut = len(raw) - len(answer)
     if not cut or not sources:
@@ -203,7 +203,7 @@ def moved(sources: tuple[Source, ...], raw: str, answer: str) -> tuple[Source, .
     return tuple(_shifted(one, cut if raw.endswith(answer) else None) for one in sources)
 
 
-def _shifted(one: Source, cut: int | None) -> Source:
+def _shifted(one: WebSource, cut: int | None) -> WebSource:
     if one.start is None or one.end is None:
         return one
     if cut is None or one.start < cut:
@@ -211,7 +211,7 @@ def _shifted(one: Source, cut: int | None) -> Source:
     return one._replace(start=one.start - cut, end=one.end - cut)
 
 
-def sources_of_turns(replies: Iterable[Reply]) -> tuple[Source, ...]:
+def sources_of_turns(replies: Iterable[Reply]) -> tuple[WebSource, ...]:
     """Returns the sources of an answer that took several replies. Those of all but the last have no place in it."""
     *earlier, last = replies
     before = (_shifted(one, None) for reply in earlier for one in reply.sources)
