@@ -20,7 +20,8 @@ from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target
 from agac.data.sinks import FORMATS, file_of
 from agac.data.tables import Observed
 from agac.engine.export import GROWING, PLAIN_MERGES, Lines, Outputs, export_file
-from agac.engine.replay import FinalRows
+from agac.engine.replay import FinalRows, sources_of_rows
+from agac.plan.stage import recorded_stages
 from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
@@ -73,6 +74,7 @@ class ProcessOptions(CommonOptions):
     merge: Merge | None = None
     format: str | None = None
     csv_safe: bool = False
+    sources: bool = False
     to: str | None = None
     temperature: float | None = None
     max_tokens: int | None = None
@@ -141,6 +143,7 @@ class Job(BuiltWorkflow):
         self.quotes = "always" if options.quote else "high"
         grows, tell = (self.file if self.format == "jsonl" else None), (tell if self.file is None else None)
         self.watcher = EndedRows(root, grows, tell, options.merge, options.id_field, inputs=options.include_input)
+        self.watcher.sources = options.sources
 
     def of_run(self) -> RunOptions:
         """The options of its runs."""
@@ -260,6 +263,7 @@ def job_keys(source: str, options: ProcessOptions, root: Path, format: str) -> d
             raise UsageError(what, remedy="Keep one of them.")
     tables, safe = [format] if format not in ("json", "jsonl") else None, options.csv_safe
     target = said(include_input=options.include_input, merge=options.merge, format=tables, csv_safe=safe)
+    target |= said(sources=options.sources)
     target |= said(to=options.to and stored_path(options.to, root))
     read = {name: _read_value(text) for name, text in options.read.items()}
     read |= said(path=None if is_outside(source) else source, id_field=options.id_field)
@@ -330,6 +334,7 @@ class EndedRows:
         self._database: Database | None = None
         self._file: IO[str] | None = None
         self._told = bytearray()
+        self.sources = False  # whether the lines have those of the answers
         self.tell_began: Began | None = None
         self.run = 0
         self.kept: Path | None = None
@@ -348,6 +353,7 @@ class EndedRows:
         rows = [_row(new, new.state, new.row.error, None) for new in unusable]
         rows += [_row(end.new, end.state, end.error, end.result.value if end.result else None) for end in batch.ends]
         rows = [row for row in rows if row.state != State.DONE or row.value]
+        rows = await self._with_sources(rows) if self.sources and rows else rows
         if not (lines := self._lines(rows)):
             return
         if self._tell is not None:
@@ -370,12 +376,19 @@ class EndedRows:
                 self._file.close()
             self._file = None
 
+    async def _with_sources(self, rows: list[ExportRow]) -> list[ExportRow]:
+        """The rows, which are stored, with the sources of their answers."""
+        assert self._database is not None
+        stages = recorded_stages(await runs.definition_of(self._database, self.run))
+        found = await sources_of_rows(self._database, stages, [row.key for row in rows])
+        return [row._replace(sources=found.get(row.key, {})) for row in rows]
+
     async def tell_others(self) -> None:
         """Tells the rows that were settled before, and whose lines are therefore not told yet, in their order."""
         if self._tell is None:
             return
         async with stored_run(self._root, self.run) as (database, record):
-            final = FinalRows(await runs.definition_of(database, record.id))
+            final = FinalRows(await runs.definition_of(database, record.id), sources=self.sources)
             async for rows in final.rows(database, record.id):
                 left = [row for row in rows if row.key >= len(self._told) or not self._told[row.key]]
                 if lines := self._lines(left):

@@ -94,6 +94,7 @@ job_options = in_order(  # of `agac process` and `agac resume`
                  help="The format of OUTPUT."),
     click.option("--to", metavar="TABLE", help="Write the rows into a table too: sqlite://FILE?table=NAME, or "
                  "postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME."),
+    click.option("--sources", is_flag=True, help="Put the pages of providers' searches beside results."),
     click.option("--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."),
     click.option("--max-retries", "--retries", "max_retries", type=click.IntRange(0, 99), metavar="N",
                  help="Retry a failed call up to N times."),

@@ -185,6 +185,19 @@ def test_people_and_programs_see_the_sources_of_a_row(project: ProjectFolder) ->
     ]  # fmt: skip
 
 
+def test_a_row_run_writes_the_sources_of_each_row_as_it_ends(project: ProjectFolder) -> None:
+    project.numbered(3)
+    words = ("process", "data/rows.csv", "--prompt", "{{text}}", "--model", MODELS["anthropic"], "--sources")
+    project.agac(*words[:2], "out.jsonl", *words[2:], code=0)
+    lines = [json.loads(line) for line in (project.root / "out.jsonl").read_text("utf-8").splitlines()]
+    assert len(lines) == 3
+    for one in lines:
+        assert [page["cited"] for page in of_stage(one, "result")] == [True, False]
+    told = project.agac(*words[:2], "-", *words[2:], code=0).out
+    assert sorted(json.loads(line)["id"] for line in told.splitlines()) == [1, 2, 3]
+    assert {line["id"]: line for line in map(json.loads, told.splitlines())} == {line["id"]: line for line in lines}
+
+
 def test_a_source_that_is_no_web_page_is_never_a_link(project: ProjectFolder) -> None:
     pages = [
         {"url": "javascript:alert(1)", "title": "a\x1b[31mb\n\u202ec"},
