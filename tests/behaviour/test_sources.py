@@ -17,6 +17,7 @@ from support.server import Faulty, Server
 from support.shards import Sharded
 
 import agac
+from agac.providers.citations import MESSAGE_SOURCES, sources_of
 
 SAY = {"name": "say", "prompt": "${text}"}
 ASKED = {"output": {"dir": "output/reviews", "sources": True}}
@@ -183,6 +184,17 @@ def test_people_and_programs_see_the_sources_of_a_row(project: ProjectFolder) ->
     assert [(one.cited, one.url[:26]) for one in answer.sources] == [
         (True, "https://simulated.example/"), (False, "https://simulated.example/"),
     ]  # fmt: skip
+
+
+def test_a_recorded_reply_holds_its_sources(project: ProjectFolder) -> None:
+    project.workflow(rows=1, stages=[{**SAY, "model": MODELS["anthropic"]}], **ASKED)
+    test = {"rows": [{"id": "r-1", "text": "lamps"}], "replies": "recorded", "expect": {"calls": 1}}
+    project.write("tests/workflows/reviews.yml", yaml.safe_dump(test))
+    project.agac("test", "--record", code=0)
+    (line,) = (project.root / "tests/workflows/recorded/reviews.jsonl").read_text("utf-8").split("\n")[:-1]
+    found = sources_of(json.loads(line)["reply"], MESSAGE_SOURCES, "")
+    assert [one.cited for one in found] == [True, False]
+    project.agac("test", code=0)
 
 
 def test_a_row_run_writes_the_sources_of_each_row_as_it_ends(project: ProjectFolder) -> None:

@@ -31,7 +31,7 @@ ADDED = {
         *OTEL,
         '.budget: "number"', '.row_budget: "number"', '.stages[].budget: "number"', '.max_open_rows: "integer"',
         '.run_mode: "string" ["sync", "batch"]', '.output.bom: "boolean"',
-        '.output.how: "boolean"', '.stages[].reply: "string" ["text", "json"]',
+        '.output.how: "boolean"', '.output.sources: "boolean"', '.stages[].reply: "string" ["text", "json"]',
         *(f'.{key}.syntax: "string" ["auto", "dollar", "mustache", "brace"]' for key in ("defaults", "stages[]")),
         *(f'.{key}.backend: "string"' for key in ("defaults", "stages[]")),
         *(f'.{key}.warm_prefix: "boolean"' for key in ("defaults", "stages[]")),
