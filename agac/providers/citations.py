@@ -99,8 +99,11 @@ def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[WebSour
     """Returns the sources that a reply names, the cited ones first. `answer` is its text as it came."""
     found: list[WebSource] = []
     for place in places:
+        steps = _steps(place.path)
+        if not mapping(data).get(steps[0][0]):  # as in most replies
+            continue
         numbers = _Numbers(answer)
-        for number, (value, span) in enumerate(_at(data, _steps(place.path), None), 1):
+        for number, (value, span) in enumerate(_at(data, steps, None), 1):
             one = mapping(value) if isinstance(value, dict) else {place.url: value}
             url = storable(text(one, place.url)).strip()
             if 0 < len(url) <= MAX_URL:
