@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -294,6 +295,8 @@ def _texts(scope: StageScope) -> list[Problem]:
         for placeholder in template.placeholders:
             message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
             seen.add(placeholder.name)
+            if isinstance(message, _Doubt) and stage.guard:  # which lets no row through that lacks it
+                message = None if _is_looked_for(placeholder.name.split("."), stage.guard.text) else message
             if message:
                 problem = _problem(replace(placeholder.where, path=place), message)
                 problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
@@ -321,18 +324,18 @@ def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
     """Every field named by a key of the stage that its rows do not have, or that is not what the key needs."""
     stage, does, rows = scope.stage, scope.stage.operation, scope.incoming or scope
     if stage.explode is not None:
-        yield "explode", _way(stage.explode, rows) or _no_list(stage.explode, rows)
+        yield "explode", _way(stage.explode, rows) or _no_list(stage.explode, rows) or _optional(stage.explode, rows)
         for name in (ITEM, INDEX):
             if name in rows.fields.shapes and name not in rows.fields.made:
                 message = f"rows have a field {name!r}, and those that are made of items get agac's own {name!r}"
                 yield "explode", f"{message}; rename the field first"
     if stage.group is not None:
-        yield from (("group_by", _way(way, rows)) for way in stage.group.fields)
+        yield from (("group_by", _way(way, rows) or _optional(way, rows)) for way in stage.group.fields)
         for name in dict.fromkeys(way[0] for way in stage.group.fields):
             if name in (*_OF_GROUPS, VARS):
                 yield "group_by", f"{name!r} is a name of agac's own in the prompt of a group; rename the field first"
     if isinstance(does, Dedupe):
-        yield from (("dedupe", _way(way, rows)) for way in does.fields)
+        yield from (("dedupe", _way(way, rows) or _optional(way, rows)) for way in does.fields)
     if isinstance(does, Review):
         yield from (("review", message) for message in _unfit_review(does, scope))
     if isinstance(does, Select | Rename):
@@ -418,6 +421,36 @@ def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
     return _Doubt(f"{head!r} is no known name, unless rows have such a field; did you mean {near!r}?") if near else None
 
 
+def _optional(way: tuple[str, ...], rows: StageScope) -> str | None:
+    """That answers may lack the field that a key of the stage names."""
+    if (lacks := _may_lack(way, rows)) is None:
+        return None
+    return _Doubt(f"{'.'.join(way)}: {lacks}, and a row fails here without it; make it required in the output_schema")
+
+
+def _may_lack(way: Sequence[str | int], rows: StageScope) -> str | None:
+    """Whose answer may lack which part of a way into a result; None where nothing is known to be missing."""
+    head, rest = str(way[0]), [str(part) for part in way[1:]]
+    if head not in rows.earlier or head in rows.fields.shapes or not (shape := rows.earlier[head].shape):
+        return None
+    return _lacking_part(head, rest, FieldShape(shape))
+
+
+def _lacking_part(head: str, rest: Sequence[str], shape: FieldShape) -> str | None:
+    if (depth := shape.optional(rest)) is None:
+        return None
+    whose = f"the answer of stage {head!r}" if depth == 0 and head != ITEM else ".".join([head, *rest[:depth]])
+    return f"{whose} may lack {rest[depth]!r}"
+
+
+def _is_looked_for(way: Sequence[str | int], text: str) -> bool:
+    """Whether a condition asks if a part of a way is there: `has(tag.note)`, or `"note" in tag`."""
+    bare = re.sub(r"\s", "", text).replace("'", '"')
+    parts = [str(part) for part in way]
+    written = (".".join(parts[:end]) for end in range(2, len(parts) + 1))
+    return any(f"has({one})" in bare for one in written) or any(f'"{part}"in' in bare for part in parts[1:])
+
+
 def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
     """Where a way ends too early, as far as that is known."""
     head, rest = way[0], way[1:]
@@ -450,18 +483,35 @@ def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Pr
         names = ", ".join([*fields.shapes, ROWS_COUNT])
         message = f"`{of_members[0]}`: {words}; a guard of groups sees {names} and {ROWS_FAILED}"
         return [Problem(guard.where, message)]
-    return GuardScope(
-        text=guard.text,
-        where=guard.where,
-        columns=fields.shapes.keys(),
-        closed=not fields.open,
-        stages=_Shapes(scope.earlier, stage if own else None),
-        variables=workflow.vars.keys(),
-        others=_Others(scope),
-        extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(scope)),
-        fields=fields.typed,
-        every_stage=scope.every_stage,
-    ).problems()
+    doubts = [] if own else _condition_doubts(guard, scope)
+    return (
+        doubts
+        + GuardScope(
+            text=guard.text,
+            where=guard.where,
+            columns=fields.shapes.keys(),
+            closed=not fields.open,
+            stages=_Shapes(scope.earlier, stage if own else None),
+            variables=workflow.vars.keys(),
+            others=_Others(scope),
+            extra=() if own else (*(_OF_GROUPS if stage.group is not None else ()), *_voted(scope)),
+            fields=fields.typed,
+            every_stage=scope.every_stage,
+        ).problems()
+    )
+
+
+def _condition_doubts(guard: Guard, scope: StageScope) -> list[Problem]:
+    """Warnings of fields that a condition reads, that answers may lack, and that it does not ask for first."""
+    found: dict[str, Problem] = {}
+    for chain in guard.chains:
+        if _is_looked_for(chain, guard.text) or (lacks := _may_lack(chain, scope)) is None:
+            continue
+        way = ".".join(map(str, chain))
+        remedy = f"write `has({way}) && …`, or make it required in the output_schema"
+        message = f"`{way}`: {lacks}, and a row fails here without it; {remedy}"
+        found[way] = Problem(guard.where, message, "warning")
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,13 +611,11 @@ def _lacking_placeholder(name: str, scope: StageScope) -> str | None:
 def _optional_inside(name: str, shape: FieldShape) -> str | None:
     """That answers may lack what a placeholder names."""
     head, *rest = name.split(".")
-    if (depth := shape.optional(rest)) is None:
+    if (lacks := _lacking_part(head, rest, shape)) is None:
         return None
-    before, part = ".".join([head, *rest[:depth]]), rest[depth]
-    whose = f"the answer of stage {head!r}" if depth == 0 and head != ITEM else before
     return _Doubt(
-        f"${{{name}}}: {whose} may lack {part!r}, and a row fails here without it; make it required in the "
-        "output_schema, or take the placeholder out"
+        f"${{{name}}}: {lacks}, and a row fails here without it; make it required in the output_schema, or take the "
+        "placeholder out"
     )
 
 
