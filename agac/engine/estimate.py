@@ -615,9 +615,12 @@ def _enough(balances: Sequence[BudgetBalance], need: Amount, limiter: BudgetLimi
     """Of each unit that they bound, enough for all of them, and for what others hold: `--budget` takes the place of
     every budget of a run. The worst case of a call has to fit before the last one is made."""
     parts = []
-    for unit, spent in balances[0].spent._asdict().items():
+    first = balances[0]
+    for unit, spent in first.spent._asdict().items():
         others = max(getattr(limiter.elsewhere(one), unit) for one in balances)
-        wanted = spent + others + MARGIN * getattr(need, unit) + getattr(limiter.missed, unit)
+        # as many of the calls to come as of those before may come without a price, and hold their worst case
+        held = getattr(first.unconfirmed, unit) / max(first.spent.calls, 1) * need.calls if unit != "calls" else 0
+        wanted = spent + others + MARGIN * (getattr(need, unit) + held) + getattr(limiter.missed, unit)
         caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
         if caps:
             enough = max(min(caps), wanted)

@@ -1,5 +1,6 @@
 """What counts in a budget, over all invocations of a run, and what is left behind when it is reached."""
 
+import json
 from itertools import product
 from typing import Any
 
@@ -289,6 +290,19 @@ def test_answers_that_count_no_tokens_are_not_free(
     assert report.summary["calls"]["calls_without_price"] == done
     again = project.run()
     assert (again.exit_code, again.invocation["calls"]) == (ExitCode.LIMIT, 0)
+
+
+@pytest.mark.parametrize("always", [{"always": True}, {"rate": 0.3}])
+@pytest.mark.parametrize("budget", [{"usd": 0.002}, {"tokens": 1_500}])
+def test_the_budget_that_is_proposed_is_enough_where_answers_count_no_tokens(
+    project: ProjectFolder, faulty: Faulty, always: dict[str, Any], budget: dict[str, Any]
+) -> None:
+    project.asks(faulty([{"kind": "zero_usage", **always}]), prices=PRICES)
+    report = project.run(project.workflow(rows=20, stages=[STAGE], budget=budget), concurrency=1)
+    assert report.finishing is not None
+    [(unit, cap)] = (part.split("=") for part in str(report.finishing.budget).split(","))
+    again = project.run(project.workflow(rows=20, stages=[STAGE], budget={unit: json.loads(cap)}), concurrency=1)
+    assert (again.exit_code, again.summary["rows"]["done"]) == (ExitCode.DONE, 20)
 
 
 def test_a_provider_that_costs_nothing_stays_free_where_it_counts_no_tokens(
