@@ -342,6 +342,7 @@ class About(StrEnum):
 
     REQUEST = "request"  # what this request holds: the others continue
     SIZE = "size"  # too large for whatever took it: a call fails, the file of a batch is halved
+    CONTENT = "content"  # what the requests say: a call fails, the file of a batch is halved
     LANE = "lane"  # a rate, or a server that is busy: all calls to the model wait
     QUEUE = "queue"  # too many tokens wait in batches: there is room when some of them end
     INPUT = "input"  # the input of a batch is not there, or not yet
@@ -354,6 +355,7 @@ class About(StrEnum):
 KIND_OF: Mapping[About, FaultKind] = {
     About.REQUEST: FaultKind.TASK,
     About.SIZE: FaultKind.TASK,
+    About.CONTENT: FaultKind.TASK,
     About.LANE: FaultKind.PAUSE,
     About.QUEUE: FaultKind.PAUSE,
     About.INPUT: FaultKind.RETRY,

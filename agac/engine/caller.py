@@ -19,7 +19,7 @@ from agac.engine import limits
 from agac.engine.connections import CallResult, ModelConnection, request_for_model
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, ShownReplies
-from agac.engine.limits import AcceptedKeys, Reservation, RowBudgetExceeded, RunStopped
+from agac.engine.limits import Reservation, RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import (
     FailTask,
     RetryAfter,
@@ -34,7 +34,6 @@ from agac.engine.validate import ValidReply, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.citations import sources_of_turns
 from agac.providers.prices import cost
-from agac.store.batches import key_accepted
 from agac.store.records import Call, Result
 
 if TYPE_CHECKING:
@@ -119,11 +118,7 @@ class Caller:
         self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
         self._answers, self._traces, self._ledger = context.work.answers, context.traces, context.ledger
         self._sharding = context.work.sharding
-        self._keys = AcceptedKeys(
-            context.stop_signal,
-            partial(key_accepted, context.places.database),
-            lambda provider, account: self._ledger.batch.accepted.append((provider, account, self._wall())),
-        )
+        self._keys = context.keys
 
     async def ask(
         self,

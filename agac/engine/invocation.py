@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ from agac.core.types import Row, RowId
 from agac.data.files import prove_writable
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
-from agac.engine.limits import BudgetLimiter, StopRules, StopSignal
+from agac.engine.limits import AcceptedKeys, BudgetLimiter, StopRules, StopSignal
 from agac.engine.notify import Notifier
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import is_left
@@ -28,7 +28,7 @@ from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage
 from agac.providers.provider import Provider
 from agac.spec.graph import Levels, levels_of
-from agac.store.batches import BatchRecord, Ready, ready_tasks, waiting_rows
+from agac.store.batches import BatchRecord, Ready, key_accepted, ready_tasks, waiting_rows
 from agac.store.db import Database
 from agac.store.decisions import Fixes, rows_decided, rows_waiting
 from agac.store.records import NewRow, WriteBatch
@@ -266,6 +266,18 @@ _NOT_WRITABLE = (
     "again. Nothing was sent."
 )
 
+
+def accepted_keys(
+    database: Database, ledger: Ledger, stop_signal: StopSignal, now: Callable[[], float]
+) -> AcceptedKeys:
+    """Which keys were accepted, as the store knows and will know; `now` gives seconds since 1970."""
+
+    def keep(provider: str, account: str) -> None:
+        ledger.batch.accepted.append((provider, account, now()))
+
+    return AcceptedKeys(stop_signal, partial(key_accepted, database), keep)
+
+
 TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
 """What became of rows' tasks earlier in this run, and what batches brought for them since, by the rows' keys."""
 
@@ -301,6 +313,11 @@ class InvocationContext:
     def plan(self) -> Plan:
         """The plan that is at work."""
         return self.work.plan
+
+    @cached_property
+    def keys(self) -> AcceptedKeys:
+        """Which keys were accepted."""
+        return accepted_keys(self.places.database, self.ledger, self.stop_signal, self.work.clocks.wall)
 
     @cached_property
     def again_from(self) -> int | None:

@@ -208,6 +208,10 @@ MAX_BLOCKED = 10
 """Calls in a row that are refused with an accepted key until the run stops: then it is not a single row's text."""
 
 
+MAX_BLOCKED_FILES = 100
+"""The same for files of batches with several requests, which are halved to find the rows that are refused."""
+
+
 class AcceptedKeys:
     """Which keys were accepted, in this invocation or before: a refusal that may be about the key or about a row's text
     (`About.UNSURE`) blames the key only where it was never accepted. `known` asks the store about a provider's name and
@@ -221,7 +225,8 @@ class AcceptedKeys:
     ) -> None:
         self._stop_signal, self._known, self._keep = stop_signal, known, keep
         self._accepted: set[tuple[str, str]] = set()
-        self._blocked, self._under_way = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self._blocked = Counter[tuple[tuple[str, str], int]]()
+        self._under_way = Counter[tuple[str, str]]()
         self._changed = asyncio.Event()
         stop_signal.when_stopped(self._changed.set)
 
@@ -239,32 +244,41 @@ class AcceptedKeys:
     def answered(self, provider: Provider) -> None:
         """A call was answered, so that its key is accepted."""
         key = provider.name, provider.account
-        self._blocked[key] = 0
+        for most in (MAX_BLOCKED, MAX_BLOCKED_FILES):
+            self._blocked[key, most] = 0
+        self.accepted(provider)
+
+    def accepted(self, provider: Provider) -> None:
+        """A request without texts of rows was answered, so that its key is accepted."""
+        key = provider.name, provider.account
         if key not in self._accepted:
             self._accepted.add(key)
             self._keep(*key)
             self._changed.set()
 
-    async def judged(self, provider: Provider, fault: Fault) -> Fault:
+    async def judged(self, provider: Provider, fault: Fault, requests: int = 1) -> Fault:
         """A refusal with whoever is to blame: the row (TASK), or the key (FATAL). Where the key was never accepted, and
-        other calls with it are under way, their answers decide. Raises RunStopped when the run stops meanwhile."""
+        other calls with it are under way, their answers decide. `requests`: how many were refused together. Raises
+        RunStopped when the run stops meanwhile."""
         if fault.about is not About.UNSURE:
             return fault
         key = provider.name, provider.account
-        self._blocked[key] += 1
+        most = MAX_BLOCKED if requests == 1 else MAX_BLOCKED_FILES
+        self._blocked[key, most] += 1
         if key not in self._accepted and await self._known(*key):
             self._accepted.add(key)
-        while key not in self._accepted and self._under_way[key] and self._blocked[key] < MAX_BLOCKED:
+        while key not in self._accepted and self._under_way[key] and self._blocked[key, most] < most:
             self._stop_signal.check()
             self._changed.clear()
             await self._changed.wait()
         of_account, of_row = fault.remedies
         if key not in self._accepted:
             return replace(fault, about=About.ACCOUNT, message=with_remedy(fault.message, of_account))
-        if self._blocked[key] < MAX_BLOCKED:
+        if self._blocked[key, most] < most:
             message = with_remedy(fault.message, of_row)
-            return replace(fault, kind=FaultKind.TASK, about=About.REQUEST, message=message)
-        message = f"{MAX_BLOCKED} calls in a row were refused though the key was accepted before: {fault.message}"
+            return replace(fault, kind=FaultKind.TASK, about=About.CONTENT, message=message)
+        what = "requests" if requests == 1 else "files of batches"
+        message = f"{most} {what} in a row were refused though the key was accepted before: {fault.message}"
         return replace(fault, about=About.ACCOUNT, message=with_remedy(message, of_account))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
+from agac.core.text import beginning
 from agac.core.types import KIND_OF, About, Fault, FaultKind
 from agac.providers.bodies import http_status, items, json_of, mapping, objects, text
 from agac.providers.provider import Provider
@@ -26,6 +28,8 @@ EVERYTHING: frozenset[Operation] = frozenset({"call", "upload", "create", "list"
 CALLS: frozenset[Operation] = frozenset({"call"})
 MAKING: frozenset[Operation] = frozenset({"upload", "create", "list"})
 SENDING: frozenset[Operation] = frozenset({"upload", "create", "batch"})
+HOLDING: frozenset[Operation] = frozenset({"call", "upload", "create"})  # what holds texts of rows
+FILES: frozenset[Operation] = frozenset({"upload", "create"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,10 @@ MONEY = "Add credit or raise the limit at {provider}, then run again: what is fi
 QUOTA = "Add credit or raise the limit at {provider}, or wait until the quota is reset; then run again."
 KEY = "Check {key}, then run again."
 ACCESS = "{key} may not use this: check the model, and the project and region of the key."
-BLOCKED = "The key was accepted before, so a filter or firewall seems to refuse this row's text; change it."
+BLOCKED = (
+    "The key was accepted before, so a firewall or gateway in front of the provider seems to refuse this row's text; "
+    "change it."
+)
 MODEL = "Check the model name `{model}` and the address {base_url}."
 REQUEST = "Every row would meet it: change the model's parameters or the schema, or that of a tool."
 TOO_LONG = "Shorten the prompt or the row's fields, or use a model with a larger context."
@@ -173,13 +180,15 @@ OF_ALL: tuple[Rule, ...] = (
     # LM Studio says it with a status of 200
     Rule((200, 400, 403, 413, 422), NOTHING, About.REQUEST, remedy=TOO_LONG, says=_LENGTH_WORDS, of=CALLS),
     # a text that was refused, whoever filters it (xAI says it with 403 and names the key, too)
-    Rule((400, 403, 422, 451), NOTHING, About.REQUEST, ErrorType.FILTERED, of=CALLS, says=(
+    Rule((400, 403, 422, 451), NOTHING, About.CONTENT, ErrorType.FILTERED, of=HOLDING, says=(
         r"violates? .{0,40}(?:guideline|polic)|content (?:polic|filter|moderation)|flagged|content exists risk"
         r"|safety (?:check|system|filter|policy)|considered high risk|sensitive (?:content|words?|check)"
     )),
     # a page or a bare text where an API would send JSON: a firewall before it, unless the key was never accepted
-    Rule((403,), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=CALLS),
+    Rule((403, 406, 415, 418, 451), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=HOLDING),
     Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=MODEL, of=CALLS),
+    Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=NO_BATCHES, of=FILES),
+    Rule((400, 422), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=FILES),
     Rule((403,), codes("""
         permission_denied PERMISSION_DENIED permission_error access_denied AccessDenied AccessDeniedException
         access_terminated_error
@@ -359,12 +368,24 @@ def _plain_text(body: bytes) -> str:
     return "" if written.startswith(("{", "[", '"', "<")) else written
 
 
+_TITLE = re.compile(r"<title[^<>]{0,200}>([^<]{1,500})|<h1[^<>]{0,200}>([^<]{1,500})", re.IGNORECASE)
+TITLE_LENGTH = 120  # characters of a page's title that are quoted at most
+
+
+def _page_words(page: str) -> str:
+    """What an HTML page is, with its title, or its first heading."""
+    found = _TITLE.search(page)
+    title = " ".join(html.unescape(found[1] or found[2]).split()) if found else ""
+    titled = f" titled {beginning(title, TITLE_LENGTH)!r}" if title else ""
+    return f"an HTML page{titled}; something between us and the provider?"
+
+
 def _words(error: ErrorBody, body: bytes) -> str:
     """The provider's own words on one line, at most MESSAGE_LENGTH characters."""
     words = error.message
     if not words:
         words = body[: 4 * MESSAGE_LENGTH].decode("utf-8", "replace").strip() or "an empty body"
-        words = "an HTML page; something between us and the provider?" if words.startswith("<") else words
+        words = _page_words(words) if words.startswith("<") else words
     words = " ".join(words.split())
     return words if len(words) <= MESSAGE_LENGTH else words[: MESSAGE_LENGTH - 1] + "…"
 

@@ -22,7 +22,7 @@ from agac.simulator.batch_worker import FAMILIES, SimulatedBatches
 from agac.simulator.chat import invalid, missing
 from agac.simulator.faults import FaultRule, error_of, mentions
 from agac.simulator.openai import OPENAI_ENDPOINTS, file_object
-from agac.simulator.replies import MARK, ApiError, encoded, read_object
+from agac.simulator.replies import MARK, PAGE, ApiError, blocked_page, encoded, read_object
 
 INPUTS_KEPT = 30 * DAY
 DOWNLOAD_PIECE = 2**18
@@ -76,6 +76,7 @@ class BatchCall:
         try:
             await self._apply("before")
             await self.receive()
+            await self._apply("received")
             if self.operation != "create" and "/batches" in self.http.path:
                 await self.batches.caught_up(self.id or None)
             with nullcontext() if self.http.method == "GET" else self.store.write():
@@ -88,10 +89,18 @@ class BatchCall:
         except Dropped:
             drop_connection(self.http)
             return web.Response(status=503)
+        except ApiError as error:
+            if error.page is None:
+                raise
+            return web.Response(status=error.status, body=error.page, content_type="text/html", headers=MARK)
         return json_response(done) if isinstance(done, dict) else await self._send(done)
 
     async def receive(self) -> None:
         """Reads the body; raises ApiError."""
+
+    def requests_sent(self) -> bytes:
+        """Returns the requests for a batch that the call holds."""
+        return b""
 
     async def _apply(self, when: str) -> None:
         """The faults of one moment of the call: it waits, its connection is dropped, or it is refused."""
@@ -100,7 +109,12 @@ class BatchCall:
                 continue
             if rule.kind == "batch_too_large" and (self.http.content_length or 0) <= rule.value("bytes"):
                 continue
+            text = rule.value("match")
+            if rule.kind == "batch_blocked" and text is not None and not mentions(self.requests_sent(), text):
+                continue
             self.store.counted(f"fault.{rule.kind}")
+            if rule.kind == "batch_blocked":
+                raise blocked_page(rule.value("status"))
             if rule.kind == "batch_status":
                 raise error_of(rule)
             if rule.kind == "batch_too_large":
@@ -121,7 +135,10 @@ class BatchCall:
             if body == "error":
                 return json_response({"error": {"message": "The results cannot be read now.", "type": "server_error"}})
             lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-            sent = {"array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b""}
+            sent = {
+                "array": b"[" + b",".join(lines) + b"]", "half": b"\n".join(lines[: len(lines) // 2]), "empty": b"",
+                "page": PAGE % (b"200 OK", b"Log in to go on."),
+            }  # fmt: skip
             if body in sent:
                 return web.Response(body=sent[body], headers=self.file_headers)
             response = web.StreamResponse(headers=self.file_headers)
@@ -203,6 +220,14 @@ class OpenAiCall(BatchCall):
         elif self.operation == "create":
             self.order = read_order(read_object(await self.http.read()))
 
+    def requests_sent(self) -> bytes:
+        if self.operation != "upload":
+            return b""
+        file, _ = self.upload
+        content = file.read()
+        file.seek(0)
+        return content
+
     def add_file(self) -> Answer:
         content, name = self.upload
         now = self.store.now()
@@ -268,6 +293,9 @@ class MessageCall(BatchCall):
     async def receive(self) -> None:
         if self.operation == "create":
             self.requests = await asyncio.to_thread(split_requests, await self.http.read())
+
+    def requests_sent(self) -> bytes:
+        return b"".join(self.requests) if self.operation == "create" else b""
 
     def create(self) -> Answer:
         """POST /v1/messages/batches. Anthropic refuses at once what others refuse when they check the input."""

@@ -48,8 +48,9 @@ OPERATIONS = ("create", "upload", "poll", "download", "cancel", "list", "delete"
 FOREIGN_FORMS = ("unknown", "null", "list", "no_custom_id", "not_utf8")
 """Which lines `batch_foreign_line` adds that are no result of any request."""
 
-JUNK_BODIES = ("error", "array", "half", "empty", "endless")
-"""What `batch_junk` sends for results: an error, the lines as an array, half of them, nothing, or an endless line."""
+JUNK_BODIES = ("error", "array", "half", "empty", "page", "endless")
+"""What `batch_junk` sends for results: an error, the lines as an array, half of them, nothing, a page of HTML, or an
+endless line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,9 @@ FAULTS: dict[str, KnownFault] = {
                                STATUS_KEYS, op="create", status=500, when="before"),
     "batch_too_large": KnownFault("call", "413 for an upload, or a create (`op`), of more than so many `bytes`",
                                   "op bytes", op="upload", bytes=10_000, when="before"),
+    "batch_blocked": KnownFault("call", "a firewall's page (403, or `status`) for an upload, or a create (`op`), of "
+                                        "requests that hold the text of `match`; of any without", "op status match",
+                                op="upload", status=403, when="received"),
     "batch_slow": KnownFault("call", "the call waits `seconds` before its effect", "op seconds",
                              op="create", seconds=1.0, when="before"),
     "batch_truncate": KnownFault("call", "a download ends with the connection, after half of it or `after_bytes`",

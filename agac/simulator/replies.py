@@ -77,10 +77,14 @@ def unknown_model(model: str) -> ApiError:
     return ApiError(404, message, code="model_not_found")
 
 
-def blocked_page() -> ApiError:
+PAGE = b"<html><head><title>%s</title></head><body>%s</body></html>"
+"""A page in the place of an API's answer, with a title and a text."""
+
+
+def blocked_page(status: int = 403) -> ApiError:
     """What a firewall before the API answers, to whatever it takes for an attack."""
-    page = b"<html><head><title>403 Forbidden</title></head><body>Request blocked.</body></html>"
-    return ApiError(403, "Request blocked.", page=page)
+    title = f"{status} {'Forbidden' if status == 403 else 'Request refused'}".encode()
+    return ApiError(status, "Request blocked.", page=PAGE % (title, b"Request blocked."))
 
 
 def too_large(model: str, limit: int = 30_000, requested: int = 47_522) -> ApiError:

@@ -165,10 +165,15 @@ class BatchRecord:
         return self.foreign_ids or []
 
 
+TOO_LARGE, BLOCKED = "too_large", "blocked"
+"""Words of batches that were refused for their size, and for what they held: their tasks go into smaller ones."""
+
+
 class ReadyTask(NamedTuple):
     """What came of a task in a batch. `then_do` None: a result, or failed with `error`; else what is next: `batch`,
     `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the workflow again). `round`, `position` and
-    `repairs` say what was asked so far. `enrolled`: it was in the batch; else it waited for an equal one."""
+    `repairs` say what was asked so far. `enrolled`: it was in the batch; else it waited for an equal one.
+    `refused_with`: bytes of the batch, where that was refused for what one of its tasks holds; else None."""
 
     row_key: int
     stage: int
@@ -179,6 +184,7 @@ class ReadyTask(NamedTuple):
     repairs: int
     then_do: str | None
     enrolled: bool
+    refused_with: int | None
     error: RowError | None
 
 

@@ -1448,9 +1448,9 @@ UPDATE batch SET state = 'BUILT', tasks = :tasks, bytes = :bytes, tokens = :toke
 -- One step further, or aside, with the reason.
 UPDATE batch SET state = :to, note = :note WHERE id = :id AND state = :before;
 
--- name: batch_too_large
--- Its file is too large for its provider: its tasks go into smaller ones.
-UPDATE batch SET state = :to, word = 'too_large', note = :note WHERE id = :id AND state = :before;
+-- name: batch_halve
+-- Its file was refused, as too large or for what it holds: its tasks go into smaller ones.
+UPDATE batch SET state = :to, word = :word, note = :note WHERE id = :id AND state = :before;
 
 -- name: batch_least_refused
 -- The smallest file of several tasks that an account refused for its size since a time.
@@ -1584,6 +1584,7 @@ WHERE t.state = 1 AND t.state < 2 AND t.fingerprint IN (:many) AND run.workflow 
 -- name: tasks_ready
 -- What came of the tasks of some rows.
 SELECT row_key, stage, replica, fingerprint, round, position, repairs, then_do, batch_id IS NOT NULL AS enrolled,
+    (SELECT b.bytes FROM batch b WHERE b.id = batch_id AND b.state = 'NOT_CREATED' AND b.word = 'blocked') AS refused_with,
     error_type, ifnull(error_message, '') AS error_message
 FROM batch_task WHERE state = 2 AND state < 3 AND row_key IN (:many);
 

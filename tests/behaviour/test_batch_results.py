@@ -278,7 +278,7 @@ def test_a_batch_of_anthropic_that_is_ended_keeps_what_it_did(make: Make, server
 
 
 @pytest.mark.parametrize("provider", [{}, ANTHROPIC], ids=["openai", "anthropic"])
-@pytest.mark.parametrize("body", ["error", "array", "empty"])
+@pytest.mark.parametrize("body", ["error", "array", "empty", "page"])
 def test_results_without_a_line_of_ours_are_fetched_again_and_then_a_person_decides(
     make: Make, server: Server, monkeypatch: pytest.MonkeyPatch, body: str, provider: Fault
 ) -> None:

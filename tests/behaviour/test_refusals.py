@@ -103,7 +103,7 @@ def test_many_such_pages_in_a_row_stop_the_run(project: ProjectFolder, faulty: F
     server = project.asks(faulty([{"kind": "blocked", "match": "<script>"}]))
     report = ask(project, texts(200, *range(31, 201)), concurrency=1)
     assert (report.exit_code, report.stop) == (ExitCode.FAILED, "fatal")
-    assert "10 calls in a row were refused though the key was accepted before" in (report.stopped or "")
+    assert "10 requests in a row were refused though the key was accepted before" in (report.stopped or "")
     assert (report.summary["rows"]["done"], server.account()["requests"]) == (30, 40)
 
 
@@ -174,6 +174,87 @@ def test_a_row_that_is_too_large_alone_fails_and_the_others_are_answered(batches
     assert uploads <= 12
     project.run()
     assert project.account["calls"]["upload"] <= uploads + 2  # the row is tried again, and what was learned stays
+
+
+# What a firewall says of the file of a batch is about some of its rows.
+
+
+def blocked(api: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "batch_blocked", "op": "upload" if api == "openai" else "create", **more}
+
+
+def accept_key(project: ProjectFolder, stage: dict[str, Any]) -> None:
+    """A call of another workflow, with the same key."""
+    project.workflow("first", stages=[stage])
+    assert project.run("first", sample=1, sample_seed=1).exit_code == ExitCode.DONE
+
+
+@pytest.mark.parametrize("status", [403, 405, 406, 415, 418, 451, 400])
+def test_a_page_for_the_file_of_a_batch_fails_only_the_rows_that_it_is_about(batches_at: Make, status: int) -> None:
+    project = batches_at(blocked("openai", match="<script>", status=status))
+    project.batched(ECHO, defaults=FAST)
+    project.rows(texts(12))
+    assert project.run(wait=True).exit_code == ExitCode.DONE
+    project.rows(texts(36, 15, 29))
+    report = project.run(wait=True)
+    assert report.stopped is None
+    assert (report.exit_code, failed(project)) == (
+        ExitCode.ROWS_FAILED, {"r-15": "ProviderError", "r-29": "ProviderError"}
+    )  # fmt: skip
+    assert "firewall or gateway in front of the provider" in errors(project)["r-15"]
+    assert f"titled '{status} " in errors(project)["r-15"]
+    assert project.charged()[1] == 34
+    uploads = project.account["calls"]["upload"]
+    assert uploads <= 40
+    project.rows(texts(66, 15, 29))
+    project.run(wait=True)
+    assert project.account["calls"]["upload"] <= uploads + 16, "new rows go into whole files"
+    project.assert_sound()
+
+
+def test_a_page_for_inline_requests_fails_only_the_rows_that_it_is_about(case_at: Start) -> None:
+    case = case_at("anthropic", blocked("anthropic", match="Review: 7"))
+    rows = case.project.query
+    case.project.rows([{"id": f"r-{n}", "text": f"{n}."} for n in (1, 2)])
+    case.finish("run")
+    case.project.rows([{"id": f"r-{n}", "text": f"{n}."} for n in range(1, 10)])
+    ran = case.run("--wait")
+    assert ran.code == ExitCode.ROWS_FAILED
+    assert rows("SELECT id, error_type FROM row WHERE error_type IS NOT NULL") == [("r-7", "ProviderError")]
+    assert case.account()["charged"] == 8
+    case.project.assert_sound()
+
+
+def test_a_page_for_a_file_before_anything_was_accepted_blames_the_key(batches_at: Make) -> None:
+    project = batches_at(blocked("openai"))
+    project.batched(ECHO, defaults=FAST)
+    report = project.run(wait=True)
+    assert (report.exit_code, report.stop) == (ExitCode.FAILED, "fatal")
+    assert "may not use this" in (report.stopped or "")
+    assert "titled '403 Forbidden'" in (report.stopped or "")
+    assert project.account["calls"]["upload"] == 1
+
+
+def test_a_page_for_every_file_stops_the_run_and_fails_few_rows(batches_at: Make) -> None:
+    project = batches_at({**blocked("openai"), "at": list(range(2, 500))})
+    project.rows(texts(2))
+    project.batched(ECHO, defaults=FAST)
+    assert project.run(wait=True).exit_code == ExitCode.DONE
+    project.rows(texts(200))
+    report = project.run(wait=True)
+    assert (report.exit_code, report.stop) == (ExitCode.FAILED, "fatal")
+    assert "in a row were refused though the key was accepted before" in (report.stopped or "")
+    assert project.account["calls"]["upload"] <= 120
+    assert report.summary["rows"]["failed"] <= 10
+
+
+def test_a_page_where_a_batch_is_created_is_no_batch(batches_at: Make) -> None:
+    """With a status that proves nothing it is looked for before it is cut."""
+    project = batches_at(blocked("anthropic", status=418) | {"at": [1]})
+    project.batched(ECHO, defaults={"batch": {"poll_interval": "0.05s", "grace": "0.05s"}})
+    report = project.run(wait=True)
+    assert (report.exit_code, project.charged()[1]) == (ExitCode.DONE, 10)
+    assert project.account["duplicates"] == 0
 
 
 def test_an_upload_that_is_refused_for_good_is_not_sent_for_ever(batches_at: Make) -> None:

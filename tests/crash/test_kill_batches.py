@@ -14,6 +14,8 @@ from support.batchcase import ROWS, BatchCase
 from support.server import Faulty, Server, simulator
 from support.soak import few
 
+from agac.core.errors import ExitCode
+
 SUBMITTING = [
     "journal.plan.before", "journal.plan.after", "spool.finish.before", "spool.finish.after", "journal.built.after",
     "provider.upload.before", "provider.upload.after", "journal.uploaded.after", "journal.intend.before",
@@ -106,8 +108,8 @@ def test_a_command_that_is_killed_while_it_takes_results_in_has_taken_them_once(
 
 
 HALVING = [
-    "provider.upload.after:1", "journal.too_large.before:1", "journal.too_large.after:1", "provider.upload.after:2",
-    "journal.plan.after:2", "journal.too_large.after:2",
+    "provider.upload.after:1", "journal.halve.before:1", "journal.halve.after:1", "provider.upload.after:2",
+    "journal.plan.after:2", "journal.halve.after:2",
 ]  # fmt: skip
 
 
@@ -123,6 +125,22 @@ def test_a_file_that_is_cut_for_its_size_is_cut_whenever_a_command_is_killed(
     assert case.account()["charged"] == ROWS
     assert case.account()["duplicates"] == 0
     assert case.account()["calls"]["upload"] <= 4 * ROWS
+
+
+@pytest.mark.parametrize("moment", [*HALVING, "journal.reject.before:1", "journal.reject.after:1"])
+def test_a_file_that_a_firewall_refuses_is_cut_whenever_a_command_is_killed(
+    moment: str, faulty: Faulty, tmp_path: Path
+) -> None:
+    """The row that it refuses has failed; no other one is lost, asked twice, or sent for ever."""
+    case = BatchCase(tmp_path / "project", faulty([{"kind": "batch_blocked", "match": "<script>"}]), "openai", rows=1)
+    case.finish("run")
+    case.project.rows([{"id": n, "text": "<script>" if n == 4 else f"text {n}"} for n in range(ROWS)])
+    case.killed(moment, "run", "-a", "reviews")
+    assert case.run("--wait").code == ExitCode.ROWS_FAILED
+    assert case.project.query("SELECT id, error_type FROM row WHERE error_type IS NOT NULL") == [("4", "ProviderError")]
+    assert case.account()["charged"] == ROWS
+    assert case.account()["duplicates"] == 0
+    assert case.account()["calls"]["upload"] <= 2 * ROWS
 
 
 ANEW = [

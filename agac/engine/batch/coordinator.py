@@ -353,7 +353,7 @@ async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIter
     work, plan, (database, run, event) = invocation.work, invocation.plan, invocation.places
     context = BatchContext(
         database, invocation.ledger, work.batching, work.redactor, work.clocks, invocation.stop_signal,
-        workflow=plan.workflow, run=run, event=event, totals=invocation.totals,
+        workflow=plan.workflow, run=run, event=event, totals=invocation.totals, keys=invocation.keys,
         plan=plan, budget=invocation.budgets, proof=invocation.proof, traces=invocation.traces,
     )  # fmt: skip
     context.journal.notifier = invocation.notifier

@@ -14,7 +14,7 @@ from agac.engine.batch.coordinator import ENDED, ENDED_UNSENT, clean_up, give_up
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
 from agac.engine.batch.submit import CLOCKS_APART, UNSURE, deadline, look_for, look_once, order_of
-from agac.engine.invocation import Batching, Clocks
+from agac.engine.invocation import Batching, Clocks, accepted_keys
 from agac.engine.limits import StopSignal
 from agac.engine.settle import Totals
 from agac.providers.batch import BatchState, ProviderBatch
@@ -37,9 +37,11 @@ async def batch_maintenance(
         ledger = Ledger(
             database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
         )  # fmt: skip
+        stop_signal = StopSignal()
         context = BatchContext(
-            database, ledger, batching, redactor, clocks, StopSignal(),
+            database, ledger, batching, redactor, clocks, stop_signal,
             workflow=workflow, run=NO_RUN, event=NO_RUN, totals=Totals(),
+            keys=accepted_keys(database, ledger, stop_signal, clocks.wall),
         )  # fmt: skip
         beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
         try:

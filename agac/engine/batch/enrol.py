@@ -113,13 +113,19 @@ class OpenBatch:
 
 class Question(NamedTuple):
     """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks (of a conversation,
-    after so many turns); in a batch, for the `round`-th time, unless it `calls`."""
+    after so many turns); in a batch, for the `round`-th time, unless it `calls`. It was refused with a file of so many
+    bytes before, `refused_with`, and goes into smaller ones; 0: it was not."""
 
     request: Request
     position: int = 0
     quoted: int = 0
     round: int = 1
     calls: bool = False
+    refused_with: int = 0
+
+
+Lane = tuple[int, int, int]
+"""What goes into the same batches: a stage's index, its model's position, and the bytes of files that were refused."""
 
 
 class Enrolment:
@@ -133,8 +139,8 @@ class Enrolment:
         self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(
             lambda prints: live_tasks(context.database, prints, context.workflow)
         )
-        self._filling: dict[tuple[int, int], OpenBatch] = {}
-        self._locks: dict[tuple[int, int], asyncio.Lock] = {}
+        self._filling: dict[Lane, OpenBatch] = {}
+        self._locks: dict[Lane, asyncio.Lock] = {}
         self._spools: list[Spool] = []
         self._left: dict[int, bool] = {}
         self._plain, self._primers = Counter[tuple[int, int]](), dict[tuple[int, int], int | None]()
@@ -175,9 +181,11 @@ class Enrolment:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
                 return Parked.PARKED
             question = await self._after(ready, active, stage, question)
+            if ready.refused_with:  # files of about one size are filled together
+                question = question._replace(refused_with=1 << ready.refused_with.bit_length() - 1)
         if stage.agent_spec is None and not question.calls:
             return await self._enrol(active, stage, fingerprint, question, replica)
-        request, position, quoted, _, calls = question
+        request, position, quoted, _, calls, _ = question
         try:
             return await self._caller.ask(
                 active, stage, fingerprint, request, replica, position=position, quoted=quoted, in_batch=not calls
@@ -243,14 +251,14 @@ class Enrolment:
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
     ) -> RowError | Parked:
         """Writes the task into the batch that is being filled."""
-        request, position, repairs, number, _ = question
-        context, budget, lane = self._context, self._context.budget, (stage.index, position)
-        form = (await context.formats(context.run)).get(lane)
+        request, position, repairs, number, _, refused_with = question
+        context, budget, lane = self._context, self._context.budget, (stage.index, position, refused_with)
+        form = (await context.formats(context.run)).get(lane[:2])
         if form is None:  # its provider has no batches any more: who retrieves does not pay the price of calls for it
             return Parked.PARKED
         context.stop_signal.check()
         async with self._locks.setdefault(lane, asyncio.Lock()):
-            form = await self._primed(form, lane)
+            form = await self._primed(form, lane[:2])
             body = form.body(request_for_model(form.model, request, position, replica))
             tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit
             filling = self._filling.get(lane)
@@ -283,7 +291,7 @@ class Enrolment:
             name = custom_id(filling.record.intent, place, fingerprint)
             filling.spool.add(form.lines.line(name, body, form.address))
             filling.tokens += tokens
-            self._plain[lane] += form.prefix is None
+            self._plain[lane[:2]] += form.prefix is None
             filling.held = filling.held.plus(worst)
         asked = (active.new, stage.index, replica, fingerprint)
         context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
@@ -303,27 +311,27 @@ class Enrolment:
         self.held_back += 1
         return Parked.PARKED
 
-    async def _begin(self, form: BatchFormat, lane: tuple[int, int], first: bytes) -> OpenBatch:
+    async def _begin(self, form: BatchFormat, lane: Lane, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
         await context.prove_writable()
-        primer = None if form.prefix is None else self._primers[lane] or 0
+        primer = None if form.prefix is None else self._primers[lane[:2]] or 0
         record = await context.journal.plan(form, first, run=context.run, event=context.event, primer=primer)
         cap = (await context.lane_load(record)).cap
         most = most_requests(form.stage.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
         if primer == 0:
-            self._primers[lane], most = record.id, 1
+            self._primers[lane[:2]], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
-        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form), cap)
+        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form, lane[2]), cap)
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""
         for lane, filling in list(self._filling.items()):
             self._close(lane, filling)
 
-    def _close(self, lane: tuple[int, int], filling: OpenBatch) -> None:
+    def _close(self, lane: Lane, filling: OpenBatch) -> None:
         """A batch is full as it is; unless it is no longer filled."""
         if self._filling.get(lane) is filling:
             self.full.put_nowait(self._filling.pop(lane))

@@ -19,7 +19,7 @@ from agac.core.types import Fault, Params, Reply, SharedPrefix
 from agac.engine.connections import Route
 from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
-from agac.engine.limits import NOTHING, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
+from agac.engine.limits import NOTHING, AcceptedKeys, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
 from agac.engine.notify import Notifier
 from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
@@ -160,11 +160,12 @@ class Journal:
         released = ("tasks_release", {"id": record.id, "then_do": then_do})
         return await self.write(record, "step", [released], to=BatchStep.NOT_CREATED, note=note)
 
-    async def halve(self, record: BatchRecord, note: str) -> BatchRecord:
-        """Its file is too large: it comes to its end without having run, and its tasks go into files of half its size
-        (`BatchContext.most_bytes`). Killed before, the next upload is refused alike; after, the size is known."""
+    async def halve(self, record: BatchRecord, word: str, note: str) -> BatchRecord:
+        """Its file was refused, `word` says why: it comes to its end without having run, and its tasks go into files of
+        half its size (all tasks of its account, or these: `BatchContext.most_bytes`). Killed before, the next upload is
+        refused alike; after, the size is known."""
         released = ("tasks_release", {"id": record.id, "then_do": "batch"})
-        return await self.write(record, "too_large", [released], to=BatchStep.NOT_CREATED, note=note)
+        return await self.write(record, "halve", [released], to=BatchStep.NOT_CREATED, word=word, note=note)
 
     async def reject(
         self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
@@ -274,6 +275,7 @@ class BatchContext:
     run: int
     event: int
     totals: Totals
+    keys: AcceptedKeys
     plan: Plan | None = None
     budget: BudgetLimiter | None = None
     proof: WriteProof | None = None
@@ -355,12 +357,20 @@ class BatchContext:
         caps = [cap // shares for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
         return load._replace(cap=min(caps, default=None))
 
-    async def most_bytes(self, form: BatchFormat) -> int:
-        """Bytes of a new batch: half of the smallest file that its account refused for its size in the last day."""
+    def heard(self, account: Account, answer: object) -> None:
+        """An account answered a question: unless it was refused, its key is accepted."""
+        if not isinstance(answer, Fault):
+            self.keys.accepted(account.provider)
+
+    async def most_bytes(self, form: BatchFormat, refused_with: int = 0) -> int:
+        """Bytes of a new batch: half of the smallest file that its account refused for its size in the last day.
+        `refused_with`: the bytes of the file with which its tasks were refused for what it held; 0, they were not."""
         provider = form.model.provider
         since = self.clocks.wall() - CAP_KEPT
         refused = await least_refused(self.database, provider.name, provider.account, since)
-        return form.max_bytes if refused is None else min(form.max_bytes, refused // 2)
+        bounds = [refused // 2] if refused is not None else []
+        bounds += [refused_with // 2] if refused_with else []
+        return min([form.max_bytes, *bounds])
 
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""

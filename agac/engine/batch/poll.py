@@ -62,7 +62,10 @@ async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | Fault:
     assert record.provider_id is not None
-    return await context.account(record.provider).api.look(record.provider_id)
+    account = context.account(record.provider)
+    seen = await account.api.look(record.provider_id)
+    context.heard(account, seen)
+    return seen
 
 
 async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | Fault:

@@ -12,13 +12,14 @@ from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from agac.core.errors import ErrorType, RowError
+from agac.core.errors import RowError
 from agac.core.keys import read_custom_id
 from agac.core.state_files import make_folder
 from agac.core.types import About, DayTime, Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
 from agac.providers.error_tables import with_remedy
+from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
 
 _log = logging.getLogger("agac.batch")
@@ -38,6 +39,9 @@ AGAIN_AFTER = 900.0
 """Seconds until a batch is tried again that met its account's limit while nothing of ours was under way."""
 
 _TOO_LARGE = "Shorten the row's fields or the prompt, or run the stage with `run_mode: sync`."
+
+_OF_FILE = (About.SIZE, About.CONTENT)
+"""What a file of fewer requests may not meet."""
 
 _CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s*([\d][\d,_]*)", re.IGNORECASE)
 
@@ -119,6 +123,7 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
         if isinstance(one, Fault):
             return one
         listed.append(one)
+    context.keys.accepted(account.provider)
     known = await known_ids(context.database, [one.id for one in listed])
     fresh = [one for one in listed if one.id not in known and one.id not in record.not_ours]
     if account.traits.finds_by != "count":
@@ -236,14 +241,19 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) -> BatchRecord:
     """Its input goes to the provider. Killed after the upload: the file is found by its name and size."""
-    api, name = context.account(record.provider).api, f"agac-{record.file}"
+    account, name = context.account(record.provider), f"agac-{record.file}"
     for attempt in count(1):
-        given = None if fresh and attempt == 1 else await api.uploaded(name, record.bytes)
+        given = None
+        if not fresh or attempt > 1:
+            given = await account.api.uploaded(name, record.bytes)
+            context.heard(account, given)
         if given is None:
-            given = await api.upload(context.path(record), name)
+            given = await account.api.upload(context.path(record), name)
         if isinstance(given, str):
+            context.keys.accepted(account.provider)
             return await context.journal.write(record, "uploaded", file_id=given)
-        if given.about is About.SIZE:
+        given = await context.keys.judged(account.provider, given, record.tasks)
+        if given.about in _OF_FILE:
             return await halve(context, record, given)
         record = await context.journal.remark(record, given.message)
         if given.kind is FaultKind.TASK:  # the same file would be refused again
@@ -287,20 +297,30 @@ async def _create(context: BatchContext, record: BatchRecord) -> BatchRecord:
     form = await context.format(record)
     assert form is not None
     await _prove(context)  # at once, unless this process slept
-    fault = await context.account(record.provider).api.create(order_of(context, record, form))
+    account = context.account(record.provider)
+    fault = await account.api.create(order_of(context, record, form))
     if isinstance(fault, ProviderBatch):
+        context.keys.answered(account.provider)
         return await context.journal.submitted(record, fault, deadline(context, form), None)
     if fault.ambiguous:
         _log.warning("batch %d may have been created: %s", record.id, fault.message)
-        return await look_for(context, record)
-    # the provider said no, and there is no batch
+        record = await look_for(context, record)
+        if record.state != _back(record) or fault.about is not About.UNSURE:
+            return record
+        # it is not there: created again it would be refused again
+    fault = await context.keys.judged(account.provider, fault, record.tasks)
+    return await _not_created(context, record, fault)
+
+
+async def _not_created(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
+    """What becomes of a batch whose creation was refused. Raises RunStopped when the run stops."""
     if fault.about is About.QUEUE:
         return await over_cap(context, record, fault.message)
-    if fault.about is About.SIZE:
+    if fault.about in _OF_FILE:
         return await halve(context, record, fault)
     if fault.about is About.INPUT and record.attempt > UPLOAD_AGAIN:  # it is not late, it is gone
         return await context.journal.write(record, "defer", to=BatchStep.BUILT, try_at=None, note=fault.message)
-    again = await context.journal.write(record, "defer", to=_back(record), try_at=None, note=fault.message)
+    again = await _stepped_back(context, record, fault.message)
     if fault.kind not in (FaultKind.RETRY, FaultKind.PAUSE):
         raise context.stopped_by(fault)
     if await context.wait_and_retry(fault, record.attempt, f"creating batch {record.id}"):
@@ -349,15 +369,21 @@ async def _stepped_back(context: BatchContext, record: BatchRecord, note: str) -
 
 
 async def halve(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
-    """What its provider refused for its size: its tasks go into files of half the size, and a task alone has failed."""
+    """What was refused for its size or for what it holds: its tasks go into files of half the size, and a task alone
+    has failed."""
+    of_size = fault.about is About.SIZE
     if record.tasks > 1:
         note = f"its file of {record.bytes:,} bytes is cut: {fault.message}"
-        return await context.journal.halve(await _stepped_back(context, record, note), note)
+        word = batches.TOO_LARGE if of_size else batches.BLOCKED
+        halved = await context.journal.halve(await _stepped_back(context, record, note), word, note)
+        context.path(record).unlink(missing_ok=True)  # killed before, the next command removes it
+        return halved
     form = await context.format(record)
-    message = (
-        f"its request of {record.bytes:,} bytes is too large for a batch: {with_remedy(fault.message, _TOO_LARGE)}"
-    )
-    error = RowError(ErrorType.PROVIDER_ERROR, message)
+    what, remedy = f"its request of {record.bytes:,} bytes is too large for a batch", _TOO_LARGE
+    if not of_size:
+        what, remedy = "its request was refused", ""
+    message = f"{what}: {with_remedy(fault.message, remedy)}"
+    error = RowError(fault.type, message)
     return await context.journal.reject(record, {1: error}, message, form.stage if form is not None else None)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 PROVIDER = ("upload", "uploaded", "create", "look", "download", "cancel", "delete")
 JOURNAL = (
-    "plan", "built", "step", "release", "too_large", "reject", "uploaded", "intend", "defer", "submitted", "remark",
+    "plan", "built", "step", "release", "halve", "reject", "uploaded", "intend", "defer", "submitted", "remark",
     "seen", "not_ours", "cancel", "downloaded", "ingested", "cleaned",
 )  # fmt: skip
 """Methods of `Journal`, and statements that it writes by their names."""
