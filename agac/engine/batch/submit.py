@@ -384,7 +384,9 @@ async def halve(context: BatchContext, record: BatchRecord, fault: Fault) -> Bat
         what, remedy = "its request was refused", ""
     message = f"{what}: {with_remedy(fault.message, remedy)}"
     error = RowError(fault.type, message)
-    return await context.journal.reject(record, {1: error}, message, form.stage if form is not None else None)
+    rejected = await context.journal.reject(record, {1: error}, message, form.stage if form is not None else None)
+    context.path(record).unlink(missing_ok=True)
+    return rejected
 
 
 async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
