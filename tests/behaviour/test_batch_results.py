@@ -287,7 +287,8 @@ def test_results_without_a_line_of_ours_are_fetched_again_and_then_a_person_deci
     project = make({"kind": "batch_junk", "body": body, "first": 7}, provider=provider)
     kept = project.account["kept"]
     assert project.retrieve().exit_code == 75
-    assert (project.account["calls"]["download"], project.steps()) == (5, ["NEEDS_HUMAN"])
+    downloads = 6 if body == "page" else 5  # a last line that is no JSON may have been cut
+    assert (project.account["calls"]["download"], project.steps()) == (downloads, ["NEEDS_HUMAN"])
     [note] = project.notes()
     adopt = str(note).split("`")[1].split()
     assert adopt[:3] == ["agac", "doctor", "--adopt"]

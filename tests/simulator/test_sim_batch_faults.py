@@ -93,6 +93,17 @@ async def test_an_upload_of_too_many_bytes_is_refused_and_a_smaller_one_is_taken
         assert (await api.counted())["files"] == 1
 
 
+async def test_an_upload_that_holds_a_text_gets_a_page_and_others_are_taken(batches: Any) -> None:
+    async with batches(faults=[{"kind": "batch_blocked", "match": "<script>", "status": 451}]) as api:
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", as_jsonl([line("a", question("<script>"))]), filename="agac-x.jsonl")
+        async with api.session.post(f"{api.root}/v1/files", data=form) as response:
+            assert (response.status, response.content_type) == (451, "text/html")
+            assert b"<title>451 Request refused</title>" in await response.read()
+        assert await api.upload(rows(2))
+        assert (await api.counted())["files"] == 1
+
+
 @pytest.mark.parametrize("after_bytes", [0, 10, None])
 async def test_a_download_ends_before_it_should(batches: Any, after_bytes: int | None) -> None:
     async with batches(faults=[{"kind": "batch_truncate", "after_bytes": after_bytes, "first": 1}]) as api:
@@ -128,6 +139,7 @@ async def test_a_download_that_is_no_whole_file_of_results_and_one_that_begins_l
                 "array": b"[" + whole.strip().replace(b"\n", b",") + b"]",
                 "half": b"\n".join(whole.splitlines()[:2]),
                 "empty": b"",
+                "page": b"<html><head><title>200 OK</title></head><body>Log in to go on.</body></html>",
                 "endless": junk and b"x" * len(junk),
             }[body]
         )
