@@ -125,7 +125,7 @@ stages:
   - {name: all, model: other/big, reply: json, group_by: [each.said], reduce: {max_rows: 9, max_tokens: 900},
      incomplete: fail, needs: [each, checked, talk]}
 output: {dir: output/there, include_input: true, format: [csv, parquet], to: "sqlite://data/out.db?table=t",
-         merge: update, csv_safe: true, bom: true, how: true, stages: [all]}
+         merge: update, csv_safe: true, bom: true, how: true, sources: true, stages: [all]}
 """
 PIPED = """\
 input: {path: "data/*.csv"}

@@ -1,4 +1,4 @@
-"""What agac makes of the words of other providers: the tables of tests/contract/words, each line sent for real.
+"""What agac makes of the words of other providers: the tables of tests/contract/other_servers, each line sent for real.
 
 `right` of a line says what comes of it:
 

@@ -1,4 +1,4 @@
-"""A server that answers in the words of other providers, as the tables in tests/contract/words say.
+"""A server that answers in the words of other providers, as the tables in tests/contract/other_servers say.
 
 A table is a file of JSON lines, one for each subject. A line has
 
@@ -30,7 +30,7 @@ from agac.simulator.openai import RESPONSES
 from agac.simulator.replies import ModelAnswer, ModelApi, ModelCall, server_sent
 from support.canned import KEPT, Answer, Talk, serving
 
-FOLDER = Path(__file__).resolve().parents[1] / "contract" / "words"
+FOLDER = Path(__file__).resolve().parents[1] / "contract" / "other_servers"
 TABLES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
 KEYS = {"dialect", "provider", "case", "sent", "right", "source"}
 SENT = {"status", "headers", "body", "events", "ends", "piece", "word", "usage"}
