@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Message, Outcome, RowId
@@ -333,6 +333,15 @@ def source_of(stage: AnyStage) -> str | None:
     return stage.name if stage.makes in ("rows", "kept") else None
 
 
+class StoredReplies(NamedTuple):
+    """What the store has for tasks, by their fingerprints."""
+
+    results: Mapping[bytes, store.EarlierResult]
+    """Results that may be taken."""
+    failures: Mapping[bytes, store.Failures]
+    """How replicas of a vote failed."""
+
+
 class StoredAnswers:
     """Answers the tasks of a dry run: with what the store has, else that the answer is unknown. Nobody is called. All
     outcomes are counted in `found`, where `show` prompts are kept. `in_batches`: batches of the project are open."""
@@ -452,10 +461,12 @@ class StoredAnswers:
                 wanted[row.chosen] += _prints(task)
         self._shared, self._asked = set(), []
         earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
+        failures = {chosen: await self._failures(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
         in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
         for place, (row, task) in enumerate(begun):
             if known[place] is None and not isinstance(task, NotReady | ReviewTask):
-                known[place] = self._looked_up(stage, row, task, earlier[row.chosen], in_batch)
+                replies = StoredReplies(earlier[row.chosen], failures[row.chosen])
+                known[place] = self._looked_up(stage, row, task, replies, in_batch)
         with self.scratch.at_once():
             self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         return known
@@ -482,22 +493,29 @@ class StoredAnswers:
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
     ) -> dict[bytes, store.EarlierResult]:
-        """The stage's results for these that `chosen` rows, or others, would take; empty ones of failed replicas."""
+        """Returns the stage's results for these fingerprints that `chosen` rows, or others, would take."""
         found: dict[bytes, store.EarlierResult] = {}
-        retries = chosen and self.baseline.retry is not None
         remote, database = self.baseline.remote, self.baseline.database
         since = self.baseline.since(stage, chosen=chosen)
         for some in slices(prints) if not self.baseline.fresh else ():
             if database is not None:
                 found |= await store.earlier_results(database, some, since, self.baseline.plan.workflow)
-            if database is not None and stage.vote and stage.vote.lead and not retries:
-                for one, failed in (await store.replica_failures(database, some)).items():
-                    if failure_for(stage, 0, since, failed) is not None:
-                        found.setdefault(one, store.EarlierResult(0, ""))
             if remote is not None and isinstance(stage, PlannedStage) and (lacking := set(some) - found.keys()):
                 taken = await remote.take(stage, list(lacking), since)
                 found |= {one: result for one, result in taken.items() if result is not None}
                 self._shared |= {one for one, result in taken.items() if result is None}
+        return found
+
+    async def _failures(self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool) -> dict[bytes, store.Failures]:
+        """Returns how replicas failed that are not asked again: those of a vote with a lead, unless a retry asks."""
+        found: dict[bytes, store.Failures] = {}
+        database = self.baseline.database
+        if database is None or self.baseline.fresh or not (stage.vote and stage.vote.lead):
+            return found
+        if chosen and self.baseline.retry is not None:
+            return found
+        for some in slices(prints):
+            found |= await store.replica_failures(database, some)
         return found
 
     async def in_batch(self, prints: Sequence[bytes]) -> set[bytes]:
@@ -536,19 +554,33 @@ class StoredAnswers:
             self.measure(stage, row)
         return Unknown(reason)
 
+    def _there(
+        self, stage: AnyStage, row: ForecastRow, prints: Sequence[bytes], replies: StoredReplies
+    ) -> dict[bytes, str | None]:
+        """Returns the replies to these fingerprints that the run would take for the row: JSON, None for a failure."""
+        checks = self._checks.get(stage.index)
+        key = row.old.key if row.old is not None and self.baseline.continued else 0
+        since = self.baseline.since(stage, chosen=row.chosen)
+        there: dict[bytes, str | None] = {}
+        for one in prints:
+            result = replies.results.get(one)
+            if result is None:
+                if failure_for(stage, key, since, replies.failures.get(one, {})) is not None:
+                    there[one] = None
+            elif checks is None or not checks.error(row.view, json.loads(result.value)):
+                there[one] = result.value
+        return there
+
     def _looked_up(
         self,
         stage: AnyStage,
         row: ForecastRow,
         task: Prepared | LocalCall,
-        earlier: Mapping[bytes, store.EarlierResult],
+        replies: StoredReplies,
         in_batch: set[bytes],
     ) -> TaskResult | None:
         prints, found = _prints(task), self.of(stage)
-        there = {one: known.value or None for one in prints if (known := earlier.get(one)) is not None}
-        if (checks := self._checks.get(stage.index)) is not None:
-            wrong = {one for one, text in there.items() if text and checks.error(row.view, json.loads(text))}
-            there = {one: text for one, text in there.items() if one not in wrong}
+        there = self._there(stage, row, prints, replies)
         answers = list[str | None]()
         while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
             asked = prints[: len(answers) + voted]

@@ -305,7 +305,9 @@ class Settler:
         own.last_error = (error, new.row.id)
         if not row.part and (anew or not row.again):
             own.failed += 1
-            self._totals.failed_for_good += counts and failures == FURTHER_RUNS + 1
+            # the answers of a vote that none leads are kept, so that the next run would find the same
+            stays = error.type is ErrorType.NO_CONSENSUS or failures == FURTHER_RUNS + 1
+            self._totals.failed_for_good += counts and stays
 
     def undecided(self, row: ActiveRow, stage: AnyStage) -> None:
         """Every answer that a guard looks at is there."""

@@ -261,3 +261,21 @@ def test_retry_from_its_stage_asks_all_anew(project: ProjectFolder, server: Serv
     project.agac("retry", "last", "--from", "classify", code=0)
     assert server.account()["requests"] - before == asked
     project.assert_sound()
+
+
+def test_failures_that_a_check_of_the_row_finds_bind_the_plan_as_they_bind_the_run(project: ProjectFolder) -> None:
+    check = {"check": "row.text == 'never'", "message": "the row is another one; so it fails"}
+    with project.asking(deciding(by_seed("good"))) as provider:
+        rows(project, "thing", "other", "third", "fourth")
+        project.workflow(stages=[classify(3, 2, checks=[check])])
+        report = project.run()
+        asked = len(provider.asked)
+        assert (report.exit_code, asked) == (ExitCode.ROWS_FAILED, 8)
+        stage = plan_stage(project)
+        assert (stage["run"], stage["blocked"]) == (0, 4)
+        project.workflow(stages=[classify(3, 2, checks=[check])], confirm_above={"usd": 0.000001})
+        ran = project.agac("run", "-a", "reviews")  # nothing is asked, so that nothing has to be confirmed
+        assert ran.code == ExitCode.ROWS_FAILED, ran.out + ran.err
+        assert len(provider.asked) == asked
+        assert "agac retry" in ran.out
+    project.assert_sound()
