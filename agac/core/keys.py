@@ -59,6 +59,11 @@ def shard_of(row_id: RowId, of: int) -> int:
     return member_hash(row_id) % of + 1
 
 
+def numbered_id(row_id: RowId, number: int) -> str:
+    """The id of a row whose id came before (`on_duplicate_id: suffix`); `number` counts from 2."""
+    return f"{row_id}#{number}"
+
+
 def message_id(token: str, about: str, target: str) -> str:
     """Names a message about something in a store, which has this `token`, to a target: in each attempt the same."""
     return f"msg_{digest(canonical([token, about, target])).hex()}"

@@ -341,13 +341,19 @@ async def judged_chunks(rows: Rows, source: InputSpec, scratch: Scratch) -> Asyn
         await count_ids(rows(), scratch)
     reader = rows()
     while chunk := await asyncio.to_thread(read_chunk, reader):
-        if policy is not None:
+        if policy == "suffix":
+            await asyncio.to_thread(_make_unique, chunk, scratch)
+        elif policy is not None:
             times = await asyncio.to_thread(scratch.times, [new.row.id for new in chunk], -1 if policy == "last" else 1)
             for new, number in zip(chunk, times, strict=True):
                 if number == (0 if policy == "last" else 1):  # none that comes after it, or that came before
                     continue
-                if policy == "suffix":
-                    new.row = new.row._replace(id=f"{new.row.id}#{number}")
-                else:
-                    new.state = State.FAILED if policy == "error" else State.DROPPED
+                new.state = State.FAILED if policy == "error" else State.DROPPED
         yield chunk
+
+
+def _make_unique(chunk: Sequence[NewRow], scratch: Scratch) -> None:
+    """Gives rows whose ids came before other ids."""
+    with scratch.at_once():
+        for new in chunk:
+            new.row = new.row._replace(id=scratch.made_unique(new.row.id))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.keys import row_hash, snapshot
+from agac.core.keys import numbered_id, row_hash, snapshot
 from agac.core.types import Row, RowId
 from agac.data.files import PREVIOUS
 from agac.engine.effects import ActiveRow
@@ -117,10 +117,10 @@ class RowMatcher:
         row_id = new.row.id
         while True:
             numbers = range(last + 1, last + 1 + PROBES)
-            stored = await store.rows_by_id(self._db, self._run, [f"{row_id}#{number}" for number in numbers])
+            stored = await store.rows_by_id(self._db, self._run, [numbered_id(row_id, number) for number in numbers])
             placed = self._placed(stored)
             for last in numbers:
-                name = f"{row_id}#{last}"
+                name = numbered_id(row_id, last)
                 if name not in placed and not met.get(name):
                     met[name] = 1, new.row.ordinal
                     new.row, new.occurrence = new.row._replace(id=name), 0

@@ -301,3 +301,17 @@ def test_why_tells_what_differs_from_the_last_time(ran: ProjectFolder) -> None:
     assert "Changes since run 1" in shown
     assert 'field text: "I love number 3" → "I love number three"' in shown
     assert "run 1" in ran.agac("why", "2", "r-4", "reply").out
+
+
+@pytest.mark.parametrize(
+    "ids", [("a", "a#2", "a"), ("a", "a", "a#2"), ("a", "a#2", "a", "a", "a#2"), ("a#2", "a", "a", "a#2#2", "a#2")]
+)
+def test_ids_that_are_made_unique_are_those_of_the_run(
+    project: ProjectFolder, server: Server, ids: tuple[str, ...]
+) -> None:
+    project.rows([{"id": row_id, "text": f"text {n}"} for n, row_id in enumerate(ids)])
+    project.workflow(input={"on_duplicate_id": "suffix"}, defaults={"reuse": "row"})
+    project.run()
+    report = agac.plan("reviews", project=project.root)
+    (stage, *_) = report.as_json()["stages"]
+    assert (stage["run"], stage["reuse"]) == (0, len(ids))
