@@ -18,9 +18,9 @@ from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
 from agac.engine.review import Known, ReviewTask, known_of, reviewings
-from agac.engine.settle import VoteResult, outcome_of_vote
-from agac.engine.tasks import UNPARSED, LocalCall, Parked, failure_for
+from agac.engine.tasks import UNPARSED, LocalCall, Parked
 from agac.engine.validate import checks_of
+from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
@@ -565,7 +565,7 @@ class StoredAnswers:
         for one in prints:
             result = replies.results.get(one)
             if result is None:
-                if failure_for(stage, key, since, replies.failures.get(one, {})) is not None:
+                if binding_failure(stage, key, since, replies.failures.get(one, {})) is not None:
                     there[one] = None
             elif checks is None or not checks.error(row.view, json.loads(result.value)):
                 there[one] = result.value

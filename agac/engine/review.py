@@ -14,9 +14,10 @@ from agac.core.types import JSONValue, Outcome, RowId, inside
 from agac.engine.caller import Answer
 from agac.engine.effects import ActiveRow, plain
 from agac.engine.invocation import InvocationRef, Work
-from agac.engine.settle import Reviewed, Settler
+from agac.engine.settle import Settler
 from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import Checker
+from agac.engine.votes import Reviewed
 from agac.plan.plan import Plan
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage

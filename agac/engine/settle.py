@@ -1,27 +1,24 @@
-"""The one place where an outcome is decided and written, with the record of every call that led to it, and counted.
-Which answer of replicas wins, and how many agree with it, is decided here too."""
+"""The one place where an outcome is decided and written, with the record of every call that led to it, and counted."""
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
-from agac.core.types import Outcome, RowId, inside
+from agac.core.types import Outcome, RowId
 from agac.engine.effects import ActiveRow, is_leave
 from agac.engine.limits import StopRules, is_free
 from agac.engine.retry_policy import FURTHER_RUNS
-from agac.engine.telemetry import bucket_of, share
-from agac.engine.validate import ValidReply, parsed
+from agac.engine.telemetry import bucket_of
+from agac.engine.validate import ValidReply
+from agac.engine.votes import Reviewed, VoteResult
 from agac.plan.stage import AnyStage, LocalStage
-from agac.spec.operations import Vote
 from agac.spec.workflow import KeepReplies
 from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, NewRow, Result, RowEnd, TaskEnd, WriteBatch
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
@@ -426,82 +423,3 @@ class Settler:
             batch.tally((name, prior.outcome.value, error, "")).tasks += by
             if prior.agreement is not None:
                 batch.tally((name, AGREEMENT, prior.agreement, "")).tasks += by
-
-
-# Replicas of a task vote.
-
-
-class VoteResult(NamedTuple):
-    """What is made of the answers of replicas: JSON, and whose answer it is, from 1; 0: a list of all of them.
-    `agreement`: how many of them say what it says, of how many, as `2/3`, or `2/3 of 5`; None: no vote."""
-
-    text: str
-    replica: int = 0
-    agreement: str | None = None
-
-    @property
-    def share(self) -> float | None:
-        """The same as a number from 0 to 1."""
-        return share(self.agreement) if self.agreement else None
-
-    @property
-    def note(self) -> str | None:
-        """What the store keeps of a vote beside its result, JSON."""
-        return canonical({"agreement": self.agreement, "replica": self.replica}) if self.agreement else None
-
-
-class Reviewed(VoteResult):
-    """A result that came to a review: `agreement` is how it passed: `auto`, `approved`, `manual` or `rejected`."""
-
-    @property
-    def note(self) -> str | None:
-        """What the store keeps of it beside the result, JSON."""
-        return canonical({"review": self.agreement})
-
-
-Answers = Sequence[str | None]  # of replicas, in their order: JSON; None: its reply is none
-
-
-def outcome_of_vote(answers: Answers, vote: Vote | None, most: int) -> VoteResult | RowError | int:
-    """What comes of answers: without a `vote` a list of them; else the first that has the most frequent value, of
-    several that are as frequent the one that came first. An error where that does not lead as far as it has to. Or how
-    many more are to be asked, of `most` in all: never more than it takes if all of these say what most did."""
-    left = most - len(answers)
-    if vote is None:
-        return left or VoteResult(f"[{','.join(filter(None, answers))}]")
-    values = votes(answers, vote)
-    cast = [value for value in values if value is not None]
-    (winner, count), (_, second), *_ = ranked = [*Counter(cast).most_common(), ("", 0), ("", 0)]
-    lacking = vote.lead - (count - second) if vote.lead else left
-    if 0 < lacking <= left:
-        return lacking
-    if lacking > 0 or not cast:
-        shown = ", ".join(f"{value[:60]} {number}" for value, number in ranked[:3] if value) or "there are none"
-        message = f"no answer leads by {vote.lead or 1} votes: {shown}; {len(cast)} of {len(values)} asked have a vote"
-        return RowError(ErrorType.NO_CONSENSUS, message)
-    of_all = f" of {len(values)}" if len(cast) < len(values) else ""
-    return VoteResult(answers[values.index(winner)] or "", values.index(winner) + 1, f"{count}/{len(cast)}{of_all}")
-
-
-def votes(answers: Answers, vote: Vote) -> list[str | None]:
-    """What each answer says in the vote, as canonical JSON; None: it has none. One without the field says null."""
-    return [None if answer is None else _voted_for(answer, vote) for answer in answers]
-
-
-def _voted_for(answer: str, vote: Vote) -> str | None:
-    value = json.loads(answer)
-    if vote.max_length is not None and len(value if isinstance(value, str) else answer) > vote.max_length:
-        return None
-    value = inside(value, vote.field.split(".")) if vote.field is not None else value
-    if vote.match == "structured" and isinstance(value, str):
-        try:
-            return canonical(parsed(value)[1])
-        except ValueError:
-            return None
-    if vote.match == "normalized":
-        text = " ".join((value if isinstance(value, str) else canonical(value)).casefold().split())
-        value = text.lstrip(_QUOTES).rstrip(f"{_QUOTES}.,;:!?…。！？ ") or text
-    return canonical(value)
-
-
-_QUOTES = "\"'`“”‘’«»"

@@ -20,8 +20,8 @@ from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationContext, Work
 from agac.engine.limits import RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.settle import VoteResult, outcome_of_vote
 from agac.engine.validate import checks_of, is_of_row
+from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
@@ -299,7 +299,7 @@ class Tasks:
             anew = row.forced or (stage.index, asked.replica, fingerprint) in row.ready  # what a batch brought is newer
             if asked.replica and stage.vote and stage.vote.lead and earlier is None and not anew:
                 failed = await self.failures.get(fingerprint) or {}
-                kept = failure_for(stage, row.new.key, self._takes_since(row, stage), failed)
+                kept = binding_failure(stage, row.new.key, self._takes_since(row, stage), failed)
             if earlier is not None and wrong is None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
                 if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
@@ -421,14 +421,6 @@ class Tasks:
     def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
         if known.get(fingerprint) is value:
             del known[fingerprint]
-
-
-def failure_for(stage: AnyStage, row: int, since: float, failures: Failures) -> RowError | None:
-    """How a replica failed as an answer at or after `since`, for the row or for any, of `failures` by rows."""
-    for key, (at, error) in failures.items():
-        if at >= since and error.type in ANSWER_FAILURES and (key == row or not is_of_row(stage, error)):
-            return error
-    return None
 
 
 def value_of(answer: Answer) -> JSONValue:
