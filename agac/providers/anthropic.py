@@ -33,7 +33,7 @@ from agac.providers.dialect import (
     unreadable,
     uses_of,
 )
-from agac.providers.endings import MESSAGE_ENDINGS, ending
+from agac.providers.endings import MESSAGE_ENDINGS, ending, says_why
 from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of, tools_of
@@ -226,7 +226,8 @@ _PIECES = {
 
 
 class MessageAssembly(Assembly):
-    """A message. It ends with `message_stop`, or with an `error` in its place."""
+    """A message. It ends with `message_stop`, or with an `error` in its place. One without an answer is whole only
+    where the model said why it stopped."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
@@ -252,6 +253,12 @@ class MessageAssembly(Assembly):
             self.done = True
         elif event.get("error"):  # a gateway may leave the type out
             self.done, self._error = True, {"type": "error", **event}
+
+    def is_whole(self) -> bool:
+        if self._error is not None or says_why(self._frame.get("stop_reason")):
+            return self.done
+        has_call = any(block.get("type") == "tool_use" for block, _ in self._blocks.values())
+        return self.done and (has_call or self.answering_at is not None)
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         if self._error is not None:

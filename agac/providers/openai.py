@@ -218,7 +218,8 @@ _LISTED = ("annotations", "executed_tools")
 
 
 class ChatAssembly(dialect.Assembly):
-    """A completion; without `[DONE]` at its end, the model must have said why it stopped. The first choice counts."""
+    """A completion; without `[DONE]` at its end, the model must have said why it stopped, and so it must where nothing
+    came before `[DONE]`. The first choice counts."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
@@ -248,7 +249,9 @@ class ChatAssembly(dialect.Assembly):
                     self._choice(choice)
 
     def is_whole(self) -> bool:
-        return self.done or self._finish is not None
+        if self._finish is not None or is_error(self._frame):
+            return True
+        return self.done and self.answering_at is not None
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         if is_error(self._frame):
