@@ -33,12 +33,14 @@ from agac.api.task_keys import (
     OF_RUNS,
     OpenCodeRuntime,
     Phase,
+    RunKeys,
     SharedKeys,
     TaskKeys,
     refuse_for_workflow,
     refuse_keys,
     with_shared,
 )
+from agac.core.arguments import refuse_keys_of, typed
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, Where
 from agac.core.keys import job_name
 from agac.core.types import Report, RowId, Usage, WebSource, counted, usd
@@ -206,6 +208,7 @@ async def _asked(
 ) -> _Asked:
     """The task of these stages. Its name stands for all that it is: the same task resumes its run, and others run
     beside it. Raises SpecError and UsageError."""
+    refuse_keys_of("agac.run" if len(stages) == 1 else "agac.map_reduce", of_run, RunKeys)
     root, options = project_root(of_run.get("project"), bare=True), of_run.get("options") or RunOptions()
     more = {"project": root} | {one: of_run[one] for one in ("progress", "confirm") if one in of_run}
     if options.input is not None:
@@ -353,6 +356,7 @@ async def astream(task: str, inputs: Inputs, **keys: Unpack[TaskKeys]) -> AsyncG
 stream = iterating(astream)
 
 
+@typed
 async def amap_reduce(
     *,
     map: str | Phase | Mapping[str, Any],  # noqa: A002 - the phase's name

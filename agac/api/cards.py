@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from agac.api.project import Project, open_project
 from agac.api.sync import blocking
+from agac.core.arguments import typed
 from agac.core.errors import Problem, SpecError, UsageError, any_error, did_you_mean
 from agac.core.keys import canonical
 from agac.core.types import Report
@@ -64,6 +65,7 @@ class CardReport(Report):
     most_calls: int | None = None
 
 
+@typed
 def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
     """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
     opened = open_project(project, sound=True)

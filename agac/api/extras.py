@@ -33,6 +33,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.api.sync import blocking
+from agac.core.arguments import typed
 from agac.core.errors import StoreError, UsageError, did_you_mean, sentence
 from agac.core.state_files import make_folder
 from agac.core.types import JSONValue, Report
@@ -153,6 +154,7 @@ async def index(
     return IndexReport(record.id, rows, opened, index_bytes(database.path, record.id))
 
 
+@typed
 def backup(file: Path | str, *, force: bool = False, project: Path | str | None = None) -> BackupReport:
     """Copies the database as it is at one moment into `file`, also while runs are at work. The file appears whole,
     checked and durable, or not at all; an existing one is only replaced with `force`. Raises UsageError for a file that
@@ -213,6 +215,7 @@ class DataReport(Report):
         return f"The input has one column: {hint}, or look at it with --delimiter." if hint else None
 
 
+@typed
 def show_data(
     inputs: str | Path | Sequence[str | Path],
     *,
@@ -338,6 +341,7 @@ def _files_of(example: str) -> dict[Path, Path]:
     return {path.relative_to(root): path for pattern in patterns for path in sorted(root.glob(pattern))}
 
 
+@typed
 def init(folder: Path | str = ".", example: str | None = None) -> list[Path]:
     """Makes a project in `folder`, or the one of an example, and gives the files that were made. Raises UsageError, and
     writes nothing, when one of them is there already. An example may be added to a project, whose own settings and
@@ -375,6 +379,7 @@ def _stays(target: Path, source: Path, project: Path) -> bool:
 # Questions to the store in SQL, which change nothing.
 
 
+@typed
 @contextmanager
 def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswer]:
     """The answer to one statement that reads, for use in `with`: `columns`, and the rows as tuples when iterated over.
@@ -410,6 +415,7 @@ class SchemasReport(Report):
     settings: dict[str, Any]
 
 
+@typed
 def write_schemas(*, project: Path | str | None = None) -> SchemasReport:
     """Writes all of them into `.agac/schemas/` of the project, in place of older ones. Raises UsageError where there is
     no project, and AgacError when the folder cannot be written."""
@@ -460,6 +466,7 @@ class _AsWritten(GenerateJsonSchema):
         return False
 
 
+@typed
 def file_schema(kind: str) -> dict[str, Any]:
     """The JSON Schema (draft 7) of a `workflow`, `project` (agac.yml), `card` or `test`. UsageError for others."""
     if kind not in _MODELS:

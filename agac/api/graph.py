@@ -12,6 +12,7 @@ from agac.api.drawing import WORDS, DrawnEdge, DrawnNode, mermaid, svg
 from agac.api.project import project_of
 from agac.api.status import database_path, names_of_files, root_of, stored_run, workflow_name
 from agac.api.sync import asynchronous, blocking
+from agac.core.arguments import typed
 from agac.core.errors import SpecError, UsageError, any_error
 from agac.core.types import Report
 from agac.data.files import write_whole
@@ -239,6 +240,7 @@ def _shown_text(file: Path, home: Path) -> str:
         return str(error.problem)
 
 
+@typed
 def save_drawing(text: str, file: Path | str) -> None:
     """Writes a drawing, whole or not at all; an older one is replaced, and no other file. Raises UsageError for a place
     where none can be, AgacError when the disk refuses it."""

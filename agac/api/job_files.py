@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from agac.api.job import Job, ProcessOptions, is_outside, said
+from agac.core.arguments import typed
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.spec import validation as check
@@ -68,6 +69,7 @@ _PLACES = {
 """Keys of a job's workflow, with the option and the place in the file that they come from."""
 
 
+@typed
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
     """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
     document = read_yaml(Path(path), str(path), None)
@@ -111,6 +113,7 @@ def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str,
     return {"json_schema": schema if isinstance(schema, dict) or is_reference(schema) else str(path.parent / schema)}
 
 
+@typed
 def save_job(
     input: str | Path,  # noqa: A002 - the option's name
     output: str | Path,

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from agac.api.status import database_path, position_of, root_of, this_shard, workflow_name
 from agac.api.sync import INTERRUPTS
+from agac.core.arguments import refuse_fields, typed
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error, did_you_mean
 from agac.core.redact import Redactor
 from agac.core.state_files import make_folder
@@ -111,6 +112,7 @@ class CommonOptions:
         elif budget is not None and not isinstance(budget, Budget):
             remedy = "Give US dollars above 0, or agac.Budget(usd=5, tokens=100_000, calls=2_000)."
             raise UsageError(f"budget={budget!r} is no budget", remedy=remedy)
+        refuse_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +434,7 @@ class CheckedWorkflow:
         return sum(1 for _ in (records if most is None else itertools.islice(records, most)))
 
 
+@typed
 def validate(
     workflow: loader.WorkflowSource | Sequence[str] | None = None, *, project: Path | str | None = None,
     untrusted: bool = False,

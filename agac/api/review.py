@@ -17,6 +17,7 @@ from typing import Any
 from agac.api.run_compare import Agreement
 from agac.api.status import database_path, made_in_python, no_runs_yet, refuse_unknown, workflow_name
 from agac.api.sync import blocking
+from agac.core.arguments import refuse_fields
 from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
@@ -50,6 +51,9 @@ class Decision(Report):
     source: str = "api"
     seen: str | None = None
     at: Moment | None = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from agac.api.review import DecideReport, Decision, ReviewItem, ReviewPage, deci
 from agac.api.run import recorded_plan
 from agac.api.status import database_files, database_path, find_rows, find_run, go_on, position_of
 from agac.api.sync import asynchronous, blocking
+from agac.core.arguments import typed
 from agac.core.errors import ErrorType, RowError, UsageError, lack_of
 from agac.core.keys import canonical, review_key, snapshot
 from agac.core.text import json_shown, plain
@@ -40,6 +41,7 @@ from agac.store.runs import definition_of
 from agac.store.writer import open_database
 
 
+@typed
 def reviewer(named: str | None = None, *, project: Path | str | None = None) -> str:
     """Who decides: who is named, else AGAC_REVIEWER, else git's user.name. Raises UsageError where nobody is."""
     root = project_root(project)

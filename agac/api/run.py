@@ -42,6 +42,7 @@ from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, re
 from agac.api.share import controlled, ended, pull_in, push_at_end
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling, interruptible
+from agac.core.arguments import typed
 from agac.core.errors import AgacError, ErrorType, ExitCode, LeaseHeld, Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
 from agac.core.text import row_command
@@ -410,6 +411,7 @@ WORST_FIRST = (
 GOING_ON = (ExitCode.DONE, ExitCode.ROWS_FAILED, ExitCode.NOT_READY)  # ends after which the next workflow runs
 
 
+@typed
 def run_several(
     workflows: Sequence[str], options: RunOptions, *, tell: Callable[[RunReport], None],
     project: Path | str | None = None, progress: Watch | bool = False, confirm: Confirm | None = None,
@@ -437,6 +439,7 @@ _COLUMNS = [*_TEXTS, TableColumn("row_number", Kind.INTEGER), TableColumn("ok", 
 _known = cache(lambda root: KnownAnswers())  # what this process knows of the remote, by the project's root
 
 
+@typed
 def ray_map(
     workflow: str, *, project: Path | str | None = None, options: RunOptions | None = None
 ) -> Callable[[Any], Any]:

@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agac.api.sync import blocking
+from agac.core.arguments import typed
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, sentence
 from agac.core.keys import JOB, job_alias
 from agac.core.types import Outcome, Report, RowId, Shard, dollars_in_all, iso, json_form, waits_left
@@ -27,8 +28,13 @@ from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
 from agac.store.words import index_files
 
-if TYPE_CHECKING:
-    from agac.spec.loader import WorkflowSource  # with pydantic, without which `agac status` does
+
+@runtime_checkable
+class NamedWorkflow(Protocol):
+    """An `agac.Workflow`, whose own class comes with pydantic, without which `agac status` does."""
+
+    name: str
+
 
 # Runs and rows by the names that users give them.
 
@@ -130,6 +136,7 @@ async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> lis
     raise UsageError(f"run {run} has no {rows}", remedy=hint)
 
 
+@typed
 def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
     """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where rows have no ids."""
     found: dict[RowId, None] = {}
@@ -346,9 +353,12 @@ class StatusReport(Report):
 
 @blocking
 async def status(
-    workflow: WorkflowSource | None = None, *, run: int | str | None = None, project: Path | str | None = None,
+    workflow: str | Path | NamedWorkflow | None = None,
+    *,
+    run: int | str | None = None,
+    project: Path | str | None = None,
     newest: int = 10,
-) -> StatusReport:  # fmt: skip
+) -> StatusReport:
     """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
     UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
     root, workflow = root_of(workflow, project), workflow_name(workflow)

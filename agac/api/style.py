@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agac.api.project import Project, defined, open_project
+from agac.core.arguments import typed
 from agac.core.errors import Problem, SpecError, any_error
 from agac.core.types import Report
 from agac.data.files import write_in_project, write_whole
@@ -43,6 +44,7 @@ class FormatReport(Report):
     problems: list[Problem]
 
 
+@typed
 def fmt(files: Sequence[Path | str] = (), *, check: bool = False, project: Path | str | None = None) -> FormatReport:
     """Makes the white space of these YAML files and cards regular, or of all of the project: agac.yml, its workflows,
     their tests and its cards. What is loaded of a file stays the same. A file is replaced in one step; with `check`
@@ -106,6 +108,7 @@ class LintReport(Report):
     """What comments (`# agac: ignore[RULE]`) ignore."""
 
 
+@typed
 def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = None) -> LintReport:
     """Looks for what is allowed and seldom meant, in these workflows or in all of the project. Nothing is asked.
     Raises UsageError for a workflow that does not exist, SpecError where agac.yml cannot be read."""

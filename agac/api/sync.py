@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from agac.core.arguments import typed
 from agac.core.errors import UsageError
 
 _LOOK_SECONDS = 0.1  # so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
@@ -132,7 +133,8 @@ def blocking(
 ) -> Callable[P, T]:
     """`work` as an ordinary function, which runs it to its end on an event loop of its own, also where a loop runs
     already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are.
-    Awaited by mistake it raises UsageError before it begins."""
+    Awaited by mistake, or given arguments of a wrong type, it raises UsageError before it begins."""
+    work = typed(work)
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

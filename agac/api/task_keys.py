@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack
 from agac.api.plan import Confirm
 from agac.api.project import RunOptions
 from agac.api.report import Watch
+from agac.core.arguments import refuse_types
 from agac.core.errors import UsageError
 from agac.spec.models import StageFile
 from agac.spec.operations import OPERATIONS, Incomplete
@@ -24,6 +25,8 @@ class OpenCodeRuntime:
     are those of a task; all others are keys of a stage's `runtime`."""
 
     def __init__(self, *, backend: str | None = None, model: str | None = None, **keys: Any) -> None:
+        texts = {"backend": backend, "model": model}
+        refuse_types("agac.OpenCodeRuntime", texts, dict.fromkeys(texts, str | None))
         of_task = {name: one for name, one in (("backend", backend), ("model", model)) if one is not None}
         self.task_keys: dict[str, Any] = {**of_task, "runtime": {"name": "opencode", **keys}}
 

@@ -129,7 +129,7 @@ class WhyReport(Report):
 
 
 @blocking
-async def why(run: int | str, row: str, stage: str, *, project: Path | str | None = None) -> WhyReport:
+async def why(run: int | str, row: int | str, stage: str, *, project: Path | str | None = None) -> WhyReport:
     """What a row's task at a stage was asked with, and what differs from the last time. Reads the store only."""
     async with stored_run(project_root(project), run) as (database, record):
         definition = await runs.definition_of(database, record.id)

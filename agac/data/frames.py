@@ -13,7 +13,7 @@ from importlib import import_module
 from math import isfinite
 from pathlib import PurePath
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 from agac.core.errors import UsageError, lack_of
@@ -23,6 +23,7 @@ from agac.data.tables import Kind, TableColumn, shortest_real
 from agac.spec.inputs import GIVEN
 
 
+@runtime_checkable
 class Frame(Protocol):
     """A table of pandas, polars, Arrow or another library that gives Arrow streams
     (arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html, read November 2026)."""

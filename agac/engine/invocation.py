@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from agac.core.arguments import refuse_fields
 from agac.core.errors import ErrorType
 from agac.core.redact import Redactor
 from agac.core.text import on_one_line, plain
@@ -77,6 +78,9 @@ class Retry(RowChoice):
     run: int = 0
     calls: UnknownCalls = "ask"
     discard: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
     def filters(self) -> dict[str, Any]:
         """What was chosen, as an invocation remembers it."""

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from agac.core.arguments import typed
 from agac.simulator.settings import Settings, SimulatorError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     loop.call_soon_threadsafe(stop.set)
 
 
+@typed
 @asynccontextmanager
 async def embedded_simulator(settings: Settings | None = None, key: str = "") -> AsyncIterator[str]:
     """The base URL of a simulator until the block ends; raises SimulatorError. Ctrl-C does not reach it. With a `key`

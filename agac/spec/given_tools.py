@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from agac.core.arguments import refuse_fields
 from agac.core.errors import Problem, UsageError
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.tools import McpServer, source_of
@@ -26,6 +27,9 @@ class Tool:
 
     name: str
     keys: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
     def __call__(self, **keys: Any) -> Tool:
         """With these keys."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
 
+from agac.core.arguments import refuse_types
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
 from agac.spec.card_types import card_parts
@@ -124,6 +125,7 @@ class BuiltWorkflow:
 
     def __init__(self, name: str, **keys: Any) -> None:
         """Raises SpecError with all that is wrong with the keys alone."""
+        refuse_types("agac.Workflow", {"name": name}, {"name": str})
         self.tools = GivenTools()
         if "stages" in keys:
             keys["stages"] = self.tools.written(keys["stages"])

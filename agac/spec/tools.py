@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from agac.core.arguments import refuse_fields
 from agac.core.errors import Where
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, ToolDefinition
@@ -62,6 +63,9 @@ class McpServer:
     env: Mapping[str, str] = field(default_factory=dict)
     lock: str = ""
     locked: str = ""
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

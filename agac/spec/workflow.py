@@ -8,6 +8,7 @@ from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
+from agac.core.arguments import refuse_fields
 from agac.core.errors import Where
 from agac.core.types import DayTime, JSONValue, Schema
 from agac.spec.graph import StageNode
@@ -101,6 +102,9 @@ class Budget:
     usd: float | None = None
     tokens: int | None = None
     calls: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_origin, overload
 
+from agac.core.arguments import refuse_keys_of
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import JSONValue
@@ -82,6 +83,9 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
     need it. `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share one
     execution, for the run or with `cache="persist"` for later ones too, with `scope="row"` those of one row. One with
     `side_effects` is never repeated without being asked."""
+    refuse_keys_of("agac.tool", keys, ToolKeys)
+    if function is not None and not callable(function):
+        raise UsageError(f"agac.tool: {function!r:.60} is not a function", remedy="Write @agac.tool above a function.")
     told = {key: keys.pop(key) for key in ("name", "description", "max_chars", "version") if key in keys}
     declared = DeclaredTool(**told, rules=ToolRules(**keys))
 

@@ -204,7 +204,7 @@ async def test_a_slow_iterator_lets_others_have_their_turn_and_leaves_no_file_wh
 
 REFUSED: list[tuple[Any, str]] = [
     ({"id": "1"}, "the input is no rows, but of type dict"),
-    (7, "the input is no rows, but of type int"),
+    (7, "input is 7, of type int"),
     (iter([]), "rows from Python: the iterator has nothing left; it was read before"),
     (each([]), "rows from Python: the iterator has nothing left; it was read"),
     ([{"id": "1", "n": 10**5000}], "rows from Python: row 1: Exceeds the limit (4300 digits)"),

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_type_hints
@@ -137,6 +138,67 @@ def test_a_number_is_a_budget_in_dollars_and_what_is_none_is_refused() -> None:
     for wrong in (0, -1, True, float("nan"), "5", {"usd": 5}):
         with pytest.raises(agac.UsageError, match="is no budget"):
             agac.RunOptions(budget=wrong)  # type: ignore[arg-type]
+
+
+WRONG = [
+    ("agac.RunOptions(limit='x')", "agac.RunOptions: limit is 'x', of type str", "a whole number or None"),
+    ("agac.RunOptions(offset=True)", "agac.RunOptions: offset is True, of type bool", "a whole number"),
+    ("agac.RunOptions(vars=['a'])", "agac.RunOptions: vars is ['a'], of type list", "a mapping of texts to texts"),
+    ("agac.RunOptions(run_mode='bulk')", "agac.RunOptions: run_mode is 'bulk', of type str", "'sync', 'batch' or None"),
+    ("agac.ProcessOptions(yes='no')", "agac.ProcessOptions: yes is 'no', of type str", "True or False"),
+    ("agac.ProcessOptions(temperature='warm')", "temperature is 'warm', of type str", "a number or None"),
+    ("agac.Budget(tokens=2.5)", "agac.Budget: tokens is 2.5, of type float", "a whole number or None"),
+    ("agac.Retry(rows='r1')", "agac.Retry: rows is 'r1', of type str", "a list of texts or whole numbers"),
+    ("agac.McpServer('a', ['b'])", "agac.McpServer: target is ['b'], of type list", "a text"),
+    ("agac.Tool('read_file', 5)", "agac.Tool: keys is 5, of type int", "a mapping"),
+    ("agac.tool(rate='fast')", "agac.tool: rate is 'fast', of type str", "a number or None"),
+    ("agac.Workflow(5)", "agac.Workflow: name is 5, of type int", "a text"),
+    ("agac.run(5)", "agac.run: workflow is 5, of type int", "a text, a path or an agac.Workflow"),
+    ("agac.run('a', {'limit': 3})", "agac.run: options is {'limit': 3}, of type dict", "an agac.RunOptions or None"),
+    (
+        "agac.run(task='{input}', inputs=['a'], max_inflight='2')",
+        "agac.run: max_inflight is '2'",
+        "a whole number or None",
+    ),
+    ("agac.stream('{input}', ['a'], id_field=3).send(None)", "agac.run: id_field is 3", "a text or None"),
+    ("agac.map_reduce(map=5, reduce='a')", "map is 5, of type int", "a text, an agac.Phase or a mapping"),
+    (
+        "agac.process(5, 'out.jsonl')",
+        "agac.process: input is 5, of type int",
+        "a text, a path, an iterable",
+    ),
+    ("agac.resume('job_1', wait='x')", "agac.resume: wait is 'x', of type str", "True or False"),
+    ("agac.retry('last', {})", "agac.retry: choice is {}, of type dict", "an agac.Retry"),
+    ("agac.trial('a', 'b', sample='5')", "agac.trial: sample is '5', of type str", "a whole number or None"),
+    ("agac.evaluate('a', models='gpt')", "agac.evaluate: models is 'gpt', of type str", "a list of texts"),
+    ("agac.fmt('a.yml')", "agac.fmt: files is 'a.yml', of type str", "a list of paths or texts"),
+    ("agac.status(5)", "agac.status: workflow is 5, of type int", "a text, a path, an agac.Workflow or None"),
+    ("asyncio.run(agac.aplan(5))", "agac.plan: workflow is 5, of type int", "a text, a path or an agac.Workflow"),
+]
+
+
+@pytest.mark.parametrize(("call", "message", "wanted"), WRONG, ids=[call for call, _, _ in WRONG])
+def test_a_value_of_a_wrong_type_is_refused_with_what_is_wanted(
+    call: str, message: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(agac.UsageError, match=re.escape(message)) as refused:
+        eval(call)
+    assert (refused.value.remedy or "").startswith(f"Give {wanted}")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_may_hold_a_secret_is_not_shown_where_its_type_is_wrong() -> None:
+    with pytest.raises(agac.UsageError) as refused:
+        agac.McpServer("docs", "https://example.com", headers="Bearer of-a-secret")  # type: ignore[arg-type]
+    assert str(refused.value).startswith("agac.McpServer: headers is of type str")
+
+
+def test_the_types_of_all_that_is_public_are_known_where_it_is_called() -> None:
+    for name in agac.api.__all__:
+        public = getattr(agac, name)
+        if inspect.isfunction(public) or (inspect.isclass(public) and is_dataclass(public)):
+            assert get_type_hints(public) is not None
 
 
 PROGRAM = """
