@@ -3,20 +3,22 @@ a loop, too, and `asynchronous` gives that back; `iterating` does it for iterato
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import dis
+import linecache
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from agac.core.arguments import typed
@@ -138,8 +140,7 @@ def blocking(
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if asyncio._get_running_loop() is not None and _is_awaited(sys._getframe(1)):
-            raise _not_awaited(work.__name__)
+        _refuse_awaited(work.__name__, sys._getframe(1))
         interrupts, context = Interrupts(), copy_context()  # a notebook knows its cell by the context
 
         def finish() -> T:
@@ -179,12 +180,68 @@ def _is_awaited(caller: FrameType) -> bool:
     return next((one.opname == "GET_AWAITABLE" for one in following), False)
 
 
-def _not_awaited(name: str) -> UsageError:
-    """What is said before a function that waits by itself does anything that would be lost with its result."""
+_OF_ASYNCIO = {"as_completed", "ensure_future", "gather", "run", "shield", "wait", "wait_for"}
+_OF_LOOPS = {"create_task", "run_until_complete"}  # functions and methods by these names await what they are given
+
+
+def _may_use_asyncio(code: CodeType, known: Mapping[str, Any]) -> bool:
+    """Whether the source is worth a look, which takes some milliseconds. In Python 3.11 a comprehension has a code of
+    its own, without the names around it."""
+    if code.co_name.startswith("<") and code.co_name != "<module>":
+        return True
+    of_asyncio = _OF_ASYNCIO - {"run"} | _OF_LOOPS
+    values = (known.get(name) for name in code.co_names)
+    if any(one is asyncio or one is asyncio.run for one in values):
+        return True
+    return not of_asyncio.isdisjoint(code.co_names)
+
+
+@lru_cache(64)
+def _taker(code: CodeType, at: int) -> ast.expr | None:
+    """The function to which the value of the call at `at` in `code` is given at once, also in a list; None: to none, or
+    the source is not there."""
+    line, _, column, _ = list(code.co_positions())[at // 2]
+    source = "".join(linecache.getlines(code.co_filename))
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:  # it was edited meanwhile
+        return None
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    calls = (one for one in nodes if isinstance(one, ast.Call) and (one.lineno, one.col_offset) == (line, column))
+    node = parents.get(max(calls, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), default=ast.Pass()))
+    while isinstance(
+        node, ast.Starred | ast.List | ast.Tuple | ast.Set | ast.ListComp | ast.SetComp | ast.GeneratorExp
+    ):
+        node = parents.get(node)
+    return node.func if isinstance(node, ast.Call) else None
+
+
+def _awaits(taker: ast.expr | None, known: Mapping[str, Any]) -> bool:
+    """Whether a function awaits what it is given; `known` are the names of its module."""
+    if isinstance(taker, ast.Attribute):
+        module = taker.value.id if isinstance(taker.value, ast.Name) else ""
+        of_asyncio = module == "asyncio" or known.get(module) is asyncio
+        return taker.attr in _OF_LOOPS or (of_asyncio and taker.attr in _OF_ASYNCIO)
+    function = known.get(taker.id) if isinstance(taker, ast.Name) else None
+    names = _OF_ASYNCIO | {"create_task"}
+    return any(function is getattr(asyncio, name) for name in names)
+
+
+def _refuse_awaited(name: str, caller: FrameType) -> None:
+    """Raises UsageError before a function that waits by itself does anything that would be lost with its result: where
+    it is awaited, or given to what awaits it. Not where its result is kept and awaited later."""
+    code, taker = caller.f_code, None
+    awaited = asyncio._get_running_loop() is not None and _is_awaited(caller)
+    if not awaited and _may_use_asyncio(code, caller.f_globals):
+        taker = _taker(code, caller.f_lasti)
+    if not awaited and not _awaits(taker, caller.f_globals):
+        return
     public = import_module("agac.api").__all__
     twin = name if name.startswith("a") and name[1:] in public else f"a{name}"
     remedy = f"Write `await agac.{twin}(…)`, or leave out `await`."
-    return UsageError(f"agac.{twin[1:]} waits by itself, and what it gives cannot be awaited", remedy=remedy)
+    if taker is not None:
+        remedy = f"Write `{ast.unparse(taker)}(agac.{twin}(…))`."
+    raise UsageError(f"agac.{twin[1:]} waits by itself, and what it gives cannot be awaited", remedy=remedy)
 
 
 def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:

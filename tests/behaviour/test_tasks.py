@@ -155,6 +155,35 @@ def test_what_is_awaited_that_waits_by_itself_is_refused_before_anything_is_aske
     asyncio.run(awaited())
 
 
+async def test_what_is_given_to_asyncio_and_waits_by_itself_is_refused_before_anything_is_asked(
+    project: ProjectFolder, server: Server
+) -> None:
+    keys: dict[str, Any] = {"inputs": TEXTS, "project": project.root}
+    refused = pytest.raises(agac.UsageError, match=r"agac\.run waits by itself")
+    with refused as gathered:
+        await asyncio.gather(agac.run(task="Of {input}", **keys), asyncio.sleep(0))  # type: ignore[call-overload]
+    assert gathered.value.remedy == "Write `asyncio.gather(agac.arun(…))`."
+    with refused:
+        await asyncio.gather(*[agac.run(task=one, **keys) for one in ("Of {input}",)])  # type: ignore[arg-type]
+    with refused:
+        await asyncio.ensure_future(agac.run(task="Of {input}", **keys))  # type: ignore[call-overload]
+    with refused:
+        await asyncio.wait_for(agac.run(task="Of {input}", **keys), 5)  # type: ignore[call-overload]
+    with refused:
+        asyncio.get_running_loop().create_task(agac.run(task="Of {input}", **keys))  # type: ignore[call-overload]
+    assert server.account()["requests"] == 0
+    assert len(list(agac.run(task="Of {input}", **keys))) == 3  # given to a function that awaits nothing
+
+
+def test_asyncio_run_of_what_waits_by_itself_is_refused_before_anything_is_asked(
+    project: ProjectFolder, server: Server
+) -> None:
+    with pytest.raises(agac.UsageError, match=r"agac\.run waits by itself") as refused:
+        asyncio.run(agac.run(task="Of {input}", inputs=TEXTS, project=project.root))  # type: ignore[arg-type]
+    assert refused.value.remedy == "Write `asyncio.run(agac.arun(…))`."
+    assert server.account()["requests"] == 0
+
+
 def test_what_is_said_of_a_task_names_files_and_calls_that_there_are(project: ProjectFolder, server: Server) -> None:
     agac.run(task="Of {input}", inputs=TEXTS, project=project.root)
     (run,) = agac.status(project=project.root).runs
