@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         BackupReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples, file_schema, gc,
         index, init, show_data, sql, write_schemas,
     )
-    from agac.api.forge import CommentReport, post_comment
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
@@ -92,14 +91,14 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
     acompare_runs, aevaluate = asynchronous(compare_runs), asynchronous(evaluate)
     acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
-    anotify_test, apost_comment = asynchronous(notify_test), asynchronous(post_comment)
+    anotify_test = asynchronous(notify_test)
     amerge, apull, apush = asynchronous(merge), asynchronous(pull), asynchronous(push)
     aremote_doctor, ashard_status = asynchronous(remote_doctor), asynchronous(shard_status)
     atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
 
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport", "CancelReport",
-    "CardReport", "CheckReport", "CommentReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
+    "CardReport", "CheckReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
     "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
     "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
     "MergeReport", "NotifyReport", "OpenCodeRuntime", "Phase", "PlanComparison", "PlanReport", "Problem",
@@ -111,13 +110,13 @@ __all__ = [
     "View", "WaitReport", "WebSource", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
     "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",
     "aevaluate", "aexport", "afix", "agc", "agraph", "aindex", "ainspect", "alock_card", "amap_reduce", "amerge",
-    "anotify_test", "aplan", "aplan_against", "apost_comment", "aprocess", "aprocess_plan", "apull", "apush",
+    "anotify_test", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
     "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_export", "areview_import",
     "areview_item", "areview_queue", "areview_report", "arun", "arun_tests", "aruns", "ashard_status", "ashow",
     "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
     "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate",
     "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "index", "init", "inspect", "lint", "lock_card",
-    "map_reduce", "merge", "notify_test", "plan", "plan_against", "post_comment", "process", "process_plan", "pull",
+    "map_reduce", "merge", "notify_test", "plan", "plan_against", "process", "process_plan", "pull",
     "push", "ray_map", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export",
     "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run", "run_several",
     "run_tests", "runs", "save_drawing", "save_job", "shard_status", "show", "show_card", "show_data", "sql", "status",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections import Counter
@@ -18,7 +19,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from agac import __version__
 from agac.api.bugs import bug_problem
 from agac.api.diff import Version, WorkflowDiff, differences, project_at, refuse_empty, version_of
-from agac.api.forge import github_event
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.share import adopt_all, loses_disk, pull_in
@@ -71,7 +71,7 @@ def event_of(env: Mapping[str, str], kind: Kind | None = None) -> Event:
 
 
 def _github(env: Mapping[str, str]) -> Event | None:
-    name, body = env["GITHUB_EVENT_NAME"], github_event(env)
+    name, body = env["GITHUB_EVENT_NAME"], _github_body(env)
     if name == "schedule":
         return Event("schedule")
     if name == "pull_request_target":
@@ -85,6 +85,18 @@ def _github(env: Mapping[str, str]) -> Event | None:
     if name == "push" and default and _at(body, "ref") == f"refs/heads/{default}":
         return Event("merge", _before(_at(body, "before")), _at(body, "after"), default)
     return None
+
+
+def _github_body(env: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the file in which GitHub describes the event to a job; empty if there is none. Raises UsageError."""
+    file = Path(env.get("GITHUB_EVENT_PATH", ""))
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
+        remedy = "Unset it, and say with --event what is meant."
+        raise UsageError(f"GITHUB_EVENT_PATH: {file} is no JSON object: {error}", remedy=remedy) from None
 
 
 def _at(body: Any, *keys: str) -> Any:

@@ -1,4 +1,4 @@
-"""`agac ci`: what a forge's jobs do; `agac ci comment`: what one of them found, as a comment."""
+"""`agac ci`: what a forge's jobs do, and the Markdown of what one of them found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from agac import api
 from agac.cli import main, terminal
@@ -20,12 +21,10 @@ from agac.data.files import write_whole
 
 if TYPE_CHECKING:
     from agac.api.ci import Event, Findings, Kind
-    from agac.api.forge import CommentReport, ForgeName
     from agac.api.workflow_tests import WorkflowTestReport
 
 
-@click.group(
-    invoke_without_command=True,
+@click.command(
     help="Do what a job of a forge is for: look at a change, run what was merged, retrieve batches. In GitHub's and "
     "GitLab's jobs it finds out which.",
 )
@@ -34,51 +33,91 @@ if TYPE_CHECKING:
 @click.option("--untrusted", is_flag=True, help="Import no Python and look up no variable: the files may be anybody's.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default="agac-pr.json", show_default=True, metavar="FILE",
-    help="Write what was found in a change, for `agac ci comment`.",
+    help="Write what was found in a change, as JSON.",
+)  # fmt: skip
+@click.option(
+    "--from", "findings", type=click.Path(path_type=Path), metavar="FILE",
+    help="Look at no project: make the Markdown of what `agac ci` wrote into FILE, in this job or in another one.",
+)  # fmt: skip
+@click.option(
+    "--markdown", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the Markdown of a change into FILE, and not to standard output.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="After a merge: do not ask for confirmation (cost above confirm_above).")
 @main.json_option
 @click.pass_context
 def ci(
-    context: click.Context, kind: Kind | None, against: str | None, untrusted: bool, out: Path, yes: bool, as_json: bool
-) -> int | None:  # fmt: skip
+    context: click.Context, kind: Kind | None, against: str | None, untrusted: bool, out: Path,
+    findings: Path | None, markdown: Path | None, yes: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`; after a merge the worst of all runs."""
-    if context.invoked_subcommand:
-        return None
-    from agac.api.ci import check_change, event_of, failed_findings
+    from agac.api.ci import event_of, read_findings
     from agac.api.diff import refuse_empty
-    from agac.cli.markdown import comment_text
 
+    if findings is not None:
+        _refuse_beside_from(context)
+        _show(read_findings(findings), markdown, as_json=as_json)
+        return ExitCode.DONE
     refuse_empty(against)
-    root = context.obj.project_dir
     event = event_of(os.environ, kind)
     if event.kind != "pull-request":
         if untrusted:
             raise UsageError(
                 "--untrusted: its workflows would be run", remedy="Look at the change: --event pull-request."
             )
+        if markdown is not None:
+            raise UsageError("--markdown: there is no change to describe", remedy="Leave it out.")
         return _ran(context, event if against is None else event._replace(base=against), yes=yes, as_json=as_json)
-    try:
-        found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
-    except AgacError as error:
-        _write(failed_findings(event, error, untrusted=untrusted, project=root), out)  # for `agac ci comment`
-        raise
-    _write(found, out)
-    text = comment_text(found)
+    from agac.cli.markdown import comment_text
+
+    found = _checked(context, event, against, untrusted, out)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-    if as_json:
-        terminal.print_json(found.model_dump(mode="json"))
-    else:
-        terminal.print_markdown(text)
+            file.write(comment_text(found) + "\n")
+    _show(found, markdown, as_json=as_json)
     return found.exit_code
 
 
-def _write(found: Findings, out: Path) -> None:
-    if out.is_symlink():  # a change may bring one, and a job that keeps the file would keep what it leads to
-        out.unlink()
-    write_whole(out, found.model_dump_json(indent=1) + "\n", "Name another file with --out.")
+def _refuse_beside_from(context: click.Context) -> None:
+    """Raises UsageError if an option was given that `--from`, which looks at no project, would ignore."""
+    for parameter in ("kind", "against", "untrusted", "out", "yes"):
+        if context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            option = next(one.opts[0] for one in context.command.params if one.name == parameter)
+            raise UsageError(f"{option} has no meaning with --from", remedy="Leave one of them out.")
+
+
+def _checked(context: click.Context, event: Event, against: str | None, untrusted: bool, out: Path) -> Findings:
+    """Checks a change, and writes what is found into `out`, also if the change cannot be checked."""
+    from agac.api.ci import check_change, failed_findings
+
+    root = context.obj.project_dir
+    try:
+        found = main.long_running(check_change)(event, against=against, untrusted=untrusted, project=root)
+    except AgacError as error:
+        failed = failed_findings(event, error, untrusted=untrusted, project=root)
+        _write(failed.model_dump_json(indent=1), out, "--out")
+        raise
+    _write(found.model_dump_json(indent=1), out, "--out")
+    return found
+
+
+def _show(found: Findings, markdown: Path | None, *, as_json: bool) -> None:
+    """Writes the Markdown into its file, and prints what standard output is for."""
+    from agac.cli.markdown import comment_text
+
+    text = comment_text(found)
+    if markdown is not None:
+        _write(text, markdown, "--markdown")
+    if as_json:
+        terminal.print_json(found.model_dump(mode="json"))
+    elif markdown is None:
+        terminal.print_markdown(text)
+
+
+def _write(text: str, file: Path, option: str) -> None:
+    if file.is_symlink():  # a change may bring one, and a job that keeps the file would keep what it leads to
+        file.unlink()
+    write_whole(file, text + "\n", f"Name another file with {option}.")
 
 
 def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> int:
@@ -117,33 +156,6 @@ def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> i
     elif not work:
         terminal.print_text("Nothing to run." if event.kind == "merge" else "No batch is open.")
     return min(codes, key=WORST_FIRST.index)
-
-
-@ci.command(help="Post what `agac ci` found as the comment of the pull request, or update that. Looks at no project.")
-@click.option("--provider", type=click.Choice(["github", "gitlab"]), required=True, help="Whose pull request it is.")
-@click.option(
-    "--from", "findings", type=click.Path(path_type=Path), default="agac-pr.json", show_default=True, metavar="FILE",
-    help="The file that `agac ci` wrote, in this job or in another one.",
-)  # fmt: skip
-@click.option("--pull-request", type=click.IntRange(1), metavar="N", help="Its number; default: of the job's event.")
-@main.json_option
-@click.pass_obj
-def comment(
-    settings: main.Globals, provider: ForgeName, findings: Path, pull_request: int | None, as_json: bool
-) -> None:
-    from agac.api.ci import read_findings
-    from agac.cli.markdown import comment_text
-
-    found = read_findings(findings)
-    report = api.post_comment(provider, comment_text(found), pull_request=pull_request, create=not found.quiet)
-    terminal.print_report(report, _posted, as_json=as_json, quiet=settings.quiet)
-
-
-def _posted(report: CommentReport) -> Iterator[str]:
-    if report.action == "none":
-        yield f"No comment was written: {report.why}"
-    else:
-        yield f"The comment {report.comment} of {report.pull_request} was {report.action}"
 
 
 @click.command(help="Run the tests of workflows (tests/workflows/*.yml): offline, without keys, at no cost.")

@@ -122,6 +122,9 @@ def plan_lines(report: Any) -> Iterator[str]:
 # The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is in it is data.
 
 MOST = 60_000  # characters of a comment; forges take 65,536
+COMMAND_OF_GITLAB = re.compile(r"(?m)^(\s*)/")
+"""To GitLab a line of a comment that begins with a slash is a command, such as /merge."""
+
 _MOST_TEXT, _MOST_CHANGE, _MOST_FOLD = 4_000, 10_000, 20_000  # of a text that changed, of a change, of a workflow
 _MOST_SETTING = 600  # cells
 _REST = "`agac-pr.json`, which the job keeps, has all"
@@ -167,7 +170,7 @@ def comment_text(found: Findings) -> str:
         text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
         longest = max(sections, key=lambda one: sum(map(len, one.blocks)))
         if (beyond := len(text) - MOST) <= 0 or not longest.blocks:
-            return text
+            return COMMAND_OF_GITLAB.sub(r"\1\\/", text)
         while beyond > 0 and longest.blocks:
             beyond -= len(longest.blocks.pop())
             longest.left += 1

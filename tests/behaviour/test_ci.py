@@ -59,6 +59,26 @@ def test_a_pull_request_is_told_in_one_comment(ran: ProjectFolder) -> None:
     assert (findings.workflows[0].usd_more or 0) > 0
 
 
+def test_the_markdown_is_written_to_a_file_and_made_once_more_of_the_findings(ran: ProjectFolder) -> None:
+    ran.workflow(stages=CHANGED)
+    Git(ran.root).commit()
+    assert ci(ran, 0, "--markdown", "first.md", **pull_request(ran)).out == ""
+    first = (ran.root / "first.md").read_text("utf-8")
+    assert first.startswith("<!-- agac:. -->\n**1 workflow changed**")
+    elsewhere = ran.root / ".agac/second_job"
+    elsewhere.mkdir()
+    made = ran.agac("ci", "--from", "../../agac-pr.json", "--markdown", "second.md", cwd=elsewhere, code=0)
+    assert (made.out, (elsewhere / "second.md").read_text("utf-8")) == ("", first)
+    assert ran.agac("ci", "--from", "../../agac-pr.json", cwd=elsewhere, code=0).out == first
+
+
+def test_what_would_be_ignored_is_refused(ran: ProjectFolder) -> None:
+    for words in (["--against", "main"], ["--event", "merge"], ["--untrusted"], ["--yes"], ["--out", "a.json"]):
+        refused = ci(ran, 2, "--from", "agac-pr.json", *words)
+        assert refused.err.startswith(f"error: {words[0]} has no meaning with --from")
+    assert "there is no change to describe" in ci(ran, 2, "--event", "merge", "--markdown", "a.md").err
+
+
 def test_nothing_changed_is_a_line(ran: ProjectFolder) -> None:
     marker, line = ci(ran, 0, **pull_request(ran)).out.splitlines()
     assert marker == "<!-- agac:. -->"

@@ -31,7 +31,6 @@ EXCEPT = {
     "card lock": "it needs a server; test_mcp_runs.py reads what it prints",
     **dict.fromkeys(("push", "pull", "remote doctor"), "it needs a remote; test_share.py reads what it prints"),
     "merge": "it needs runs in shards; test_shards.py reads what it prints",
-    "ci comment": "it needs a forge; test_forge.py reads what it prints",
     "ci": "it needs a repository and a forge's event; test_ci.py reads what it prints",
     "notify": "it needs targets; test_notify.py has some",
     "ui": "serves until it is ended; test_monitor_security.py reads its line of JSON",

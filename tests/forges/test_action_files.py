@@ -5,39 +5,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
-from support.commands import clean_environment, template
-from support.forges import PROJECT, serving
+from support.action import ACTION, GITLAB, POST, PROJECT, ROOT, post, read, run_job, run_step, steps
+from support.forges import serving
 from support.npm import npm_folder
 from support.project import ProjectFolder
 from support.repository import Git
 
-ROOT = Path(__file__).resolve().parents[2]
-ACTION = ROOT / "action.yml"
 WORKFLOWS = sorted((ROOT / "docs/ci").glob("*.yml"), key=lambda path: path.name == "gitlab.yml")[:-1]
-GITLAB = ROOT / "docs/ci/gitlab.yml"
 OURS = "OWNER/agac@COMMIT"
 """What whoever copies a workflow writes anew."""
 LATER = 'unexpected key "queue" for "concurrency" section'
 """What GitHub has known since May 2026, and this version of actionlint does not."""
-
-
-@cache
-def read(path: Path) -> Any:
-    return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)  # texts alone: `on` is no boolean
-
-
-def steps(path: Path) -> list[Any]:
-    if path == ACTION:
-        return list(read(path)["runs"]["steps"])
-    return [step for job in read(path)["jobs"].values() for step in job["steps"]]
 
 
 def as_copied(path: Path) -> str:
@@ -103,12 +87,27 @@ def _uses(path: Path, pin: re.Pattern[str]) -> Iterator[re.Match[str]]:
     return filter(None, map(pin.search, path.read_text("utf-8").splitlines()))
 
 
+def scripts(path: Path) -> list[str]:
+    """What a file runs: a text for each step, or for each job of GitLab's."""
+    if path != GITLAB:
+        return [step["run"] for step in steps(path) if "run" in step]
+    return ["\n".join(job["script"]) for job in read(path).values() if "script" in job]
+
+
 def test_no_input_reaches_a_shell_but_through_the_environment() -> None:
-    commands = [step["run"] for path in (ACTION, *WORKFLOWS) for step in steps(path) if "run" in step]
-    commands += [line for job in read(GITLAB).values() for line in job.get("script", ()) if isinstance(job, dict)]
-    assert [one for one in commands if "${{" in one or "\n" in one] == []
-    assert {one.split()[0] for one in commands} == {"python", "agac"}
+    commands = [text for path in (ACTION, *WORKFLOWS, GITLAB) for text in scripts(path)]
+    assert [one for one in commands if "${{" in one] == []
+    assert {one.split()[0] for one in commands} == {"python", "agac", "folder=$(mktemp"}
     assert [one for one in commands if one.startswith("python ") and not one.startswith("python -I -m pip ")] == []
+
+
+@pytest.mark.parametrize(("path", "shell"), [(ACTION, "bash"), (GITLAB, "sh")], ids=["github", "gitlab"])
+def test_shellcheck_finds_nothing(path: Path, shell: str) -> None:
+    program = Path(sys.executable).with_name("shellcheck")
+    for text in scripts(path):
+        words = [program, f"--shell={shell}", "--format=gcc", "-"]
+        ran = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 
 def test_no_job_of_a_change_has_a_secret_or_may_write_more_than_the_comment() -> None:
@@ -141,27 +140,10 @@ def test_the_job_that_comments_on_forks_checks_nothing_out() -> None:
 
 def test_the_token_is_given_to_the_step_that_comments_alone() -> None:
     with_token = [step["name"] for step in steps(ACTION) if "inputs.token" in json.dumps(step)]
-    assert with_token == ["agac ci comment"]
+    assert with_token == [POST]
 
 
 # The action at work, step by step, as a runner does it.
-
-
-def run_step(name: str, folder: Path, environment: dict[str, str], **inputs: str) -> subprocess.CompletedProcess[str]:
-    """Runs the step with bash; `inputs` are those that the job gives."""
-    (step,) = (one for one in steps(ACTION) if one.get("name") == name)
-    given = {key: one["default"] for key, one in read(ACTION)["inputs"].items()} | inputs
-
-    def value(match: re.Match[str]) -> str:
-        key, _, other = match[1].removeprefix("inputs.").partition(" || ")
-        return given[key] or other.strip("'")
-
-    env = {key: re.sub(r"\$\{\{ (.*?) \}\}", value, text) for key, text in step.get("env", {}).items()}
-    assert not any("${{" in text for text in env.values())
-    path = f"{template().typed}:{Path(sys.executable).parent}:/usr/bin:/bin"
-    words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    env = clean_environment({**environment, **env, "PATH": path})
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture
@@ -190,12 +172,11 @@ def test_the_action_comments_on_a_pull_request(repository: tuple[Path, dict[str,
     ran = run_step("agac ci", root, environment, project="eu $(touch hacked)")
     assert ran.returncode == 0, ran.stderr
     assert "**1 workflow changed**" in ran.stdout
-    assert not list(root.rglob("hacked"))
     with serving("github") as at:
-        environment |= {"GITHUB_API_URL": at.url, "GITHUB_REPOSITORY": PROJECT}
-        ran = run_step("agac ci comment", root, environment, token=at.token)
-        assert (ran.returncode, ran.stdout) == (0, "The comment 1000 of 7 was created\n"), ran.stderr
+        ran = post(at, root)
+        assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
         assert at.bodies[0].startswith("<!-- agac:eu%20%24%28touch%20hacked%29 -->\n")
+        assert not list(root.rglob("hacked"))
 
 
 def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
@@ -205,8 +186,8 @@ def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[s
     (second / "findings").mkdir(parents=True)
     (root / "agac-pr.json").rename(second / "findings/agac-pr.json")
     with serving("github") as at:
-        environment |= {"GITHUB_API_URL": at.url, "GITHUB_REPOSITORY": PROJECT}
-        ran = run_step("agac ci comment", second, environment, token=at.token, findings="findings/agac-pr.json")
+        environment |= at.environment()
+        ran = run_step(POST, second, environment, token=at.token, findings="findings/agac-pr.json")
         assert (ran.returncode, len(at.bodies)) == (0, 1), ran.stderr
 
 
@@ -217,22 +198,16 @@ def test_the_jobs_of_gitlab_review_comment_and_run(repository: tuple[Path, dict[
     base, head = git("rev-parse", "main"), git("rev-parse", "HEAD")
     of_request = {"CI_PIPELINE_SOURCE": "merge_request_event", "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
                   "CI_MERGE_REQUEST_DIFF_BASE_SHA": base, "CI_COMMIT_SHA": head,
-                  "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": PROJECT}  # fmt: skip
+                  "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "99"}  # fmt: skip
     of_push = {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main", "CI_DEFAULT_BRANCH": "main",
                "CI_COMMIT_BEFORE_SHA": base, "CI_COMMIT_SHA": head}  # fmt: skip
     second = tmp_path / "second"
     second.mkdir()
     with serving("gitlab") as at:
-        for name, folder, environment, said in (
-            ("agac-review", root, of_request, "**1 workflow changed**"),
-            ("agac-comment", second, of_request, "The comment 1000 of 7 was created"),
-            ("agac-run", root, of_push, "reviews, run 1: 3 rows, 3 done"),
-        ):
-            (line,) = read(GITLAB)[name]["script"]
-            path = f"{template().typed}:{Path(sys.executable).parent}:/usr/bin:/bin"
-            env = clean_environment({"CI": "true", **at.environment(), **environment, "PATH": path})
-            ran = subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=100)
-            assert said in ran.stdout, ran.stdout + ran.stderr
-            if name == "agac-review":
-                (root / "agac-pr.json").rename(second / "agac-pr.json")
-        assert len(at.bodies) == 1
+        ran = run_job("agac-review", root, at.environment() | of_request)
+        assert "**1 workflow changed**" in ran.stdout, ran.stderr
+        (root / "agac-pr.json").rename(second / "agac-pr.json")
+        ran = run_job("agac-comment", second, at.environment() | of_request)
+        assert (ran.returncode, ran.stdout, len(at.bodies)) == (0, "", 1), ran.stderr
+        ran = run_job("agac-run", root, at.environment() | of_push)
+        assert "reviews, run 1: 3 rows, 3 done" in ran.stdout, ran.stderr

@@ -1,7 +1,8 @@
-"""GitHub and GitLab on loopback: as much of their APIs as comments of pull requests need."""
+"""GitHub and GitLab on loopback: as much of their APIs as comments of pull requests need, and a `gh` for them."""
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,8 +61,8 @@ class FakeForge:
         """What a job has in its environment."""
         if self.kind == "gitlab":
             return {"CI_API_V4_URL": self.url, "GITLAB_TOKEN": self.token, "CI_MERGE_REQUEST_IID": str(self.number),
-                    "CI_PROJECT_ID": "99", "CI_MERGE_REQUEST_PROJECT_ID": PROJECT}  # fmt: skip
-        found = {"GITHUB_API_URL": self.url, "GITHUB_TOKEN": self.token, "GITHUB_REPOSITORY": PROJECT}
+                    "CI_PROJECT_ID": "99", "CI_MERGE_REQUEST_PROJECT_ID": "99"}  # fmt: skip
+        found = {"GH_STUB_URL": self.url, "GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": PROJECT}
         return found | ({"GITHUB_EVENT_PATH": str(event)} if event else {})
 
     def writes(self) -> list[str]:
@@ -97,7 +98,7 @@ class FakeForge:
         if self.kind == "github":
             all_, one_ = f"/repos/{PROJECT}/issues/{self.number}/comments", rf"/repos/{PROJECT}/issues/comments/(\d+)"
         else:
-            all_ = f"/projects/{PROJECT.replace('/', '%2F')}/merge_requests/{self.number}/notes"
+            all_ = f"/projects/99/merge_requests/{self.number}/notes"
             one_ = rf"{all_}/(\d+)"
         if parts.path == all_ and method == "GET":
             return self._page(query)
@@ -130,6 +131,77 @@ class FakeForge:
         return 200, more, found
 
 
+def given(headers: Mapping[str, str], body: bytes) -> Any:
+    """What a request says, as JSON or in a form."""
+    if "form" in headers.get("content-type", ""):
+        return {name: values[0] for name, values in parse_qs(body.decode()).items()}
+    return json.loads(body) if body else None
+
+
+GH = '''#!{python} -I
+"""As much of `gh api` as the action needs, for a forge on loopback."""
+import argparse, json, os, re, sys, urllib.error, urllib.parse, urllib.request
+
+parser = argparse.ArgumentParser()
+parser.add_argument("api", choices=["api"])
+parser.add_argument("path")
+parser.add_argument("--method")
+parser.add_argument("--paginate", action="store_true")
+parser.add_argument("--silent", action="store_true")
+parser.add_argument("--jq")
+parser.add_argument("-f", action="append", default=[])
+parser.add_argument("-F", action="append", default=[])
+asked = parser.parse_args()
+if not os.environ.get("GH_HOST") or os.environ["GH_TOKEN"] != os.environ["GH_ENTERPRISE_TOKEN"]:
+    sys.exit("gh: no host, or no token for one of one's own")
+fields = dict(one.split("=", 1) for one in asked.f)
+for name, value in (one.split("=", 1) for one in asked.F):
+    fields[name] = open(value[1:], encoding="utf-8", newline="").read() if value.startswith("@") else value
+method = asked.method or ("POST" if fields else "GET")
+address = os.environ["GH_STUB_URL"] + "/" + asked.path
+if method == "GET" and fields:
+    address += "?" + urllib.parse.urlencode(fields)
+body = json.dumps(fields).encode() if method != "GET" else None
+page = 1
+while True:
+    headers = {{"Authorization": "Bearer " + os.environ["GH_TOKEN"], "Content-Type": "application/json"}}
+    url = address + (f"&page={{page}}" if asked.paginate else "")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method)) as answer:
+            text, more = answer.read().decode(), 'rel="next"' in answer.headers.get("Link", "")
+    except urllib.error.HTTPError as error:
+        sys.exit(f"gh: {{error.read().decode()}} (HTTP {{error.code}})")
+    except OSError as error:
+        sys.exit(f"gh: {{error}}")
+    if asked.jq:
+        for key in asked.jq.strip(".").split("."):
+            text = json.loads(text)[key] if isinstance(text, str) else text[key]
+    if not asked.silent:
+        print(text)
+    page += 1
+    if not (asked.paginate and more):
+        break
+'''
+CURL = """#!/bin/sh
+printf '%s\\n' "$*" >> "{log}"
+exec /usr/bin/curl "$@"
+"""
+
+
+def programs(folder: Path) -> Path:
+    """A folder for PATH: `gh`, a `curl` that writes down its words into `words`, and a `sleep` that does not wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "gh": GH.format(python=sys.executable),
+        "curl": CURL.format(log=folder / "words"),
+        "sleep": "#!/bin/sh\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return folder
+
+
 @contextmanager
 def serving(kind: str) -> Iterator[FakeForge]:
     """A forge, as long as the block lasts."""
@@ -142,7 +214,7 @@ def serving(kind: str) -> Iterator[FakeForge]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             body = self.rfile.read(int(headers.get("content-length", 0)))
             forge.seen.append((self.command, unquote(self.path), headers))
-            status, more, answer = forge.answer(self.command, self.path, headers, json.loads(body) if body else None)
+            status, more, answer = forge.answer(self.command, self.path, headers, given(headers, body))
             if not status:
                 self.close_connection = True
                 return
