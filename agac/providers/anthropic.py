@@ -76,7 +76,7 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
         wire["system"] = system
     wire["messages"] = [
         {"role": m.role, "content": m.text} if type(m) is Message else _turn(m)
-        for m in sendable(request.messages)
+        for m in sendable(request.messages, provider.call_ids)
         if m.role != "system"
     ]
     if tools := tools_of(request, provider, _tool):

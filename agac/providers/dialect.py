@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import string
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
+from itertools import count as count_from
 from typing import Any
 
 from agac.core.errors import ErrorType, storable
@@ -261,15 +264,16 @@ _finite_json = json_encoder(allow_nan=False)
 _as_json = json_encoder()
 
 
-def sendable(messages: Iterable[Message]) -> Iterator[Message]:
+def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
     """The messages of a request, in which what a model said has a form that every server takes: calls have arguments
-    that are an object, names in the characters of tools, and ids that are unique in the conversation; half characters
-    are replaced. All else is as it came."""
+    that are an object, names in the characters of tools, and ids that are unique in the conversation and match the
+    pattern `call_ids`; half characters are replaced. All else is as it came."""
     ids = set[str]()
+    is_taken = re.compile(call_ids).fullmatch
     renamed: dict[str, str] = {}
     for message in messages:
         if isinstance(message, AssistantMessage):
-            renamed = {call.id: _unique(call.id, ids) for call in message.calls}
+            renamed = {call.id: _sendable_id(call.id, ids, is_taken) for call in message.calls}
             calls = tuple(_sendable_call(call, renamed[call.id]) for call in message.calls)
             yield replace(message, text=storable(message.text), calls=calls, wire=_whole_characters(message.wire))
         elif isinstance(message, ToolMessage):
@@ -281,14 +285,32 @@ def sendable(messages: Iterable[Message]) -> Iterator[Message]:
             yield message
 
 
-def _unique(call_id: str, ids: set[str]) -> str:
-    """An id that no earlier call of the conversation has: some servers count from 0 in each reply."""
-    found, number = call_id, 1
-    while found in ids:
-        number += 1
-        found = f"{call_id}_{number}"
-    ids.add(found)
-    return found
+def _sendable_id(call_id: str, ids: set[str], is_taken: Callable[[str], object]) -> str:
+    """An id that the server takes and that no earlier call of the conversation has, which is added to `ids`.
+
+    Some servers count from 0 in each reply. The id of a call is the same in every request of its conversation, so that
+    the server finds the beginning in its cache."""
+    for number in count_from(1):
+        counted = call_id if number == 1 else f"{call_id}_{number}"
+        for found in (counted, _short_id(counted)):
+            if found not in ids and is_taken(found):
+                ids.add(found)
+                return found
+    raise AssertionError("no number is left")
+
+
+_ID_LENGTH = 9  # characters of an id that every server takes: Mistral takes no other length
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+def _short_id(call_id: str) -> str:
+    """An id of letters and digits in the place of one that a server refuses; always the same one for the same id."""
+    number = int.from_bytes(sha256(call_id.encode("utf-8", "surrogatepass")).digest())
+    characters = list[str]()
+    for _ in range(_ID_LENGTH):
+        number, place = divmod(number, len(_ID_CHARACTERS))
+        characters.append(_ID_CHARACTERS[place])
+    return "".join(characters)
 
 
 def _sendable_call(call: ToolCall, call_id: str) -> ToolCall:

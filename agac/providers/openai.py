@@ -36,11 +36,14 @@ def _headers(provider: Provider) -> dict[str, str]:
 
 
 def _messages(
-    instruction: str | None, messages: Iterable[Message], turn: Callable[[Message], list[dict[str, Any]]]
+    instruction: str | None,
+    messages: Iterable[Message],
+    turn: Callable[[Message], list[dict[str, Any]]],
+    provider: Provider,
 ) -> list[dict[str, Any]]:
     """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given those of tools."""
     wire: list[dict[str, Any]] = []
-    for message in dialect.sendable(messages):
+    for message in dialect.sendable(messages, provider.call_ids):
         if type(message) is Message:
             wire.append({"role": message.role, "content": message.text})
         else:
@@ -117,7 +120,7 @@ _CHAT_PARAMS = (
 def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
     shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
     params = request.params
-    said = _messages(shape.instruction, request.messages, _chat_turn)
+    said = _messages(shape.instruction, request.messages, _chat_turn, provider)
     wire: dict[str, JSONValue] = {"model": model, "messages": said, **_keep(said, request, model, provider, "text")}
     wire |= _offered(request, provider, _nested_function)
     wire |= dialect.set_params(params, _CHAT_PARAMS, provider.renames)
@@ -338,7 +341,7 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
     shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
     params = request.params
     wire: dict[str, JSONValue] = {"model": model}
-    said = _messages(shape.instruction, request.messages, _items_of_turn)
+    said = _messages(shape.instruction, request.messages, _items_of_turn, provider)
     wire |= _keep(said, request, model, provider, "input_text")
     separate = shape.instruction is None and len(said) > 1 and said[0].get("role") == "system"
     if separate and isinstance(said[0]["content"], str) and (instructions := said.pop(0)["content"]):  # without a mark

@@ -140,6 +140,9 @@ class Provider:
     tools: bool = True
     tools_with_schema: bool = False
     """Takes tools and a schema in one request; False: a grammar would keep the model from calling, or it is refused."""
+    call_ids: str = r".{1,64}|.*__thought__.*"
+    """The ids of tools' calls that it takes back, as a pattern. OpenAI's APIs take 64 characters, and many of those who
+    look like them do. LiteLLM keeps Gemini's signature in a longer id, which is no use to it when it is cut."""
     cache: Caching = "none"
     cache_min_tokens: Mapping[str, int] = field(default_factory=lambda: {"": 1024}, hash=False)
     """The shortest beginning of a prompt that is kept, by how the names of models begin."""

@@ -74,6 +74,8 @@ OPENAI = _chat(
     price_id="openai", tiers_priced=True, batch=OPENAI_BATCHES, tools_with_schema=True,
     # developers.openai.com/api/docs/guides/prompt-caching: from GPT-5.6 on a prefix is found at breakpoints alone
     cache="openai", marked=r"gpt-(5\.([6-9]|\d\d)|[6-9]|\d\d)",
+    # github.com/camel-ai/camel/issues/2215 and github.com/V1ki/dsh-plugin-subscriptions/issues/29: it makes longer ones
+    call_ids=r".{1,64}",
 )  # fmt: skip
 
 # whatever speaks chat completions; agac.yml can say more about it than two variables can
@@ -123,6 +125,8 @@ ANTHROPIC = Provider(
         for name, version in (("web_search", "20250305"), ("web_fetch", "20250910"))
     },
     uses_bound="max_uses", tool_prices={"web_search": 10.0, "web_fetch": 0.0}, tools_with_schema=True,
+    # its own message: tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'
+    call_ids=r"[a-zA-Z0-9_-]+",
     # platform.claude.com/docs/en/build-with-claude/prompt-caching: what is shorter is not kept, and nothing says so
     cache="anthropic",
     cache_min_tokens={
@@ -176,9 +180,11 @@ SHIPPED: dict[str, Provider] = {
         ),
         # docs.mistral.ai/api: `random_seed`; unknown fields are refused with 422; json_schema is offered
         # stream_usage: github.com/avante-corp/avante.nvim/issues/2347, refused too, and the usage comes without it
+        # call_ids: github.com/langchain-ai/langchain/pull/24668, `must be a-z, A-Z, 0-9, with a length of 9`
         _chat(
             name="mistral", base_url="https://api.mistral.ai/v1", key_variable="MISTRAL_API_KEY",
             renames={"seed": "random_seed"}, extras=(), service_tiers=(), stream_usage=False, price_id="mistral",
+            call_ids=r"[a-zA-Z0-9]{9}",
         ),
         # console.groq.com/docs/structured-outputs: json_schema for a few models only, JSON mode for all
         _chat(

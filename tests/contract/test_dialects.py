@@ -7,6 +7,7 @@ servers say in words of their own (ends, refusals, headers, usage, streams) is i
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -950,6 +951,52 @@ def test_calls_go_back_under_ids_and_names_that_every_server_takes(member: Membe
     assert all(call_id for call_id, *_ in found)
     names = [name for _, name, _ in found]
     assert names == ["search", "read_file_x", "unnamed", "n" * 64, "search", "search"]
+
+
+STRANGE_IDS = [
+    "a" * 64, "b" * 65, "b" * 64 + "c", "call|fc_1", "functions.search:0", "é", "two words", "two\nlines", "ab12CD34x",
+    "x__thought__" + "s" * 80,
+]  # fmt: skip
+"""Ids of calls that one server makes and another one refuses."""
+
+TAKEN_IDS = {
+    "openai": {*STRANGE_IDS[:1], *STRANGE_IDS[3:7], STRANGE_IDS[8]},
+    "anthropic": {*STRANGE_IDS[:3], *STRANGE_IDS[8:]},
+    "mistral": {"ab12CD34x"},
+    "vllm": {*STRANGE_IDS[:1], *STRANGE_IDS[3:7], *STRANGE_IDS[8:]},
+}
+"""Those of them that go back as they came."""
+
+
+@pytest.mark.parametrize(
+    ("member", "provider", "taken"),
+    [
+        (MEMBERS[0], SHIPPED["openai"], "openai"),
+        (MEMBERS[0], SHIPPED["azure"], "openai"),
+        (MEMBERS[1], SHIPPED["responses"], "openai"),
+        (MEMBERS[2], SHIPPED["anthropic"], "anthropic"),
+        (MEMBERS[0], SHIPPED["mistral"], "mistral"),
+        (MEMBERS[0], SHIPPED["vllm"], "vllm"),
+        (MEMBERS[1], SHIPPED["openresponses"], "vllm"),
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_an_id_that_a_provider_refuses_goes_back_as_another_one(member: Member, provider: Any, taken: str) -> None:
+    asked = replace(member, provider=provider)
+    calls: list[tuple[str | None, str, Any]] = [(call_id, "search", "{}") for call_id in STRANGE_IDS]
+    replies = asking_for(member, calls), asking_for(member, calls)
+    first, second = sent_back(asked, replies[0]), sent_back(asked, *replies)
+    ids = [call_id for call_id, *_ in second]
+    assert second[: len(first)] == first  # the beginning is the same in each request, so that it is found in a cache
+    assert len(set(ids)) == len(ids)
+    assert {one for one in STRANGE_IDS if one in ids} == TAKEN_IDS[taken]
+    assert [one for one in ids if not re.fullmatch(provider.call_ids, one)] == []
+    assert {one for one in ids if one not in STRANGE_IDS and not one.startswith(tuple(STRANGE_IDS))} == {
+        one for one in ids if re.fullmatch("[a-zA-Z0-9]{9}", one) and one != "ab12CD34x"
+    }
+    assert (
+        sent_back(asked, *(one._replace(wire=None) for one in replies)) == second
+    )  # as it is told without its message
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda one: one.name)
