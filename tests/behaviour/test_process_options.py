@@ -447,6 +447,18 @@ def test_resume_takes_what_process_takes() -> None:
     }
 
 
+def test_a_job_whose_prompt_mixes_placeholders_is_resumed_once_the_syntax_is_said(project: ProjectFolder) -> None:
+    project.numbered(2)
+    project.write("prompt.txt", "Review: {{text}}")
+    project.agac("process", "data/rows.csv", "out.jsonl", "--template", "prompt.txt", "--limit", "1", code=0)
+    project.write("prompt.txt", "Review: {{text}}. Write ${id}.")
+    refused = project.agac("resume", "job_1", "--limit", "2", code=2)
+    assert "say by `syntax` which kind counts" in refused.err
+    said = ("resume", "job_1", "--limit", "2", "--syntax", "mustache", "--yes")
+    assert "Write ${id}." in project.agac(*said, "--dry-run").out
+    assert "2 done" in project.agac(*said, code=0).err
+
+
 def test_a_job_is_resumed_with_other_options(project: ProjectFolder) -> None:
     project.numbered(4)
     first = ("process", "data/rows.csv", "out.jsonl", "--prompt", "Review: ${text}", "--id-field", "id")
