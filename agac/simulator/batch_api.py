@@ -238,7 +238,7 @@ class OpenAiCall(BatchCall):
             shutil.copyfileobj(content, kept)
         lag = next((rule.value("times") for rule in self.rules if rule.kind == "batch_file_lag"), 0)
         self.store.count("files")
-        return file_object(self.store.add_file(file_id, path, name, "batch", now + INPUTS_KEPT, lag))
+        return file_object(self.store.add_file(file_id, path, name, "batch", now, INPUTS_KEPT, lag))
 
     def list_files(self) -> Answer:
         """GET /files: the newest first."""

@@ -332,8 +332,11 @@ class BatchStore:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def add_file(self, file_id: str, path: Path, name: str, purpose: str, expires: float, lag: int = 0) -> StoredFile:
-        values = (file_id, name, purpose, path.stat().st_size, self.now(), expires, lag)
+    def add_file(
+        self, file_id: str, path: Path, name: str, purpose: str, made: float, kept: float, lag: int = 0
+    ) -> StoredFile:
+        """Moves in a file that was `made` at that time, in seconds since 1970, and is `kept` for so many seconds."""
+        values = (file_id, name, purpose, path.stat().st_size, made, made + kept, lag)
         path.replace(self.file_path(file_id))
         row = self.db().execute(
             "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at, lag) VALUES (?, ?, ?, ?, ?, ?, ?) "

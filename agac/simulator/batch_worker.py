@@ -382,8 +382,8 @@ class BatchWorker:
         file_id = self.result_id(batch, kind)
         if self.store.file(file_id) is None:
             assert batch.ended_at is not None
-            expires = batch.ended_at + RESULTS_FILE_KEPT
-            self.store.add_file(file_id, path, f"{batch.id}_{kind}.jsonl", "batch_output", expires)
+            name = f"{batch.id}_{kind}.jsonl"
+            self.store.add_file(file_id, path, name, "batch_output", batch.ended_at, RESULTS_FILE_KEPT)
             if batch.fault("batch_gone"):
                 self.store.delete_file(file_id)
         return file_id
