@@ -117,10 +117,13 @@ _FRAME_WORDS = (
 )
 """Words for what is the same in every row's request, from OpenAI, Anthropic, Gemini and those who look alike."""
 
+_NO_MODEL = r"(?:inputs?|outputs?|images?|audio|videos?|files?|access|vision|responses?|parameters?|formats?)\b"
+"""Words after `model` that make it speak of something else: a row's image may be a model's input."""
+
 _MODEL_WORDS = (
-    r"\bmodel\b[\s:]{0,2}[`'\"]?[\w./:@-]{0,80}[`'\"]?\s"
+    rf"(?<!for )\bmodel\b[\s:]{{0,2}}(?!{_NO_MODEL})[`'\"]?[\w./:@-]{{0,80}}[`'\"]?\s"
     r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
-    r"|\b(?:unknown|no such|invalid|unsupported) model\b|no such deployment|not a valid model|no models? loaded"
+    rf"|\b(?:unknown|no such|invalid|unsupported) model\b(?!\s{{1,3}}{_NO_MODEL})|no such deployment|not a valid model|no models? loaded"
     r"|^model (?:does not exist|(?:is |was )?not found)"
     r"|with on-demand throughput|does not work with the specified model"
 )

@@ -162,7 +162,9 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     choices = mapping(data).get("choices")
     if not isinstance(choices, list):
         return dialect.unreadable(provider, status, "a body that is no chat completion")
-    choice = mapping(choices[0]) if choices else {}
+    if not choices:  # neither an answer nor a reason: it is no empty answer
+        return replace(dialect.unreadable(provider, status, "no choice"), usage=dialect.usage_of(data.get("usage")))
+    choice = mapping(choices[0])
     # thinking (`reasoning_content`, parts of type thinking) belongs to neither the answer nor the refusal
     message = mapping(choice.get("message"))
     content = message.get("content")

@@ -89,7 +89,7 @@ ANSWERS = {
         Answer(json_error("request_too_large"), 413),
         Answer(json_error("invalid_request_error"), 422),
     ],
-    (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, True): [Answer(b"<html>bad request</html>", 400)],  # or of what it holds
+    (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, True): [Answer(b"<html>bad request</html>", 400)],
     (FaultKind.FATAL, ErrorType.PROVIDER_ERROR, False): [
         Answer(json_error("authentication_error"), 401),
         Answer(json_error("billing_error"), 402),
