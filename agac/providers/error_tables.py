@@ -123,7 +123,8 @@ _NO_MODEL = r"(?:inputs?|outputs?|images?|audio|videos?|files?|access|vision|res
 _MODEL_WORDS = (
     rf"(?<!for )\bmodel\b[\s:]{{0,2}}(?!{_NO_MODEL})[`'\"]?[\w./:@-]{{0,80}}[`'\"]?\s"
     r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
-    rf"|\b(?:unknown|no such|invalid|unsupported) model\b(?!\s{{1,3}}{_NO_MODEL})|no such deployment|not a valid model|no models? loaded"
+    rf"|\b(?:unknown|no such|invalid|unsupported) model\b(?!\s{{1,3}}{_NO_MODEL})"
+    r"|no such deployment|not a valid model|no models? loaded"
     r"|^model (?:does not exist|(?:is |was )?not found)"
     r"|with on-demand throughput|does not work with the specified model"
 )

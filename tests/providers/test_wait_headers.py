@@ -1,4 +1,4 @@
-"""What headers say about waiting, at the edges; the words of providers are in tests/contract/other_servers/headers.jsonl."""
+"""What headers say about waiting, at the edges; the words of providers are in contract/other_servers/headers.jsonl."""
 
 import time
 from email.utils import formatdate
