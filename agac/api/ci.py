@@ -27,7 +27,6 @@ from agac.api.sync import blocking, calling
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
 from agac.engine.estimate import CostEstimate, PlanTotals, summed
-from agac.engine.past_usage import PastError
 from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository
@@ -154,7 +153,6 @@ class PlanFigures(Figures, PlanTotals):
     """A plan, as `PlanReport` has it."""
 
     stages: list[StageFigures]
-    past_error: PastError | None = None
 
 
 class WorkflowFindings(Figures):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from agac.api.ci import PlanFigures, StageFigures
     from agac.api.diff import PlanComparison, Version
     from agac.engine.estimate import CostEstimate, PlanReport, StageForecast
-    from agac.engine.past_usage import PastError
     from agac.plan.changes import Change
 
 COUNTS = {
@@ -124,17 +123,8 @@ WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=fl
 
 
 def priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
-    """What calls and batches cost side by side, the range, what both rest on, and how long it takes."""
+    """What calls and batches cost side by side, what that rests on, and how long it takes."""
     ways = ((usd, WAYS[way]) for way, usd in found.ways.items() if usd is not None)
     said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
-    if found.usd_range is not None:
-        said.append(f"8 in 10 times {' to '.join(map(dollars, found.usd_range))}{basis}")
-    said.append("time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}")
-    return ", ".join(said)
-
-
-def past_error_words(error: PastError) -> str:
-    """`the last 3 estimates were 4% low`."""
-    which = "the last estimate was" if error.estimates == 1 else f"the last {error.estimates} estimates were"
-    off = f"{abs(error.off):.0%} {'low' if error.off < 0 else 'high'}" if abs(error.off) >= 0.005 else "right"
-    return f"{which} {off}"
+    time = "time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}"
+    return f"{', '.join(said)}{basis}, {time}"

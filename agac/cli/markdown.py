@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from agac.cli import figures, terminal
+from agac.cli import figures
 from agac.core.errors import Problem
 from agac.core.text import LINE_END, cropped, duration, escaped, squeezed, unlinked
 from agac.core.types import counted, dollars
@@ -19,7 +19,7 @@ from agac.engine.estimate import summed
 
 if TYPE_CHECKING:
     from agac.api.ci import Findings, WorkflowFindings
-    from agac.api.diff import DiffReport, WorkflowDiff
+    from agac.api.diff import DiffReport
     from agac.api.workflow_tests import CaseResult
     from agac.plan.changes import Change
 
@@ -54,18 +54,16 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
-    """Of stages: what each comes to by calls, in batches and so on, between which dollars, and how long it takes."""
+    """Of stages: what each comes to by calls, in batches and so on, and how long it takes."""
     ways = [way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)]
     rows = list[list[str]]()
     for stage in found:
         one = stage.estimate
         known = (one.ways.get(way) for way in ways)
         cells = ["" if usd is None else dollars(usd, simulated=stage.simulated) for usd in known]
-        bounds = " to ".join(map(dollars, one.usd_range)) if one.usd_range else ""
-        bounds += ", a guess" if bounds and one.basis == "guess" else ""
         time = "unknown" if one.seconds is None else duration(max(one.seconds, 1))
-        rows.append([*cells, bounds, time] if one.calls else [""] * (len(ways) + 2))
-    return [*(figures.WAYS[way] for way in ways), "8 in 10 times", "time"], rows
+        rows.append([*cells, time] if one.calls else [""] * (len(ways) + 1))
+    return [*(figures.WAYS[way] for way in ways), "time"], rows
 
 
 def _cost_table(workflows: Iterable[Any]) -> list[str]:
@@ -91,7 +89,7 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         yield from ("", "**Outside of workflows**", "", *_changes(report.beside))
     for one in report.workflows:
         said = f"{one.workflow}: {one.how}, {counted(len(one.changes), 'change')}"
-        yield from ("", *fold(said, _workflow_changes(one)))
+        yield from ("", *fold(said, _changes(one.changes)))
     yield from ("", f"<sub>Compared with {escaped(figures.version_words(report.against))}.</sub>")
 
 
@@ -115,8 +113,6 @@ def plan_lines(report: Any) -> Iterator[str]:
         names, versions = ["", *figures.TOTALS], figures.comparison_rows(report)
         yield from ("", table(names, versions, numbers=range(1, len(names))))
         yield from ("", f"<sub>Beside {escaped(figures.version_words(against))}.</sub>")
-    if plan.past_error is not None:
-        yield from ("", f"<sub>{terminal.sentence(figures.past_error_words(plan.past_error))}</sub>")
 
 
 # The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is in it is data.
@@ -201,18 +197,11 @@ def _workflow(found: WorkflowFindings) -> Iterator[str]:
     words += [figures.counts_words(found.plan)] if found.plan else []
     words += [f"breaking for {breaks}"] if (breaks := _breaks([found])) else []
     said = cropped("; ".join(words), 500)
-    yield from fold(said, _workflow_changes(found)) if changes else [escaped(said)]
+    yield from fold(said, _changes(found.changes)) if changes else [escaped(said)]
 
 
 def _breaks(found: Iterable[WorkflowFindings]) -> str:
     return cropped(", ".join(dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)), 200)
-
-
-def _workflow_changes(found: WorkflowFindings | WorkflowDiff) -> list[str]:
-    """The changes of a workflow, and how well its plans came true."""
-    error = found.plan.past_error if found.plan else None
-    more = ["", terminal.sentence(figures.past_error_words(error))] if error else []
-    return [*_changes(found.changes), *more]
 
 
 def _changes(found: Sequence[Change]) -> list[str]:

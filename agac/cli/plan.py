@@ -10,7 +10,7 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, past_error_words, plan_rows, priced, version_words
+from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, plan_rows, priced, version_words
 from agac.core.errors import ExitCode
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
@@ -233,8 +233,6 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
         yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is not known either."
     if report.usd:
         yield f"  {priced(report, simulated=simulated)}"
-    if report.past_error is not None:
-        yield f"  {past_error_words(report.past_error)}"
     yield from _guesses(running)
     for budget in report.budgets:
         yield f"  {terminal.spent_line(budget, simulated)}"

@@ -94,7 +94,7 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
     """Adds what the tasks of each stage will take, by the history of the workflow's newest runs."""
     database, plan = baseline.database, baseline.plan
     past = await PastUsage.read(database, plan.workflow, plan.asking)
-    found.past_error, staying = past.error(plan.asking), dict[str, float]()
+    staying = dict[str, float]()
     for one in found.stages:
         stage, part = one.stage, _part_asked(one, staying, past)
         if not isinstance(stage, PlannedStage):
@@ -108,7 +108,7 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
         primer = planned_primer(stage, stage.models[0], one.questions)
         one.estimate = estimate(
             stage, one.questions, characters, past, longer=None if other else 1.0, part=part, exact=one.exact,
-            risks=primer.risks_usd if primer else 0.0, rough=one.rough, each=one.guess and one.guess.number,
+            risks=primer.risks_usd if primer else 0.0, rough=one.rough,
         )  # fmt: skip
         one.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)

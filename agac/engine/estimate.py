@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, exp, floor, hypot, log10, sqrt
+from math import ceil, floor, log10
 from statistics import fmean
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ from agac.core.errors import Problem
 from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all, usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
-from agac.engine.past_usage import Z80, PastError, PastUsage
+from agac.engine.past_usage import PastUsage
 from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cheapest_price, cost, dearest_price
@@ -29,15 +29,14 @@ WAYS: tuple[Way, ...] = ("sync", "batch", "flex")
 Ways = Annotated[
     dict[str, float | None], lambda ways: {way: None if one is None else usd(one) for way, one in ways.items()}
 ]
-Range = Annotated[tuple[float, float], lambda bounds: [usd(one) for one in bounds]]
 
 CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate(Report):
-    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too. In
-    eight of ten cases it lies in `usd_range`, by `past_tasks` of earlier runs. `ways`: the same by calls (`sync`), in
+    """What the tasks of a stage will take. `usd` None: the price is not known; `usd_at_most` needs max_tokens too. It
+    rests on `past_tasks` of earlier runs. `ways`: the same by calls (`sync`), in
     batches, and with service_tier=flex; None: unknown, or not on offer. `seconds`; None: unknown. Where the model's
     price depends on the hour, dollars are those of the dearest, and `usd_off_peak` is `usd` at the cheapest."""
 
@@ -48,7 +47,6 @@ class CostEstimate(Report):
     usd_at_most: Usd | None
     basis: Literal["history", "sample", "guess", "local"]
     past_tasks: int = 0
-    usd_range: Range | None = None
     ways: Ways = field(default_factory=dict)
     seconds: Seconds | None = None
     usd_off_peak: Usd | None = None
@@ -59,27 +57,25 @@ LOCAL = CostEstimate(0, 0, 0, 0.0, 0.0, "local", seconds=0.0)  # of a stage that
 
 def estimate(
     stage: PlannedStage, tasks: int, characters: float | None, past: PastUsage, *, longer: float | None,
-    risks: float = 0.0, part: float = 1.0, exact: bool = True, rough: bool = False, each: float | None = None,
+    risks: float = 0.0, part: float = 1.0, exact: bool = True, rough: bool = False,
 ) -> CostEstimate:  # fmt: skip
     """What `tasks` will take, each replica of one being one; `part` of them is expected to be asked. `characters`: of a
     request, in the mean of a sample; None when nothing could be rendered. The history's input counts by how many times
     as long these requests are, or where it is said (`longer`; None: they are others), or nothing could be rendered.
-    `risks`: dollars that a primer adds at most. `exact`: the number of tasks rests on no guess, else perhaps on that of
-    so many of `each` row; `rough`: texts of requests do."""
+    `risks`: dollars that a primer adds at most. `exact`: the number of tasks rests on no guess; `rough`: texts of
+    requests do."""
     most, known, expected = stage.params.max_tokens, past.usage(stage), tasks * part
     learned = past.tokens.get(stage.lane)
     given, a_task, cached = (characters or 0.0) / (learned or CHARACTERS_A_TOKEN), 1.0, 0.0
-    rough_given, rough_made = 0.1 if learned else 0.2, 0.0  # the relative errors of what is a guess
     if known is not None:
         _, made, a_task, cached, _ = known
         if stage.agent_spec is None and stage.runtime is None and not rough:
             longer = past.longer(stage, characters) or longer
         if longer is not None or characters is None or stage.agent_spec or stage.runtime:  # what turns add counts more
-            given, rough_given = known.given * (longer or 1.0), 0.0
+            given = known.given * (longer or 1.0)
     else:  # a free answer is taken to be half as long as its request, another one to be of its usual shape
         shaped = len(snapshot(dummy_answer(stage.answer_shape))) / CHARACTERS_A_TOKEN
         made = shaped if stage.shape is not None else min(given / 2, 250.0)
-        rough_made = 0.5
         made = min(made, most) if most else made
         if (agent := stage.agent_spec) is not None:  # it asks for tools once, and then answers
             stubs = [len(snapshot(stub)) / CHARACTERS_A_TOKEN for stub in agent.stubs.values() if agent.mode == "stub"]
@@ -89,42 +85,22 @@ def estimate(
             made = (made + GUESSED_CALL * (turns - 1)) / turns
         elif stage.runtime is not None:  # all the calls of a session are counted as one
             given, made = GUESSED_TURNS * (given + GUESSED_SESSION), made + GUESSED_CALL
-    moved, beyond = past.correction(stage)
-    if _by_the_hour(stage):  # earlier runs at a cheaper hour do not make the dearest one cheaper
-        moved = max(moved, 1.0)
-    calls, paid = round(expected * a_task), expected * a_task * moved
+    paid = expected * a_task
+    calls = round(paid)
     usage = Usage(given, made, given * cached)  # type: ignore[arg-type]  # means, which are no whole numbers
     model, mode = stage.models[0], stage.run_mode
     ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
-    whole, bounds = ways[mode], None
+    whole = ways[mode]
     at_most = summed([_at_most(stage, tasks, given), risks]) if exact else None
     off_peak = _dollars(model, paid, usage, mode, cheapest_price)
     off_peak = off_peak if off_peak != whole else None
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
-    if whole:
-        input_part = (_dollars(model, paid, Usage(usage.input_tokens, 0, usage.cached_tokens), mode) or 0.0) / whole
-        variance = (input_part * rough_given) ** 2 + ((1 - input_part) * rough_made) ** 2 + beyond
-        number = 1 - part  # of each task: it may not come
-        if known is not None:
-            variance += (past.spread(stage.name, each, exact=exact) + number) * (1 / expected + 1 / known.tasks)
-        else:
-            number += not exact  # or others come with it
-            variance += number / expected + (0.5 * number) ** 2
-        factor = exp(Z80 * sqrt(variance))
-        low = whole if off_peak is None else off_peak
-        bounds = low / factor, whole * factor if at_most is None else max(min(whole * factor, at_most), whole)
     return CostEstimate(
         calls=calls, input_tokens=round(calls * given), output_tokens=round(calls * made), usd=whole,
         usd_at_most=at_most, basis="guess" if known is None else "history", past_tasks=known.tasks if known else 0,
-        usd_range=bounds, ways={way: one if offered.get(way, True) else None for way, one in ways.items()},
+        ways={way: one if offered.get(way, True) else None for way, one in ways.items()},
         usd_off_peak=off_peak,
     )  # fmt: skip
-
-
-def _by_the_hour(stage: PlannedStage) -> bool:
-    """True if the price of the stage's model depends on the time of the call."""
-    about = stage.models[0].provider, stage.models[0].model, stage.params.service_tier
-    return dearest_price(*about) != cheapest_price(*about)
 
 
 def request_characters(stage: PlannedStage, texts: float) -> float:
@@ -477,12 +453,11 @@ class PlanReport(PlanTotals, Report):
     which these keys of the input differ: `input_changes`. `rows`: the `total` of the input, of which `unusable` ones
     are never asked, `dropped` ones repeat an id and `short` ones, if any, have fewer fields than the header.
     `budgets`: each with what this run has spent of it, and in `enough` whether what is expected fits. `confirm_above`
-    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested. `past_error`:
-    how far the estimates of earlier runs were off; None: unknown."""
+    in dollars, None: a run asks no question first. `prompts` are the rendered ones that were requested."""
 
     JSON_KEYS = (
         "workflow", "continues", "compared_with", "rows", "segments", "stages", "exact", "calls", "input_tokens",
-        "output_tokens", "usd", "usd_at_most", "usd_range", "ways", "seconds", "past_error", "budgets", "confirm_above",
+        "output_tokens", "usd", "usd_at_most", "ways", "seconds", "budgets", "confirm_above",
         "wants_yes", "prompts", "least", "most", "valid", "blocked",
     )  # fmt: skip
 
@@ -496,7 +471,6 @@ class PlanReport(PlanTotals, Report):
     prompts: list[SamplePrompt] = field(default_factory=list)
     budgets: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
-    past_error: PastError | None = None
 
     @property
     def segments(self) -> list[list[str]]:
@@ -533,17 +507,6 @@ class PlanReport(PlanTotals, Report):
         where it is not known how many tasks come to a stage."""
         asking = [one for one in self.stages if one.run_mode and (one.run or not one.exact)]
         return None if not self.exact else summed(one.estimate.usd_at_most for one in asking)
-
-    @property
-    def usd_range(self) -> Range | None:
-        """The dollars between which it lies in eight of ten cases. Half of what stages differ by is taken to go
-        together: a long answer is read by the next stage."""
-        if self.usd is None:
-            return None
-        known = [(one.estimate.usd or 0.0, one.estimate.usd_range) for one in self.stages]
-        sides = ([abs(bounds[side] - usd) for usd, bounds in known if bounds] for side in (0, 1))
-        low, high = (hypot(*off, sum(off)) / sqrt(2) for off in sides)
-        return max(self.usd - low, 0.0), self.usd + high
 
     @property
     def ways(self) -> Ways:

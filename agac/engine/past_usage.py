@@ -1,26 +1,23 @@
-"""What earlier runs of a workflow tell of the calls of its stages: tokens, how much tasks differ, how long calls took,
-how many characters a token has, how far earlier estimates were off."""
+"""What earlier runs of a workflow tell of the calls of its stages: tokens, how long calls took, how many characters a
+token has."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, log
 from statistics import fmean
 from typing import NamedTuple
 
-from agac.core.types import Outcome, dollars_in_all
+from agac.core.types import Outcome
 from agac.engine.telemetry import merged, quantile
 from agac.plan.stage import PlannedStage
 from agac.store import runs as store
 from agac.store.db import Database
 from agac.store.history import Timings, timings
 from agac.store.records import FIRST, TURN
-from agac.store.runs import Count, KeptEstimate, UsageSpread
+from agac.store.runs import Count, KeptEstimate
 
 HISTORY_RUNS = 5  # the newest ones, which are looked at for one to compare with and for what calls took
-Z80 = 1.2816  # so many standard deviations to both sides hold 80 % of a normal distribution
-FEW = 10  # tasks below which an earlier estimate says nothing of the next one
 
 
 class StageUsage(NamedTuple):
@@ -33,13 +30,6 @@ class StageUsage(NamedTuple):
     tasks: int
 
 
-class PastError(NamedTuple):
-    """How far the estimates of earlier runs were off: in the mean `off` of what came, negative where they were low."""
-
-    estimates: int
-    off: float
-
-
 class PastRun(NamedTuple):
     """The roll-ups of a run, and what each of its stages had been expected to take."""
 
@@ -47,22 +37,13 @@ class PastRun(NamedTuple):
     kept: Mapping[str, KeptEstimate]
     times: Timings
 
-    def compared(self, stage: PlannedStage) -> tuple[KeptEstimate, int, float, float] | None:
-        """An estimate that was made from history, how many tasks ended, what they were expected to cost, and did."""
-        kept, now = self.kept.get(stage.name), usage_of(self.counts, stage)
-        if kept is None or kept.basis != "history" or not kept.usd or now is None:
-            return None
-        came = dollars_in_all(c.cost for c in self.counts if c.stage == stage.name and c.outcome == "call")
-        return kept, now.tasks, kept.usd / kept.tasks * now.tasks, came
-
 
 @dataclass(frozen=True, slots=True)
 class PastUsage:
-    """Of the newest runs of a workflow, the last one first. `spreads`: how much a stage's tasks differ in cost;
-    `tokens`: characters a token of a lane, in the mean. Nothing of it needs a look at every row."""
+    """Of the newest runs of a workflow, the last one first. `tokens`: characters a token of a lane, in the mean.
+    Nothing of it needs a look at every row."""
 
     runs: Sequence[PastRun] = ()
-    spreads: Mapping[str, UsageSpread] = field(default_factory=dict)
     tokens: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -79,7 +60,7 @@ class PastUsage:
         for lane in {stage.lane for stage in stages}:
             if lengths := [known for known in await store.lane_lengths(database, lane) if known[1]]:
                 tokens[lane] = fmean(characters / given for characters, given in lengths)
-        return PastUsage(runs, await store.usage_spreads(database, workflow) if numbers else {}, tokens)
+        return PastUsage(runs, tokens)
 
     def counts(self, stage: str) -> list[Count]:
         """All roll-ups of a stage."""
@@ -104,13 +85,6 @@ class PastUsage:
                 ends[Outcome(count.outcome)] += count.tasks
         return sum(ends[one] for one in outcomes) / sum(ends.values()) if any(ends.values()) else None
 
-    def spread(self, stage: str, each: float | None, *, exact: bool) -> float:
-        """The relative variance of what a task of the stage costs; where it is a guess how many there are (so many of
-        `each` row), with how much rows differ in that, or at least with that of chance."""
-        found = self.spreads.get(stage, UsageSpread(stage))
-        several = (found.together - (each or found.number)) * found.tail
-        return found.alone * found.tail if exact else max(found.alone * found.tail + 1, several)
-
     def seconds(self, stage: PlannedStage) -> float | None:
         """How long a call of the stage took, half of them no longer; else one of its lane; None: none was made."""
         lane = {stage.name} | {c.stage for run in self.runs for c in run.counts if c.model == stage.lane}
@@ -119,29 +93,6 @@ class PastUsage:
             if (middle := quantile(found, 0.5)) is not None:
                 return middle
         return None
-
-    def correction(self, stage: PlannedStage) -> tuple[float, float]:
-        """By what an estimate is multiplied, and what its relative variance has more, as earlier ones were off. It
-        moves only where all say the same beyond what chance would do: what runs took is in the history already."""
-        errors, variances = list[float](), list[float]()
-        for kept, tasks, expected, came in filter(None, (run.compared(stage) for run in self.runs)):
-            if kept.low and kept.high and expected and came and min(kept.tasks, tasks) >= FEW:
-                errors.append(log(came / expected))
-                variances.append((log(kept.high / kept.low) / 2 / Z80) ** 2)
-        if len(errors) < 2:
-            return 1.0, 0.0
-        mean, number = fmean(errors), len(errors)
-        chance = max(fmean(variances), fmean((error - mean) ** 2 for error in errors)) / number
-        moved = mean * number / (number + 1) if mean**2 > 4 * chance else 0.0
-        beyond = fmean((error - moved) ** 2 for error in errors) - fmean(variances)
-        return exp(moved), max(beyond, 0.0) * number / (number + 1)
-
-    def error(self, stages: Sequence[PlannedStage]) -> PastError | None:
-        """How far the estimates of the last runs were off, but for guesses; None: there is none."""
-        found = ([one for stage in stages if (one := run.compared(stage))] for run in self.runs)
-        sums = ((sum(one[2] for one in run), sum(one[3] for one in run)) for run in found)
-        off = [expected / came - 1 for expected, came in sums if expected and came]
-        return PastError(len(off), round(fmean(off), 4)) if off else None
 
 
 def usage_of(counts: Iterable[Count], stage: PlannedStage) -> StageUsage | None:

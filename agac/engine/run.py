@@ -557,13 +557,13 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
 
 
 def _estimates(plan: Plan, invocation: Invocation) -> Iterator[tuple[str, Any]]:
-    """What the stages were expected to take, by what was known before and by the requests that were made: with what
-    came, the next plan says how far this was off. It costs no second look at the rows."""
+    """What the stages were expected to take, by what was known before and by the requests that were made: the
+    next plan compares the lengths of its requests with these. It costs no second look at the rows."""
     for stage in plan.asking:
         own = invocation.totals.stages[stage.name]
         if own.requests:
             size = request_characters(stage, own.characters / own.requests)
             found = estimate(stage, own.requests, size, invocation.past, longer=1.0)
             about = stage.lane, found.basis, own.requests, None if stage.agent_spec else size
-            took = found.calls, found.input_tokens, found.output_tokens, found.usd, *(found.usd_range or (None, None))
+            took = found.calls, found.input_tokens, found.output_tokens, found.usd
             yield "estimate_keep", (invocation.run, stage.name, *about, *took)

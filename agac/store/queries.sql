@@ -597,11 +597,12 @@ SELECT stage, outcome, error_type, model, count AS tasks, input_tokens, cached_t
 
 -- name: estimate_keep
 -- What a stage of a run was expected to take; what is kept of it stays.
-INSERT INTO estimate VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+INSERT INTO estimate (run_id, stage, lane, basis, tasks, characters, calls, input_tokens, output_tokens, usd)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: estimates
 -- What the stages of a run were expected to take.
-SELECT stage, lane, basis, tasks, characters, usd, low, high FROM estimate WHERE run_id = ?;
+SELECT stage, lane, tasks, characters, usd FROM estimate WHERE run_id = ?;
 
 -- name: lane_lengths
 -- Characters and counted tokens of requests in the mean, of the newest stages that a lane was asked at.
@@ -610,20 +611,6 @@ SELECT e.characters, sum(c.input_tokens) * 1.0 / sum(CASE WHEN c.cost > 0 THEN c
 FROM (SELECT * FROM estimate WHERE lane = ? AND characters > 0 ORDER BY run_id DESC LIMIT 20) e
 JOIN counter c ON c.run_id = e.run_id AND c.stage = e.stage AND c.outcome = 'call' AND c.output_tokens > 0
 GROUP BY e.run_id, e.stage;
-
--- name: usage_spreads
--- How tasks of a workflow differ in cost, of the newest calls, by stage: see UsageSpread. `off`: from the mean, of it.
-SELECT stage, sum(square) / sum(number) AS alone, sum(whole * whole) / sum(number) AS together, avg(number) AS number,
-    1 + (sum(fourth) * sum(number) / max(sum(square) * sum(square), 1e-12) - 1) / sum(number) AS tail FROM (
-    SELECT stage, sum(1 + off) AS whole, count(*) AS number, sum(off * off) AS square, sum(off * off * off * off) AS fourth FROM (
-        SELECT v_stages.stage, coalesce(row.parent_key, row.key) AS family,
-            sum(a.cost) / avg(sum(a.cost)) OVER (PARTITION BY v_stages.stage) - 1 AS off
-        FROM attempt a JOIN event ON event.id = a.event_id JOIN run ON run.id = event.run_id AND run.workflow = ?
-        JOIN v_stages ON v_stages.definition_hash = run.definition_hash AND v_stages.position = a.stage
-        JOIN row ON row.key = a.row_key
-        WHERE a.id > (SELECT max(id) FROM attempt) - 10000 GROUP BY a.row_key, a.stage, a.replica HAVING sum(a.cost) > 0
-    ) GROUP BY stage, family
-) GROUP BY stage;
 
 -- name: timing_add
 -- Moves a histogram by what a commit counted.

@@ -65,29 +65,14 @@ class Count(CounterDelta):
 
 
 class KeptEstimate(NamedTuple):
-    """What so many `tasks` of a stage of a run were expected to take, by the store as it was before them; eight of ten
-    times the dollars lie between `low` and `high`. `characters`: of a request in the mean."""
+    """What so many `tasks` of a stage of a run were expected to take, by the store as it was before them. `characters`:
+    of a request in the mean; `usd`: dollars."""
 
     stage: str
     lane: str
-    basis: str
     tasks: int
     characters: float | None
     usd: float | None
-    low: float | None
-    high: float | None
-
-
-class UsageSpread(NamedTuple):
-    """How much tasks of a stage differ in cost, as parts of the mean of one: `alone` is their variance, `together` the
-    mean square of what all children of a row cost, divided by the `number` of those in the mean. `tail`: by how much
-    more the variance may be, since the few that cost most decide it."""
-
-    stage: str
-    alone: float = 1.0
-    together: float = 2.0
-    number: float = 1.0
-    tail: float = 1.0
 
 
 class Notification(NamedTuple):
@@ -140,7 +125,6 @@ run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str,
 short_records: Reads[[int], int | None] = reads("run_short", int, first)
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 lane_lengths: Reads[[str], list[tuple[float, float]]] = reads("lane_lengths", tuple[float, float])
-usage_spreads: Reads[[str], dict[str, UsageSpread]] = reads("usage_spreads", UsageSpread, by("stage"))
 newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
 superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
 run_ids: Reads[[str | None], list[int]] = reads("run_lines", int)  # of a workflow, or all
