@@ -401,7 +401,7 @@ def schema_lines(report: SchemasReport) -> Iterator[str]:
 
 @click.command(
     help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
-    "pipe; see --mermaid and --output."
+    "pipe, and Mermaid text on a terminal; see --mermaid and --output."
 )
 @main.workflow_options("The workflow: its name, or its file.", required=False)
 @click.option("--run", metavar="RUN", help="The workflow as it was in a run (its number, or `last`), with its counts.")
@@ -426,12 +426,8 @@ def graph(
 
 
 def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quiet: bool) -> None:
-    """Write a workflow as a picture into a file, or print it; a terminal gets text only."""
-    if file is None and not mermaid and sys.stdout.isatty():
-        raise UsageError(
-            "the drawing is an SVG, which a terminal does not show",
-            remedy=f"Save it with `{terminal.typed_command()} -o {report.workflow}.svg`, or print text with --mermaid.",
-        )
+    """Writes a workflow as a picture into a file, or prints it. A terminal gets Mermaid text: it shows no SVG."""
+    mermaid = mermaid or (file is None and sys.stdout.isatty())
     text, edges = report.mermaid() if mermaid else report.svg(), len(report.edges())
     if mermaid and (edges > MERMAID_EDGES or len(text) > MERMAID_CHARACTERS):
         message = (
