@@ -13,9 +13,9 @@ from agac.api.sync import blocking
 from agac.core.arguments import typed
 from agac.core.errors import Problem, SpecError, UsageError, any_error, did_you_mean
 from agac.core.keys import canonical
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Report
 from agac.data.files import write_in_project
-from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.plan import with_tools
 from agac.providers.model_string import parse_model
 from agac.spec.agent_cards import find_card, load_card, read_card

@@ -18,13 +18,13 @@ from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import canonical, digest, job_alias
-from agac.core.text import cropped, duration, plain
+from agac.core.text import CHARACTERS_A_TOKEN, cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers, meant_before
 from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import CHARACTERS_A_TOKEN, PlanReport, call_seconds, estimate, needed
+from agac.engine.estimate import PlanReport, call_seconds, estimate, needed
 from agac.engine.export import lost_store, target_of
 from agac.engine.input_rows import LeftRows, left_rows, moved_rows
 from agac.engine.invocation import Retry, Scope, Work

@@ -13,6 +13,9 @@ from functools import cache
 from itertools import chain
 from unicodedata import category, east_asian_width, name
 
+CHARACTERS_A_TOKEN = 4
+"""Characters of English text that make one token with common tokenizers, about."""
+
 # Characters that people do not see: what a reviewer cannot see must not reach a model, a terminal or a name unseen.
 # The general categories of `unicodedata` tell most of them. It lacks two properties, which are tables here. They were
 # compared with the properties of the package regex 2026.11.19 for every code point: there was no difference.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Fault, Reply, Request, ToolDefinition
 from agac.engine import limits
-from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.engine.invocation import Work
 from agac.engine.limits import Amount, StopSignal, WorstCase
 from agac.engine.prefix import Prefix, prefix_of

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agac.core.keys import canonical, digest, member_hash, row_hash, snapshot
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import JSONValue, RowId
 from agac.engine.effects import plain
-from agac.engine.estimate import CHARACTERS_A_TOKEN
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.graph import Level, Levels, amended_by, amended_name, seen_after

@@ -11,11 +11,12 @@ from math import ceil
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import JSONValue, Row, RowId
 from agac.engine.baseline import ForecastRow, StoredAnswers, source_of
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
-from agac.engine.estimate import CHARACTERS_A_TOKEN, TEXT, USUAL_LENGTH, Guess, dummy_answer
+from agac.engine.estimate import TEXT, USUAL_LENGTH, Guess, dummy_answer
 from agac.engine.executor import LevelStages
 from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array

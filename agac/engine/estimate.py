@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from agac.core.errors import Problem
 from agac.core.keys import snapshot
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import JSONValue, Message, Report, RowId, Usage, Usd, dollars_in_all, usd
 from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
 from agac.engine.past_usage import PastUsage
@@ -29,8 +30,6 @@ WAYS: tuple[Way, ...] = ("sync", "batch", "flex")
 Ways = Annotated[
     dict[str, float | None], lambda ways: {way: None if one is None else usd(one) for way, one in ways.items()}
 ]
-
-CHARACTERS_A_TOKEN = 4  # what English text comes to with common tokenizers
 
 
 @dataclass(frozen=True, slots=True)

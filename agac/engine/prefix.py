@@ -13,8 +13,9 @@ from typing import Any
 
 from agac.core.errors import AgacError
 from agac.core.keys import prefix_mark
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Fault, Reply, Request, SharedPrefix, Usage
-from agac.engine.estimate import CHARACTERS_A_TOKEN, PlannedPrimer
+from agac.engine.estimate import PlannedPrimer
 from agac.engine.invocation import Work
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.settle import Totals

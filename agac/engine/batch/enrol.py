@@ -14,13 +14,14 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.keys import custom_id
 from agac.core.state_files import make_folder, opener
+from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.caller import Answer, Caller, NextTurn
 from agac.engine.connections import request_for_model
 from agac.engine.effects import ActiveRow
-from agac.engine.estimate import CHARACTERS_A_TOKEN, most_requests
+from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.prefix import PRIMED_AFTER
 from agac.engine.tasks import LookupBatcher, Parked
