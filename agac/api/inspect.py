@@ -27,7 +27,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.api.sync import blocking
-from agac.core.errors import REPAIRED, ErrorType, RowError, UsageError
+from agac.core.errors import REPAIRED, ErrorType, UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
@@ -35,7 +35,7 @@ from agac.data.sinks import FORMATS
 from agac.engine.export import Lines, Outputs, export_file, export_run
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.telemetry import calls_of, output_of, share, summarise
-from agac.engine.validate import complaint
+from agac.engine.validate import complaint, stored_failure
 from agac.engine.votes import votes
 from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
@@ -469,7 +469,8 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
     for attempt in sorted(attempts, key=lambda one: one.replica):
         said, asked = None, (attempt.invocation, attempt.replica)
         if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
-            error = RowError(ErrorType(wrong.error_type or ErrorType.SCHEMA_MISMATCH), wrong.error_message or "")
+            kind = ErrorType(wrong.error_type or ErrorType.SCHEMA_MISMATCH)
+            error = stored_failure(kind, wrong.error_message or "", stage.checks)
             said = complaint(error, wants_json=stage.wants_json)
         found.append(
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from agac.core.errors import ErrorType, RowError, UsageError
@@ -24,7 +24,7 @@ from agac.core.types import (
 from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
 from agac.spec.graph import stage_of
-from agac.spec.guards import Evaluator, GuardFailed
+from agac.spec.guards import Check, Evaluator, GuardFailed
 from agac.spec.json_schema import (
     BACKTRACK_LIMIT,
     GAVE_UP,
@@ -577,6 +577,15 @@ def _described(error: ValidationError) -> str:
 
 _PART = re.compile(r'(?:"(?:[^"\\]|\\.)*"|(?!; ).)+', re.DOTALL)
 """A problem in the message of a stored error: they are parted by `; `, which may stand in a quoted value, too."""
+
+
+def stored_failure(kind: ErrorType, message: str, checks: Sequence[Check]) -> RowError:
+    """The error of a stored attempt. The messages of its stage's `checks` are what may hold `; ` without quotes."""
+    known = "|".join(re.escape(one.message) for one in sorted(checks, key=lambda one: -len(one.message)))
+    parts: tuple[str, ...] = ()
+    if kind is ErrorType.CHECK_FAILED and known:
+        parts = tuple(re.findall(rf"(?:{known})(?: \(.*?\))?(?=; (?:{known})|\Z)", message, re.DOTALL))
+    return RowError(kind, message, parts=parts if "; ".join(parts) == message else ())
 
 
 def repair_request(request: Request, reply: Reply, error: RowError, *, wants_json: bool) -> Request:

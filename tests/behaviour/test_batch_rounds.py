@@ -1,5 +1,6 @@
 """Tasks that come back from a batch without a result: round again, to the next model, by a call, or to an error."""
 
+import json
 from typing import Any
 
 import pytest
@@ -173,6 +174,20 @@ def test_a_reply_of_the_wrong_form_is_quoted(make: Make, server: Server, retry: 
     assert project.output(file="summary.json")["stages"][0]["repaired"] == 1
     twin = outcomes(project.twin(server))
     assert [one for one in outcomes(project) if one[0] != "r-3"] == [one for one in twin if one[0] != "r-3"]
+
+
+def test_a_complaint_with_a_semicolon_stays_one_where_a_batch_asks_again(batches_at: Make) -> None:
+    project = batches_at()
+    project.rows([{"id": "a", "text": "short"}])
+    checks = {"size(one) > 1000": "too short; say more", "size(one) > 900": "much too short; say more"}
+    stage = {"name": "one", "prompt": "${text}", "checks": checks, "repair": 1}
+    project.batched(stage, defaults={"model": "local/echo"})
+    assert project.run().exit_code == 0
+    assert project.to_the_end().exit_code == 3
+    (row,) = agac.inspect("last", "a", project=project.root).rows or []
+    again = row["stages"][0]["attempts"][1]
+    wanted = "What is wrong:\n- too short; say more\n- much too short; say more\nReply again."
+    assert json.dumps(wanted)[1:-1] in again["reply"]
 
 
 def test_json_without_a_schema_and_another_syntax_come_back_from_batches(batches_at: Make) -> None:

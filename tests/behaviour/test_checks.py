@@ -57,6 +57,17 @@ def test_a_failed_check_is_asked_again_with_what_is_wrong(project: ProjectFolder
     assert report.summary["stages"][0]["repaired"] == 1
 
 
+def test_a_message_with_a_semicolon_is_one_complaint_also_where_it_is_inspected(project: ProjectFolder) -> None:
+    message = 'net is more than the total; say "net" first; then the rest'
+    checks = {"bill.net <= bill.total": message, "bill.total <= int(row.most)": "too much; look at the row"}
+    bills(project, 9, stage=bill(checks=checks))
+    _, server = ran(project, said(20, 10), said(1, 2))
+    wanted = f"What is wrong:\n- {message}\n- too much; look at the row\nReply again"
+    assert wanted in server.asked[1]["messages"][-1]["content"]
+    (row,) = agac.inspect("last", "r-0", project=project.root).rows or []
+    assert wanted in row["stages"][0]["attempts"][1]["asked_again_with"]
+
+
 def test_then_the_row_fails_and_is_left_after_two_further_runs(project: ProjectFolder) -> None:
     bills(project, 9)
     calls = []

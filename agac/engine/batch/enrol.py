@@ -237,6 +237,9 @@ class Enrolment:
         error = RowError(ErrorType(stored[2]), stored[3] or "")
         if not isinstance(reply, Reply):
             return None
+        judged = form.check(reply, active.view)  # the store holds the problems in one text
+        if judged == error:
+            error = judged
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
     async def _primed(self, form: BatchFormat, lane: tuple[int, int]) -> BatchFormat:
