@@ -296,6 +296,19 @@ def test_a_jsonl_output_grows_and_is_whole_up_to_its_last_line(
     project.assert_sound()
 
 
+def test_lines_of_a_text_output_are_those_of_the_input_but_for_its_end_and_for_a_selection(
+    project: ProjectFolder,
+) -> None:
+    project.write("in.txt", "a\n\nb\nc\n\n\n")
+    echo = ("--prompt", "{content}", "--model", "simulator/echo")
+    process(project, "in.txt", "whole.txt", *echo)
+    assert (project.root / "whole.txt").read_text("utf-8") == "a\n\nb\nc\n"
+    process(project, "in.txt", "part.txt", *echo, "--offset", "1")
+    assert (project.root / "part.txt").read_text("utf-8") == "b\nc\n"
+    process(project, "in.txt", "part.jsonl", *echo, "--offset", "1")
+    assert [one["row_number"] for one in lines(project.root / "part.jsonl")] == [2, 3]
+
+
 def test_a_line_that_is_appended_is_one_line_however_the_model_wrote_it(project: ProjectFolder) -> None:
     project.numbered(3)
     places, output, grown = (project.root / "data/rows.csv", project.root / "out.jsonl"), project.root / "out.jsonl", []
