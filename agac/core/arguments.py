@@ -8,7 +8,17 @@ from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mappi
 from dataclasses import fields
 from functools import cache, wraps
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from agac.core.errors import UsageError, listed
 
@@ -24,7 +34,11 @@ _WORDS: dict[Any, str] = {
     dict: "a dict", list: "a list", tuple: "a tuple", type: "a class",
 }  # fmt: skip
 
-_OF_AGAC = {"BuiltWorkflow": "an agac.Workflow", "NamedWorkflow": "an agac.Workflow", "Frame": "a frame"}
+_OF_AGAC = {
+    "BuiltWorkflow": "an agac.Workflow",
+    "NamedWorkflow": "an agac.Workflow",
+    "Frame": "a frame",
+}
 """The words for classes that programs know by another name."""
 
 
@@ -83,7 +97,11 @@ def _hints(annotated: Any) -> dict[str, Any]:
     if isinstance(annotated, type):
         return hints
     various = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = [name for name, one in inspect.signature(annotated).parameters.items() if one.kind not in various]
+    named = [
+        name
+        for name, one in inspect.signature(annotated).parameters.items()
+        if one.kind not in various
+    ]
     return {name: hints[name] for name in named if name in hints}
 
 

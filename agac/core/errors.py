@@ -75,7 +75,9 @@ ANSWER_FAILURES = frozenset({
 })  # fmt: skip
 """Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
 
-REPAIRED = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED})  # those that are quoted in a re-ask
+REPAIRED = frozenset(
+    {ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED}
+)  # those that are quoted in a re-ask
 
 
 class AgacError(Exception):
@@ -119,7 +121,9 @@ class Where:
     path: str = ""
 
     def __str__(self) -> str:
-        return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return ":".join(
+            str(part) for part in (self.file, self.line, self.column) if part is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,9 @@ _MAX_LETTERS = 64
 _MAX_MISSPELT = 60  # characters of a name of which each is tried as another one
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, among: Collection[str] | None = None) -> str | None:
+def nearest(
+    name: str, known: Iterable[str], cutoff: float = 0.6, among: Collection[str] | None = None
+) -> str | None:
     """The known name that `name` was probably meant to be, in any case. `cutoff`: how alike at least, up to 1. `among`
     are those of the known names that count; None: all. For many names it is fast if `known` is always the same."""
     if len(name) > MAX_NAME:
@@ -324,7 +330,9 @@ def sentence(hint: str) -> str:
     return f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('?', '.')) else '.'}"
 
 
-def did_you_mean(name: str, known: Iterable[str], kind: str = "known", among: Collection[str] | None = None) -> str:
+def did_you_mean(
+    name: str, known: Iterable[str], kind: str = "known", among: Collection[str] | None = None
+) -> str:
     """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near; of `known` names those `among` these."""
     names = tuple(known)
     if match := nearest(name, names, among=among):
@@ -343,10 +351,14 @@ class Requirement(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether a version within the bounds is installed."""
-        written = self.bounds.rpartition("]")[2].split(",")  # `psycopg[binary]>=3.2` needs a part of a package
+        written = self.bounds.rpartition("]")[2].split(
+            ","
+        )  # `psycopg[binary]>=3.2` needs a part of a package
         have, *bounds = map(_numbers, [self.installed or "", *written])
         above = [one.startswith(">") for one in written]
-        return bool(self.installed) and (not self.bounds or [have >= one for one in bounds] == above)
+        return bool(self.installed) and (
+            not self.bounds or [have >= one for one in bounds] == above
+        )
 
 
 def _numbers(version: str) -> list[int]:
@@ -359,9 +371,16 @@ def requirements(package: str = "") -> list[Requirement]:
 
     lines = next((one.requires or [] for one in distributions(name="agac")), [])
     read = (re.match(r"([\w.-]+)([^\s;]*)(?:.*extra == '([\w-]+)')?", line) for line in lines)
-    found = [one for one in read if one and one[3] not in ("dev", "docs", "bench") and package in ("", one[1])]
+    found = [
+        one
+        for one in read
+        if one and one[3] not in ("dev", "docs", "bench") and package in ("", one[1])
+    ]
     versions = (next((it.version for it in distributions(name=one[1])), None) for one in found)
-    return [Requirement(one[1], one[2], one[3], version) for one, version in zip(found, versions, strict=True)]
+    return [
+        Requirement(one[1], one[2], one[3], version)
+        for one, version in zip(found, versions, strict=True)
+    ]
 
 
 def lack_of(subject: str, package: str) -> str | None:
@@ -375,5 +394,8 @@ def lack_of(subject: str, package: str) -> str | None:
     there = find_spec(module) is not None
     if there and (needed.ok or not needed.installed):
         return None
-    wanted, state = package + needed.bounds, f"and {needed.installed} is" if there else "which is not"
+    wanted, state = (
+        package + needed.bounds,
+        f"and {needed.installed} is" if there else "which is not",
+    )
     return f"{subject} needs {wanted}, {state} installed: pip install '{wanted}'"

@@ -87,7 +87,9 @@ def job_alias(run: int) -> str:
     return f"{JOB}{run}"
 
 
-def prefix_mark(lane: str, messages: Sequence[Message], agent: JSONValue, schema: Schema | None) -> str:
+def prefix_mark(
+    lane: str, messages: Sequence[Message], agent: JSONValue, schema: Schema | None
+) -> str:
     """Stands for what all requests of a stage to a model begin with."""
     said = [[one.role, one.text] for one in messages]
     return digest(canonical([lane, said, agent, schema and schema.body])).hex()[:16]
@@ -147,9 +149,13 @@ class Fingerprinter:
             **({"reply": reply} if reply != "text" else {}),
             **({"agent": agent} if agent is not None else {}),
         }
-        self._prefix = blake2b(canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+        self._prefix = blake2b(
+            canonical(shared).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
+        )
 
-    def fingerprint(self, messages: tuple[Message, ...], *, replica: int = 0, salt: str = "") -> bytes:
+    def fingerprint(
+        self, messages: tuple[Message, ...], *, replica: int = 0, salt: str = ""
+    ) -> bytes:
         """16 bytes that know a task again. `salt`: empty for `reuse: content`, the row's id for `reuse: row`."""
         hasher = self._prefix.copy()
         content = [[message.role, ["text", message.text]] for message in messages]
@@ -162,7 +168,9 @@ def seen_hash(shown: JSONValue, answer: JSONValue, redone: Sequence[JSONValue] =
     return digest(snapshot([shown, answer, *redone]))
 
 
-def review_key(workflow: str, stage: str, row_id: RowId, seen: bytes, kind: str = "review") -> bytes:
+def review_key(
+    workflow: str, stage: str, row_id: RowId, seen: bytes, kind: str = "review"
+) -> bytes:
     """Names what is decided: of a review what is `seen` of a row; of a result set by hand (`fix`), and of an answer to
     be given again (`redo`), its fingerprint."""
     return digest(canonical([kind, workflow, stage, row_id, seen.hex()]))
@@ -178,7 +186,9 @@ def tool_key(what: Sequence[JSONValue], arguments: JSONValue) -> bytes:
     return digest(canonical(["tool", *what, arguments]))
 
 
-def idempotency_key(fingerprint: bytes, turn: int, call: int, name: str, arguments: JSONValue) -> str:
+def idempotency_key(
+    fingerprint: bytes, turn: int, call: int, name: str, arguments: JSONValue
+) -> str:
     """What a service tells the repetition of a call from another call by: the same for a call that is made again."""
     return digest(canonical(["call", fingerprint.hex(), turn, call, name, arguments])).hex()
 
@@ -199,7 +209,11 @@ def trace_ids(*what: JSONValue) -> tuple[int, int]:
 def batch_intent(project: str, run: int, batch: int, first: bytes) -> str:
     """The name of a batch before it exists: 16 characters of a-z and 2-7. `project` is the database's own token,
     `first` the fingerprint of its first task, so that a restored database names no other content alike."""
-    return b32encode(digest(canonical(["batch", project, run, batch, first.hex()])))[:16].decode().lower()
+    return (
+        b32encode(digest(canonical(["batch", project, run, batch, first.hex()])))[:16]
+        .decode()
+        .lower()
+    )
 
 
 def custom_id(intent: str, place: int, fingerprint: bytes) -> str:
@@ -211,7 +225,13 @@ def read_custom_id(text: str) -> tuple[str, int, str] | None:
     """Intent, place and the beginning of the fingerprint (hex) of a custom id; None where it is none of ours."""
     intent, _, rest = text.partition("-")
     place, _, mark = rest.partition("-")
-    if len(intent) != 16 or len(mark) != 12 or len(place) > 10 or not place.isascii() or not place.isdigit():
+    if (
+        len(intent) != 16
+        or len(mark) != 12
+        or len(place) > 10
+        or not place.isascii()
+        or not place.isdigit()
+    ):
         return None
     return intent, int(place), mark
 
@@ -240,4 +260,7 @@ def id_order(row_id: RowId) -> IdOrder:
     if isinstance(row_id, int):
         return ((0, row_id, ""),)
     parts = row_id.split("/")
-    return tuple((0, int(part), part) if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts)
+    return tuple(
+        (0, int(part), part) if part.isdecimal() and part.isascii() else (1, 0, part)
+        for part in parts
+    )

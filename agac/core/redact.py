@@ -49,9 +49,13 @@ class Redactor:
         """The same of a text that is being written; and its end, where a secret may begin: to put before the rest."""
         data = self.clean_bytes(text.encode("utf-8", "surrogatepass"))
         most = min(len(data), max(map(len, self._bytes), default=0))
-        begun = (n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._bytes))
+        begun = (
+            n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._bytes)
+        )
         cut = len(data) - next(begun, 0)
-        return data[:cut].decode("utf-8", "surrogatepass"), data[cut:].decode("utf-8", "surrogatepass")
+        return data[:cut].decode("utf-8", "surrogatepass"), data[cut:].decode(
+            "utf-8", "surrogatepass"
+        )
 
 
 def _forms(secret: str) -> set[str]:
@@ -59,10 +63,20 @@ def _forms(secret: str) -> set[str]:
     JSON (an answer with a schema travels so, and a gateway wraps that), in an address, and in base64."""
     written = {secret, re.sub("""["'&<>]""", lambda sign: f"\\u{ord(sign[0]):04x}", secret)}
     for _ in range(4):
-        written |= {json.dumps(form, ensure_ascii=escaped)[1:-1] for form in written for escaped in (False, True)}
+        written |= {
+            json.dumps(form, ensure_ascii=escaped)[1:-1]
+            for form in written
+            for escaped in (False, True)
+        }
     encoded = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
     slashed = {form.replace("/", "\\/") for form in written}
-    return {*written, *slashed, quote(secret, safe="", errors="surrogatepass"), encoded, encoded.rstrip("=")}
+    return {
+        *written,
+        *slashed,
+        quote(secret, safe="", errors="surrogatepass"),
+        encoded,
+        encoded.rstrip("="),
+    }
 
 
 # Keys of vendors are known by their first letters, others by their shape.

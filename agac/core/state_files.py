@@ -32,7 +32,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return
     state.parent.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in (folder, *folder.parents) if one.is_relative_to(state) and not one.exists()]
+    missing = [
+        one for one in (folder, *folder.parents) if one.is_relative_to(state) and not one.exists()
+    ]
     for one in reversed(missing):
         with suppress(FileExistsError):  # several may make it at once
             one.mkdir(_OWN_FOLDER)

@@ -50,7 +50,12 @@ def paired_difference(both: int, first_only: int, second_only: int, neither: int
     if n == 0 or min(both, first_only, second_only, neither) < 0:
         raise ValueError("no rows were judged for both")
     first, second = (proportion(both + only, n) for only in (first_only, second_only))
-    sums = (both + first_only) * (second_only + neither) * (both + second_only) * (first_only + neither)
+    sums = (
+        (both + first_only)
+        * (second_only + neither)
+        * (both + second_only)
+        * (first_only + neither)
+    )
     alike = both * neither - first_only * second_only
     together = (max(alike - n / 2, 0.0) if alike > 0 else alike) / math.sqrt(sums) if sums else 0.0
     middle = (first_only - second_only) / n
@@ -59,4 +64,6 @@ def paired_difference(both: int, first_only: int, second_only: int, neither: int
         return math.sqrt(max(0.0, of_first**2 - 2 * together * of_first * of_second + of_second**2))
 
     low = middle - reach(first.middle - first.low, second.high - second.middle)
-    return Interval(low, middle, middle + reach(first.high - first.middle, second.middle - second.low))
+    return Interval(
+        low, middle, middle + reach(first.high - first.middle, second.middle - second.low)
+    )

@@ -27,7 +27,9 @@ _DEFAULT_IGNORABLE = (
 )  # fmt: skip
 """Default_Ignorable_Code_Point, code points that are not assigned yet included."""
 
-_PREPENDED_MARKS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+_PREPENDED_MARKS = frozenset(
+    "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+)
 """Prepended_Concatenation_Mark: signs that are seen, though of category Cf."""
 
 _BLANK = frozenset("\u2800\U00016fe4\U0001d159")
@@ -91,7 +93,9 @@ def _is_ordinary(text: str, at: int) -> bool:
     if char in _EMOJI_SELECTORS:
         return _is_emoji(before) or (after == _KEYCAP and before in "0123456789#*")
     if char == _IDEOGRAPHIC_SPACE:
-        return any(near and near != char and east_asian_width(near) in "WF" for near in (before, after))
+        return any(
+            near and near != char and east_asian_width(near) in "WF" for near in (before, after)
+        )
     if char in _MONGOLIAN_SELECTORS:
         return _is_letter_of(before, frozenset({"MONGOLIAN"}))
     if char in _JOINERS and _is_letter_of(before, _JOINING_SCRIPTS):
@@ -111,7 +115,9 @@ _ASCII_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 def _unseen_pattern() -> re.Pattern[str]:
     """A pattern of all characters that show nothing by themselves, or nothing that can be told from a blank. A line
     end, a tab and a blank are seen by what they do. It is made when the first text comes that is more than ASCII."""
-    assigned = map(chr, chain(range(0x20000), range(0xE0000, 0xE1000)))  # planes 2 to 13 hold ideographs or nothing
+    assigned = map(
+        chr, chain(range(0x20000), range(0xE0000, 0xE1000))
+    )  # planes 2 to 13 hold ideographs or nothing
     found = {char for char in assigned if category(char) in _UNSEEN_CATEGORIES}
     found -= {" ", "\t", "\n"} | _PREPENDED_MARKS
     ranges = [(ord(char), ord(char)) for char in found | _BLANK]
@@ -269,7 +275,9 @@ def waits_text(waits: Mapping[str, str]) -> str:
     for lane, until in waits.items():
         provider, end = lane.partition("/")[0], datetime.fromisoformat(until).astimezone()
         ends[provider] = max(end, ends.get(provider, end))
-    return ", ".join(f"waiting for {plain(provider)} until {end:%H:%M:%S}" for provider, end in ends.items())
+    return ", ".join(
+        f"waiting for {plain(provider)} until {end:%H:%M:%S}" for provider, end in ends.items()
+    )
 
 
 def duration(seconds: float) -> str:
@@ -316,4 +324,6 @@ def row_command(run: int, row_id: str | int) -> str:
 
 def merge_command(command: str) -> str:
     """The command that merges shards, with the flags of one that runs a shard which say what run it is."""
-    return re.sub(r" --(shard|concurrency|budget|max-errors) \S+", "", command).replace("agac run", "agac merge", 1)
+    return re.sub(r" --(shard|concurrency|budget|max-errors) \S+", "", command).replace(
+        "agac run", "agac merge", 1
+    )

@@ -20,16 +20,22 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 
 from agac.core.errors import ErrorType, RowError
 
-JSONValue = Any  # anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours
+JSONValue = (
+    Any  # anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours
+)
 
 
 def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
     """Writes JSON without spaces, not ASCII-escaped, as `json.JSONEncoder(…).encode` does. That one makes itself anew
     in each call, which takes longer than writing a prompt. A value that holds itself is a RecursionError."""
-    plain = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan)
+    plain = json.JSONEncoder(
+        ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan
+    )
     if (make := getattr(encoder, "c_make_encoder", None)) is None:  # Python without its C modules
         return plain.encode
-    pieces = make(None, plain.default, encoder.encode_basestring, None, ":", ",", sort_keys, False, allow_nan)
+    pieces = make(
+        None, plain.default, encoder.encode_basestring, None, ":", ",", sort_keys, False, allow_nan
+    )
     return lambda value: "".join(pieces(value, 0))
 
 
@@ -83,7 +89,9 @@ def strict_json(content: str | bytes, most: int) -> JSONValue:
         raise ValueError("it is nested too deeply") from None
 
 
-RowId = str | int  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
+RowId = (
+    str | int
+)  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
 
 
 def inside(value: JSONValue, way: Iterable[str]) -> JSONValue:
@@ -288,7 +296,9 @@ class Finish(StrEnum):
     REFUSAL = "refusal"
     FILTER = "filter"
     TOOLS = "tools"  # it asks for tools, and goes on with their results
-    PAUSED = "paused"  # the provider's own tools take long: it goes on when its message is sent back
+    PAUSED = (
+        "paused"  # the provider's own tools take long: it goes on when its message is sent back
+    )
     OTHER = "other"
 
 
@@ -321,7 +331,9 @@ class Reply(NamedTuple):
     @property
     def goes_on(self) -> bool:
         """Whether a conversation goes on after it: it asks for tools, or is not finished."""
-        return self.finish is Finish.PAUSED or (bool(self.calls) and self.finish in (Finish.TOOLS, Finish.STOP))
+        return self.finish is Finish.PAUSED or (
+            bool(self.calls) and self.finish in (Finish.TOOLS, Finish.STOP)
+        )
 
     def message(self) -> AssistantMessage:
         """The message that it is in the request with which its conversation goes on."""
@@ -409,7 +421,9 @@ class Outcome(StrEnum):
     DROPPED = "dropped"  # a guard said no: the row leaves
 
 
-Visible = Mapping[str, JSONValue]  # what a template may see: a row's fields, results by stage name, `vars`
+Visible = Mapping[
+    str, JSONValue
+]  # what a template may see: a row's fields, results by stage name, `vars`
 
 
 def waits_left(waits: Mapping[str, float], now: float) -> dict[str, str]:
@@ -429,7 +443,9 @@ def usd(amount: float | None) -> float | None:
     return None if amount is None else round(round(amount, 12), 6)
 
 
-def dollars(amount: float, digits: int | None = 4, *, simulated: bool = False, about: str = "") -> str:
+def dollars(
+    amount: float, digits: int | None = 4, *, simulated: bool = False, about: str = ""
+) -> str:
     """`$12.4000`, `simulated ~$0.0103`; `digits` None: two, or four of less than ten cents."""
     if digits is None:
         digits = 2 if amount >= 0.095 or not amount else 4
@@ -476,7 +492,9 @@ class Report:
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else dataclass makes one, of pages in a notebook
 
     def __repr__(self) -> str:
-        shown = (f"{one.name}={_SHORT.repr(getattr(self, one.name))}" for one in fields(self) if one.repr)  # type: ignore[arg-type]
+        shown = (
+            f"{one.name}={_SHORT.repr(getattr(self, one.name))}" for one in fields(self) if one.repr
+        )  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def as_json(self) -> dict[str, Any]:
@@ -514,20 +532,27 @@ def _object(value: Any) -> dict[str, Any]:
 @cache
 def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
     """The keys of a record, each with what reads its value and, where its type names one, what makes JSON of that."""
-    names = [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
+    names = (
+        [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
+    )
     found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
     for entry in getattr(kind, "JSON_KEYS", ()) or names:
         key, _, name = entry.partition("=")
         name = name or key.removeprefix("**")
         hint = _hint_of(kind, name)
-        convert = next((one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())), None)
+        convert = next(
+            (one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())),
+            None,
+        )
         found.append((key, partial(_read, name), convert))
     return found
 
 
 def _read(path: str, value: Any) -> Any:
     """A field, or one of a record in it (`run.id`); None where that record is missing."""
-    return reduce(lambda one, name: None if one is None else getattr(one, name), path.split("."), value)
+    return reduce(
+        lambda one, name: None if one is None else getattr(one, name), path.split("."), value
+    )
 
 
 def _hint_of(kind: Any, path: str) -> Any:
@@ -538,5 +563,7 @@ def _hint_of(kind: Any, path: str) -> Any:
     hint = get_type_hints(getter or kind, include_extras=True).get("return" if getter else name)
     if not further:
         return hint
-    inner = [one for one in get_args(hint) if is_dataclass(one) or hasattr(one, "_fields")]  # `RunRecord | None`
+    inner = [
+        one for one in get_args(hint) if is_dataclass(one) or hasattr(one, "_fields")
+    ]  # `RunRecord | None`
     return _hint_of(inner[0] if inner else hint, further)

@@ -43,7 +43,9 @@ class _Comparison(SequenceMatcher[str]):
         self._times = Counter(new)
         super().__init__(None, old, new, autojunk=False)
 
-    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
+    def find_longest_match(
+        self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
+    ) -> Match:
         self._left -= sum(self._times[word] for word in self._old[alo:ahi])
         if self._left < 0:
             raise _TooManySteps
@@ -106,16 +108,25 @@ def as_markdown(spans: Iterable[Span]) -> str:
 
 def as_html(spans: Iterable[Span]) -> str:
     """`<del>old</del> <ins>new</ins>`, everything else escaped."""
-    return _written(spans, lambda text: html.escape(plain(text)), ("<del>{}</del>", "<ins>{}</ins>"))
+    return _written(
+        spans, lambda text: html.escape(plain(text)), ("<del>{}</del>", "<ins>{}</ins>")
+    )
 
 
 def value_diff(
-    before: Any, now: Any, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
+    before: Any,
+    now: Any,
+    differing: Callable[[list[Span]], str],
+    shown: Callable[[str], str],
+    most: int | None = None,
 ) -> str:
     """Two JSON values: of texts with several words, and of long lists and objects, the words that differ; others as
     `before → now`. `most`: of each so many characters only, from shortly before the first that differs; it is said how
     many of `now`, or of `before` where that has more, come after them."""
-    texts = [one if isinstance(one, str) else "none" if one is None else json.dumps(one) for one in (before, now)]
+    texts = [
+        one if isinstance(one, str) else "none" if one is None else json.dumps(one)
+        for one in (before, now)
+    ]
     more = ""
     if most is not None and max(map(len, texts)) > most:
         start = max(0, sum(1 for _ in takewhile(bool, map(eq, *texts))) - _AROUND)
@@ -123,9 +134,13 @@ def value_diff(
         more = f" ({left:,} more characters are not compared here)" if left > 0 else ""
         texts = [one[start : start + most] for one in texts]
     wordy = isinstance(before, str) and isinstance(now, str) and " " in before + now
-    if wordy or (isinstance(now, list | dict) and before is not None and max(map(len, texts)) > 100):
+    if wordy or (
+        isinstance(now, list | dict) and before is not None and max(map(len, texts)) > 100
+    ):
         return differing(word_diff(*texts)) + shown(more)
-    return shown(" → ".join(cropped(exposed(one), _SHORT) for one in _from_difference(texts)) + more)
+    return shown(
+        " → ".join(cropped(exposed(one), _SHORT) for one in _from_difference(texts)) + more
+    )
 
 
 _SHORT = 100
@@ -145,7 +160,10 @@ def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[st
     parts, found = list(spans), ""
     for place, (how, text) in enumerate(parts):
         if how == "same":
-            start, end = text[:_AROUND] if place else "", text[-_AROUND:] if place + 1 < len(parts) else ""
+            start, end = (
+                text[:_AROUND] if place else "",
+                text[-_AROUND:] if place + 1 < len(parts) else "",
+            )
             cut = f"{shown(start)} … {shown(end)}".strip()
             found += shown(text) if len(text) <= 2 * _AROUND else cut
             continue
@@ -154,6 +172,8 @@ def _written(spans: Iterable[Span], shown: Callable[[str], str], marks: tuple[st
             blanks = text.replace(" ", r"\x20").replace("\t", r"\t").replace("\n", r"\n")
             found += mark.format(shown(blanks)) + "\n" * (how == "added" and "\n" in text)
             continue
-        for part in re.split(r"(\s*\n\s*|^\s+|\s+$)", exposed(text)):  # a mark holds no line end, and touches the word
+        for part in re.split(
+            r"(\s*\n\s*|^\s+|\s+$)", exposed(text)
+        ):  # a mark holds no line end, and touches the word
             found += mark.format(shown(part)) if part.strip() else part
     return found

@@ -38,14 +38,20 @@ async def ask(request: Request) -> Response:
     if request.method == "POST":
         await monitor.aask(request.app.state.project, run, batch)
         return RedirectResponse(f"/run/{run}", 303)
-    title, what = (f"Stop run {run}", STOPS) if batch is None else (f"Cancel batch {batch}", CANCELS)
+    title, what = (
+        (f"Stop run {run}", STOPS) if batch is None else (f"Cancel batch {batch}", CANCELS)
+    )
     return render(request, "ask.html", title=title, run=run, what=what)
 
 
 async def retry(request: Request) -> Response:
     """What `agac retry` would run again, and its start as a process of its own."""
     project, run = request.app.state.project, request.path_params["run"]
-    given = {**dict.fromkeys(("stage", "error", "budget"), ""), **request.query_params, **form_of(request)}
+    given = {
+        **dict.fromkeys(("stage", "error", "budget"), ""),
+        **request.query_params,
+        **form_of(request),
+    }
     given = {name: given[name] for name in ("stage", "error", "budget")}
     if given["budget"] and not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", given["budget"]):
         what = f"{given['budget']!r} is not a number of dollars"
@@ -58,7 +64,15 @@ async def retry(request: Request) -> Response:
     choice = api.Retry(stage=given["stage"] or None, error=given["error"] or None)
     found = await api.aretry_choice(run, choice, project=project)
     command = shlex.join(["agac", *words])
-    return render(request, "retry.html", title=f"Retry run {run}", run=run, given=given, found=found, command=command)
+    return render(
+        request,
+        "retry.html",
+        title=f"Retry run {run}",
+        run=run,
+        given=given,
+        found=found,
+        command=command,
+    )
 
 
 def start(words: list[str], project: Path, log_name: str) -> None:

@@ -33,7 +33,11 @@ class Monitor(Starlette):
         routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, *reviews.ROUTES, files]
         super().__init__(routes=routes, exception_handlers={AgacError: said, 404: said, 500: said})
         self.access = access
-        self.state.project, self.state.write, self.state.form_token = project, access.write, form_token(access.token)
+        self.state.project, self.state.write, self.state.form_token = (
+            project,
+            access.write,
+            form_token(access.token),
+        )
         self.state.ending = asyncio.Event()  # streams end by it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +69,9 @@ class MonitorServer(uvicorn.Server):
         app.state.ending.set()
 
 
-def serve(project: Path, ready: Callable[[str], None], *, port: int = 0, write: bool = False) -> None:
+def serve(
+    project: Path, ready: Callable[[str], None], *, port: int = 0, write: bool = False
+) -> None:
     """Serves the monitor on 127.0.0.1 until Ctrl-C or SIGTERM; `ready` gets its address. Raises UsageError for a port
     that cannot be had; 0: one that is free."""
     with socket.socket() as listening:
@@ -74,10 +80,14 @@ def serve(project: Path, ready: Callable[[str], None], *, port: int = 0, write: 
             listening.bind(("127.0.0.1", port))
         except OSError as error:
             remedy = "Name another one with --port, or leave it out for one that is free."
-            raise UsageError(f"port {port} cannot be used: {error.strerror}", remedy=remedy) from error
+            raise UsageError(
+                f"port {port} cannot be used: {error.strerror}", remedy=remedy
+            ) from error
         listening.listen(128)
         port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
-        access = AccessCheck(token, write=write, cookie=f"agac_ui_{port}")  # browsers share cookies among ports
+        access = AccessCheck(
+            token, write=write, cookie=f"agac_ui_{port}"
+        )  # browsers share cookies among ports
         config = uvicorn.Config(
             Monitor(project, access), ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=2,

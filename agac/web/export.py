@@ -35,7 +35,9 @@ MARK = "agac-export.json"
 
 
 @blocking
-async def export_pages(folder: Path, run: int | str = "last", *, project: Path | str | None = None) -> dict[str, Any]:
+async def export_pages(
+    folder: Path, run: int | str = "last", *, project: Path | str | None = None
+) -> dict[str, Any]:
     """Writes a run as static pages into a folder, which comes to be as a whole or not at all: it may be new, empty, or
     an earlier export, which is replaced. Gives how many rows are `listed`, of which `row_pages` have pages of their
     own. Raises UsageError for any other folder, and for a run that is at work."""
@@ -44,9 +46,17 @@ async def export_pages(folder: Path, run: int | str = "last", *, project: Path |
     number, workflow = about.report["run"], about.report["workflow"]
     if about.report["state"] == "running":
         raise UsageError(f"run {number} is at work", remedy="Export it when it has ended.")
-    with explained(folder, "Name a folder elsewhere, or make room there."), _replacing(folder) as made:
+    with (
+        explained(folder, "Name a folder elsewhere, or make room there."),
+        _replacing(folder) as made,
+    ):
         pages = StaticPages(root, about, made)
-        told = {"run": number, "workflow": workflow, "listed": await pages.write_all(), "row_pages": len(pages.rows)}
+        told = {
+            "run": number,
+            "workflow": workflow,
+            "listed": await pages.write_all(),
+            "row_pages": len(pages.rows),
+        }
         (made / MARK).write_text(json.dumps(told) + "\n", "utf-8")
     return {"folder": str(folder), **told}
 
@@ -56,10 +66,16 @@ def _replacing(folder: Path) -> Iterator[Path]:
     """A new folder beside another one, whose place it takes when the block ends. Who is killed leaves it, or between
     two renames the one that was there, under a name that begins with PREFIX."""
     if not folder.parent.is_dir() or folder.is_symlink() or folder.is_file():
-        raise UsageError(f"{folder} cannot be a folder", remedy="Name a new one in a folder that is there.")
+        raise UsageError(
+            f"{folder} cannot be a folder", remedy="Name a new one in a folder that is there."
+        )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise UsageError(f"{folder} holds what no export wrote", remedy="Name an empty folder, or a new one.")
-    made, old = (folder.with_name(f"{PREFIX}{os.getpid()}-{number}-{folder.name}") for number in (0, 1))
+        raise UsageError(
+            f"{folder} holds what no export wrote", remedy="Name an empty folder, or a new one."
+        )
+    made, old = (
+        folder.with_name(f"{PREFIX}{os.getpid()}-{number}-{folder.name}") for number in (0, 1)
+    )
     try:
         made.mkdir()
         yield made
@@ -78,7 +94,12 @@ class StaticPages:
     `rows`: the pages of single rows, by the text of the id."""
 
     def __init__(self, project: Path, about: monitor.MonitoredRun, folder: Path) -> None:
-        self.project, self.about, self.run, self.folder = project, about, about.report["run"], folder
+        self.project, self.about, self.run, self.folder = (
+            project,
+            about,
+            about.report["run"],
+            folder,
+        )
         self.rows: dict[str, str] = {}
         at = f"/run/{self.run}"
         self.lists = [("rows", f"{at}/rows", "Rows", RowFilters(), about.report["rows"]["total"])]
@@ -86,7 +107,9 @@ class StaticPages:
             (f"made-{place}", f"{at}/made/{place}", f"Rows made by {one['stage']}", RowFilters(made_by=one["stage"]),
              one["rows"]["total"]) for place, one in enumerate(about.report["levels"])
         ]  # fmt: skip
-        self.lists.insert(0, ("failed", f"{at}/rows?state=failed", "Failed rows", RowFilters(state="failed"), 0))
+        self.lists.insert(
+            0, ("failed", f"{at}/rows?state=failed", "Failed rows", RowFilters(state="failed"), 0)
+        )
         self.places = {"/": "index.html", at: "index.html", f"{at}/errors": "errors.html"}
         self.places |= {path: f"{name}-1.html" for name, path, *_ in self.lists}
         listed = ((path, title) for _, path, title, *_ in self.lists)
@@ -96,12 +119,24 @@ class StaticPages:
         """The file of a path of the monitor; nothing where there is none. What is no path stays as it is."""
         if path.startswith(f"/run/{self.run}/row?"):
             return self.rows.get(parse_qs(urlsplit(path).query)["id"][0], "")
-        return path.removeprefix("/") if path[:1] != "/" or path.startswith("/static/") else self.places.get(path, "")
+        return (
+            path.removeprefix("/")
+            if path[:1] != "/" or path.startswith("/static/")
+            else self.places.get(path, "")
+        )
 
     def write(self, file: str, template: str, title: str, **context: Any) -> None:
         """A page as a file."""
-        about = {"project": self.project.name, "path": "", "static": True, "link": self.link, "run": self.run}
-        text = page_text(template, {**about, "navigation": self.navigation, "title": title, **context})
+        about = {
+            "project": self.project.name,
+            "path": "",
+            "static": True,
+            "link": self.link,
+            "run": self.run,
+        }
+        text = page_text(
+            template, {**about, "navigation": self.navigation, "title": title, **context}
+        )
         (self.folder / file).write_text(text, "utf-8")
 
     async def write_all(self) -> int:
@@ -130,11 +165,21 @@ class StaticPages:
         while number == 1 or (after is not None and seen < most):
             page = await monitor.arows(self.run, filters, after, PER_PAGE, project=self.project)
             chosen = (one for place, one in enumerate(page.rows, seen) if place % every == 0)
-            self.rows |= {str(one["id"]): f"row-{one['key']}.html" for one in chosen if str(one["id"]) not in self.rows}
+            self.rows |= {
+                str(one["id"]): f"row-{one['key']}.html"
+                for one in chosen
+                if str(one["id"]) not in self.rows
+            }
             seen, after = seen + len(page.rows), page.next
             following = f"{name}-{number + 1}.html" if after is not None and seen < most else None
             start = f"{name}-1.html" if number > 1 else None
-            context = {"page": page, "limit": PER_PAGE, "note": note, "start": start, "next": following}
+            context = {
+                "page": page,
+                "limit": PER_PAGE,
+                "note": note,
+                "start": start,
+                "next": following,
+            }
             self.write(f"{name}-{number}.html", "rows.html", title, **context)
             number += 1
         return seen

@@ -34,9 +34,14 @@ async def runs(request: Request) -> Response:
 async def _runs(request: Request) -> dict[str, Any]:
     text = request.query_params.get("after", "")
     if text and not (text.isdecimal() and len(text) < 16):
-        raise UsageError(f"{text!r} is no run", remedy="Give its number, as the list of runs has it.")
+        raise UsageError(
+            f"{text!r} is no run", remedy="Give its number, as the list of runs has it."
+        )
     after = int(text) if text else None
-    return {"page": await monitor.aruns(after, RUNS, project=request.app.state.project), "after": after}
+    return {
+        "page": await monitor.aruns(after, RUNS, project=request.app.state.project),
+        "after": after,
+    }
 
 
 async def run(request: Request) -> Response:
@@ -50,7 +55,9 @@ async def run(request: Request) -> Response:
 
 async def live(request: Request) -> Response:
     """The list, or the figures of one run, again, as often as they change."""
-    template, context = ("run_live.html", _run) if "run" in request.path_params else ("runs_live.html", _runs)
+    template, context = (
+        ("run_live.html", _run) if "run" in request.path_params else ("runs_live.html", _runs)
+    )
 
     async def fragment() -> str:
         return page_text(template, served(request) | await context(request))
@@ -77,7 +84,9 @@ async def curves(request: Request) -> Response:
 
 
 async def _curves(request: Request) -> dict[str, Any]:
-    return curves_of(await monitor.acurves(request.path_params["run"], project=request.app.state.project))
+    return curves_of(
+        await monitor.acurves(request.path_params["run"], project=request.app.state.project)
+    )
 
 
 def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
@@ -85,8 +94,14 @@ def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
     `more` charts by title, each with the same of its own: those of lanes, and of what was spent of budgets."""
     steps, more = {"at": found.at, "step_s": found.step_s}, dict[str, Any]()
     for lane, own in sorted(found.lanes.items()):
-        lines = {name: [getattr(one, name) for one in own] for name in ("in_flight", "bound", "waiting")}
-        more[f"Lane {lane}"] = {"at": [one.at for one in own], "step_s": found.lane_step_s, "lines": lines}
+        lines = {
+            name: [getattr(one, name) for one in own] for name in ("in_flight", "bound", "waiting")
+        }
+        more[f"Lane {lane}"] = {
+            "at": [one.at for one in own],
+            "step_s": found.lane_step_s,
+            "lines": lines,
+        }
     for title, spent in found.budgets.items():
         more[title[:1].upper() + title[1:].replace(", usd", ", USD")] = {**steps, "lines": spent}
     return {**steps, "lines": found.lines, "more": more}
@@ -130,11 +145,18 @@ async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> A
             try:
                 text = await fragment()
             except AgacError as error:
-                text = page_text("problem.html", served(request) | {"message": error.message, "remedy": error.remedy})
+                text = page_text(
+                    "problem.html",
+                    served(request) | {"message": error.message, "remedy": error.remedy},
+                )
             name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             if name != sent:
                 sent, said = name, now
-                yield f"id: {name}\n" + "".join(f"data: {line}\n" for line in LINE_END.split(text)) + "\n"
+                yield (
+                    f"id: {name}\n"
+                    + "".join(f"data: {line}\n" for line in LINE_END.split(text))
+                    + "\n"
+                )
         if now - said >= QUIET:
             said = now
             yield ":\n\n"

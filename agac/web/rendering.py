@@ -21,7 +21,12 @@ from agac.core.errors import AgacError, UsageError
 from agac.core.text import beginning, duration, plain, squeezed
 from agac.core.types import counted, dollars, iso
 
-NAVIGATION = [("/", "Runs"), ("/workflows", "Workflows"), ("/compare", "Compare"), ("/review", "Reviews")]
+NAVIGATION = [
+    ("/", "Runs"),
+    ("/workflows", "Workflows"),
+    ("/compare", "Compare"),
+    ("/review", "Reviews"),
+]
 """The pages that every page leads to: path and title. A monitor that is served has one of the remote too."""
 
 
@@ -40,7 +45,11 @@ def environment() -> Environment:
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
     )  # fmt: skip
-    made.globals |= {"fits": fits, "hides": lambda text: plain(text) != text, "is_web_address": is_web_address}
+    made.globals |= {
+        "fits": fits,
+        "hides": lambda text: plain(text) != text,
+        "is_web_address": is_web_address,
+    }
     made.globals |= {name: made.get_template(f"{name}.html").module for name in ("parts", "values")}
     return made
 
@@ -61,7 +70,9 @@ MOST_TEXT, MOST_ITEMS = 1_000_000, 200
 fields of a row."""
 
 _room: ContextVar[int] = ContextVar("characters that the page may still show", default=MOST_TEXT)
-_form_room: ContextVar[int] = ContextVar("characters that its forms may still hold", default=MOST_TEXT)
+_form_room: ContextVar[int] = ContextVar(
+    "characters that its forms may still hold", default=MOST_TEXT
+)
 
 
 def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
@@ -85,7 +96,11 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s\\]+", re.IGNORECASE)
 
 def is_web_address(text: str) -> bool:
     """Whether a text from elsewhere may be a link: to a page of the web, without a character that nobody sees."""
-    return len(text) <= LONGEST_ADDRESS and _WEB_ADDRESS.fullmatch(text) is not None and plain(text) == text
+    return (
+        len(text) <= LONGEST_ADDRESS
+        and _WEB_ADDRESS.fullmatch(text) is not None
+        and plain(text) == text
+    )
 
 
 def most(items: Any) -> list[Any]:
@@ -95,23 +110,47 @@ def most(items: Any) -> list[Any]:
 
 def cell(value: Any) -> str:
     """A value in a list: a text, or JSON, in one line and cut."""
-    text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    text = (
+        value
+        if isinstance(value, str)
+        else ""
+        if value is None
+        else json.dumps(value, ensure_ascii=False)
+    )
     line = squeezed(text[: 2 * LONGEST_CELL])
-    return line if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL else f"{line[: LONGEST_CELL - 1]}…"
+    return (
+        line
+        if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL
+        else f"{line[: LONGEST_CELL - 1]}…"
+    )
 
 
 def words(command: Sequence[str], *named: object, **options: object) -> str:
     """A command to type; what is `named` comes last, after `--` from where it may be taken for a flag."""
-    given = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
+    given = [
+        text
+        for name, value in options.items()
+        if value is not None
+        for text in (f"--{name}", str(value))
+    ]
     last = [str(one) for one in named]
     flags = next((place for place, one in enumerate(last) if one.startswith("-")), None)
-    return shlex.join([*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])])
+    return shlex.join(
+        [*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])]
+    )
 
 
 def page_text(template: str, context: Mapping[str, Any]) -> str:
     """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the page) and what the
     template wants; for served pages `write` and `form_token`, for others `link`, which gives the file of a path."""
-    given = {"navigation": NAVIGATION, "link": str, "form_token": "", "write": False, "static": False, **context}
+    given = {
+        "navigation": NAVIGATION,
+        "link": str,
+        "form_token": "",
+        "write": False,
+        "static": False,
+        **context,
+    }
     _room.set(MOST_TEXT)
     _form_room.set(MOST_TEXT)
     return environment().get_template(template).render(given)
@@ -143,4 +182,6 @@ async def said(request: Request, error: Exception) -> Response:
     else:
         status, message = 500, f"This is a bug in agac: {type(error).__name__}: {error}"
         remedy = "The details are where `agac ui` runs; please report them."
-    return render(request, "error.html", status, title=f"Error {status}", message=message, remedy=remedy)
+    return render(
+        request, "error.html", status, title=f"Error {status}", message=message, remedy=remedy
+    )

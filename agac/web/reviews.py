@@ -28,18 +28,30 @@ async def reviews(request: Request) -> Response:
 
 
 async def _page(
-    request: Request, query: Mapping[str, str], status: int = 200, item: ReviewItem | None = None, problem: str = ""
+    request: Request,
+    query: Mapping[str, str],
+    status: int = 200,
+    item: ReviewItem | None = None,
+    problem: str = "",
 ) -> Response:
     """`query` are the filters, which row is shown (`at`), and, where there is a `problem`, what was typed."""
-    project, kept = request.app.state.project, {name: query[name] for name in FILTERS if query.get(name)}
+    project, kept = (
+        request.app.state.project,
+        {name: query[name] for name in FILTERS if query.get(name)},
+    )
     try:
         who = query.get("reviewer") or reviewer(project=project)
     except UsageError:
         who = ""
-    asked = who if kept.get("state", "waiting") == "waiting" else None  # whoever decided is not asked again
+    asked = (
+        who if kept.get("state", "waiting") == "waiting" else None
+    )  # whoever decided is not asked again
     page = await api.areview_queue(project, **dict[str, Any](kept), reviewer=asked)
     at = next((place for place, one in enumerate(page.items) if one.id == query.get("at")), 0)
-    item, around = item or (page.items[at] if page.items else None), {"prev": at - 1, "next": at + 1}
+    item, around = (
+        item or (page.items[at] if page.items else None),
+        {"prev": at - 1, "next": at + 1},
+    )
     links = kept | ({"reviewer": who} if query.get("reviewer") else {})
     response = render(
         request, "review.html", status, title="Reviews", page=page, item=item, kept=kept, who=who, problem=problem,
@@ -62,9 +74,13 @@ def _value(item: ReviewItem, given: Mapping[str, str]) -> JSONValue:
     before = item.answer if isinstance(item.answer, dict) else {}
     parts = [key.partition(".") for key in given if key.startswith(("text.", "json."))]
     if not parts:
-        raise ValueError("The answer is too long to be edited here; use `agac review export` and `agac review import`.")
+        raise ValueError(
+            "The answer is too long to be edited here; use `agac review export` and `agac review import`."
+        )
     in_form = {name for _, _, name in parts}
-    found = {name: value for name, value in before.items() if name not in in_form and "" not in in_form}
+    found = {
+        name: value for name, value in before.items() if name not in in_form and "" not in in_form
+    }
     for key, text in given.items():
         kind, _, name = key.partition(".")
         if kind == "text" and (text or not name or name in before):
@@ -90,7 +106,9 @@ async def decide(request: Request) -> Response:
         try:
             value = _value(item, given) if choice == "edit" else None
             about = given.get("reason", ""), given.get("reviewer", "").strip(), "monitor", item.seen
-            report = await api.adecide(project, [Decision(item.id, choice, value, *about)], force=bool(forced))
+            report = await api.adecide(
+                project, [Decision(item.id, choice, value, *about)], force=bool(forced)
+            )
             problem = "; ".join(found.message for found in report.problems)
         except ValueError as error:
             problem = str(error)

@@ -41,10 +41,17 @@ def filters_in(request: Request) -> RowFilters:
 
 async def rows(request: Request) -> Response:
     """Some rows of a run, as the address says which."""
-    run, project, given = request.path_params["run"], request.app.state.project, request.query_params
+    run, project, given = (
+        request.path_params["run"],
+        request.app.state.project,
+        request.query_params,
+    )
     filters, report = filters_in(request), (await monitor.arun(run, project=project)).report
     page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
-    start, kinds = request.url.remove_query_params("after"), {one["type"] for one in report["errors"]}
+    start, kinds = (
+        request.url.remove_query_params("after"),
+        {one["type"] for one in report["errors"]},
+    )
     return render(
         request, "rows.html", title=f"Rows of run {run}", run=run, page=page, limit=LISTED, filters=filters,
         stages=[one["name"] for one in report["stages"]], errors=sorted(kinds),
@@ -56,7 +63,11 @@ async def rows(request: Request) -> Response:
 
 async def rows_csv(request: Request) -> Response:
     """The same list as a file, all of it, as a stream; no cell is a formula."""
-    run, project, filters = request.path_params["run"], request.app.state.project, filters_in(request)
+    run, project, filters = (
+        request.path_params["run"],
+        request.app.state.project,
+        filters_in(request),
+    )
     first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
 
     async def lines() -> AsyncIterator[str]:
@@ -64,10 +75,16 @@ async def rows_csv(request: Request) -> Response:
         cells = [CSV]
         while page is not None:
             text = io.StringIO(newline="")
-            csv.writer(text).writerows([*cells, *([safe_cell_text(one[name]) for name in CSV] for one in page.rows)])
+            csv.writer(text).writerows(
+                [*cells, *([safe_cell_text(one[name]) for name in CSV] for one in page.rows)]
+            )
             yield text.getvalue()
             cells = []
-            page = await monitor.arows(run, filters, page.next, AT_ONCE, project=project) if page.next else None
+            page = (
+                await monitor.arows(run, filters, page.next, AT_ONCE, project=project)
+                if page.next
+                else None
+            )
 
     named = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
     return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=named)
@@ -83,13 +100,18 @@ async def errors(request: Request) -> Response:
 async def row(request: Request) -> Response:
     """All that is known of the rows with an id."""
     name = request.query_params.get("id", "")
-    run, rows = await asynchronous(row_page)(request.path_params["run"], name, project=request.app.state.project)
+    run, rows = await asynchronous(row_page)(
+        request.path_params["run"], name, project=request.app.state.project
+    )
     return render(request, "row.html", title=f"Row {rows[0]['id']}", run=run, rows=rows)
 
 
 async def why(request: Request) -> Response:
     """What a row was asked with at a stage, and what differs from the last time."""
-    run, name, stage = request.path_params["run"], *(request.query_params.get(key, "") for key in ("id", "stage"))
+    run, name, stage = (
+        request.path_params["run"],
+        *(request.query_params.get(key, "") for key in ("id", "stage")),
+    )
     report = await api.awhy(run, name, stage, project=request.app.state.project)
     context = {"run": run, "row": report.row_id, "why": report.as_json()}
     return render(request, "why.html", title=f"Why {stage} was asked", **context)
@@ -101,7 +123,9 @@ async def compare(request: Request) -> Response:
     first, second = given.get("first", ""), given.get("second", "")
     report, following = None, None
     if first and second:
-        report, following = await asynchronous(compare_page)(first, second, after=given.get("after"), project=project)
+        report, following = await asynchronous(compare_page)(
+            first, second, after=given.get("after"), project=project
+        )
     here = request.url.include_query_params
     return render(
         request, "compare.html", title="Compare", first=first, second=second, report=report,
@@ -122,7 +146,11 @@ async def workflow(request: Request) -> Response:
     project, name = request.app.state.project, request.query_params.get("name", "")
     view = await asynchronous(workflow_view)(name, project=project)
     wanted = "plan" in request.query_params  # walked in a thread, not in the server's own loop
-    plan = (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json() if wanted else None
+    plan = (
+        (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json()
+        if wanted
+        else None
+    )
     return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 

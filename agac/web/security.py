@@ -59,7 +59,9 @@ class AccessCheck:
 
         if scope["type"] != "http":  # neither websockets nor a lifespan
             return
-        entered = _same(scope["path"].removeprefix(ENTRANCE), self.token) and scope["path"].startswith(ENTRANCE)
+        entered = _same(scope["path"].removeprefix(ENTRANCE), self.token) and scope[
+            "path"
+        ].startswith(ENTRANCE)
         refusal = self._refusal(scope, entered=entered)
         if refusal is None and entered:
             # not by a status: coming from elsewhere, browsers would hold the cookie back
@@ -69,7 +71,9 @@ class AccessCheck:
             refusal = response
         if refusal is None and scope["method"] not in ("GET", "HEAD"):
             body = await _body(Request(scope, receive))
-            scope["form"] = dict(parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True))
+            scope["form"] = dict(
+                parse_qsl((body or b"").decode("utf-8", "replace"), keep_blank_values=True)
+            )
             if body is None:
                 refusal = PlainTextResponse("the form is too long", 413)
             elif not _same(scope["form"].get("form_token", ""), form_token(self.token)):
@@ -82,7 +86,9 @@ class AccessCheck:
         host = headers.get("host", "")
         origin, site = headers.get("origin", "null"), headers.get("sec-fetch-site", "none")
         if (
-            host.lower().partition("]")[0] + "]" if host.startswith("[") else host.lower().partition(":")[0]
+            host.lower().partition("]")[0] + "]"
+            if host.startswith("[")
+            else host.lower().partition(":")[0]
         ) not in HOSTS:
             return PlainTextResponse(
                 f"{host!r} is not a name of this machine: open the monitor as 127.0.0.1 or localhost, with the address "
@@ -94,11 +100,19 @@ class AccessCheck:
         # browsers give the origin null, and say where it comes from in Sec-Fetch-Site
         foreign = origin not in ("null", f"http://{host}")
         if foreign or (site not in ("same-origin", "none") and not (entered and reads)):
-            return PlainTextResponse("a page of elsewhere sent this: type the address into the address bar", 403)
-        if not entered and not _same(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), self.token):
-            return PlainTextResponse("open the whole address that `agac ui` printed: it has a token", 403)
+            return PlainTextResponse(
+                "a page of elsewhere sent this: type the address into the address bar", 403
+            )
+        if not entered and not _same(
+            cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), self.token
+        ):
+            return PlainTextResponse(
+                "open the whole address that `agac ui` printed: it has a token", 403
+            )
         if not reads and not self.write:
-            return PlainTextResponse("this monitor only reads: start it with `agac ui --write`", 403)
+            return PlainTextResponse(
+                "this monitor only reads: start it with `agac ui --write`", 403
+            )
         return None
 
 
