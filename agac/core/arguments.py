@@ -1,4 +1,4 @@
-"""What a program gives to public functions and records: held to their annotations before anything is done with it."""
+"""Checks values that a program passes to public functions and records against their annotations."""
 
 from __future__ import annotations
 
@@ -25,31 +25,46 @@ from agac.core.errors import UsageError, listed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SHOWN = 60  # so many characters of a wrong value are shown
+_MAX_SHOWN = 60
+"""Characters of a wrong value that a message shows."""
+
 _SECRET = {"headers", "env", "key", "provider"}
-"""Arguments whose value may hold a secret: it is not shown."""
+"""Arguments whose value may hold a secret: messages do not show it."""
+
+_VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+_UNIONS = (Union, types.UnionType)
 
 _WORDS: dict[Any, str] = {
-    str: "a text", int: "a whole number", float: "a number", bool: "True or False", type(None): "None",
-    dict: "a dict", list: "a list", tuple: "a tuple", type: "a class",
-}  # fmt: skip
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+    dict: "a dict",
+    list: "a list",
+    tuple: "a tuple",
+    type: "a class",
+}
 
-_OF_AGAC = {
+_PLURALS: dict[Any, str] = {str: "texts", int: "whole numbers", float: "numbers", Path: "paths"}
+
+_AGAC_WORDS = {
     "BuiltWorkflow": "an agac.Workflow",
     "NamedWorkflow": "an agac.Workflow",
     "Frame": "a frame",
 }
-"""The words for classes that programs know by another name."""
+"""Words for classes that programs know by another name."""
 
 
 def typed(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, which refuses arguments of a wrong type with UsageError before it begins. A function that is awaited
-    refuses them when it is."""
+    """Wraps `function` so that it raises UsageError for arguments of a wrong type before it begins.
+
+    A coroutine function raises when it is awaited, not when it is called."""
     name = function.__name__
 
     def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        bound = inspect.signature(function).bind(*args, **kwargs).arguments
-        refuse_types(f"agac.{name}", bound, _hints(function))
+        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+        refuse_types(f"agac.{name}", arguments, _hints(function))
 
     if inspect.iscoroutinefunction(function):
 
@@ -58,7 +73,7 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
             check(args, kwargs)
             return await function(*args, **kwargs)
 
-        return awaited  # type: ignore[return-value]  # what it gives is T, which is awaited
+        return awaited  # type: ignore[return-value]  # it returns T, which is awaited
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,127 +84,162 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def refuse_fields(record: Any) -> None:
-    """Raises UsageError for the first field of a public dataclass whose value is not of the type that it has there."""
+    """Raises UsageError for the first field of a public dataclass whose value has a wrong type."""
     kind: Any = type(record)
-    given = {one.name: getattr(record, one.name) for one in fields(record)}
-    refuse_types(f"agac.{kind.__name__}", given, _hints(kind))
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    refuse_types(f"agac.{kind.__name__}", values, _hints(kind))
 
 
-def refuse_keys_of(door: str, keys: Mapping[str, Any], kind: type) -> None:
-    """The same for keys of a TypedDict that `door` was given."""
-    refuse_types(door, keys, _hints(kind))
+def refuse_keys_of(function_name: str, keys: Mapping[str, Any], kind: type) -> None:
+    """Raises UsageError for the first of `keys` whose value does not fit the TypedDict `kind`."""
+    refuse_types(function_name, keys, _hints(kind))
 
 
-def refuse_types(door: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first value that does not fit its hint: names it, what it is, and what is wanted."""
-    for name, value in given.items():
+def refuse_types(owner: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first value that does not fit its hint.
+
+    The message begins with `owner`, names the value and its type, and says what is wanted."""
+    for name, value in values.items():
         if name not in hints or fits(value, hints[name]):
             continue
-        shown = "" if name in _SECRET else f"{value!r:.{_SHOWN}}, "
-        what = f"{door}: {name} is {shown}of type {type(value).__name__}"
-        raise UsageError(what, remedy=f"Give {wanted(hints[name])}.")
+        shown = "" if name in _SECRET else f"{value!r:.{_MAX_SHOWN}}, "
+        message = f"{owner}: {name} is {shown}of type {type(value).__name__}"
+        raise UsageError(message, remedy=f"Give {wanted(hints[name])}.")
 
 
 @cache
 def _hints(annotated: Any) -> dict[str, Any]:
-    """The hints of a function's named arguments, or of a class."""
+    """Reads the hints of a class, or of a function's named arguments."""
     hints = get_type_hints(annotated)
     if isinstance(annotated, type):
         return hints
-    various = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = [
-        name
-        for name, one in inspect.signature(annotated).parameters.items()
-        if one.kind not in various
-    ]
+    parameters = inspect.signature(annotated).parameters
+    named = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
     return {name: hints[name] for name in named if name in hints}
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotation's type. What an iterable gives, as rows, is not looked at; a hint that says
-    nothing about values at run time takes each."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
+    """True if `value` is of the type that an annotation names.
+
+    The items of an iterable, such as rows, are not looked at. A hint that means nothing at run
+    time fits every value."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if origin in _UNIONS:
+        return any(fits(value, member) for member in arguments)
     if origin is Annotated:
-        return fits(value, inner[0])
+        return fits(value, arguments[0])
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
     kind = origin or hint
-    if not isinstance(kind, type) or kind in (Any, object):
-        return True  # Any, a type variable, a name of a recursive type
-    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+    if not _is_checkable(kind):
         return True
+    return _is_instance(value, kind) and _items_fit(value, kind, arguments)
+
+
+def _is_checkable(kind: Any) -> bool:
+    """True if `isinstance` can test for `kind`.
+
+    It cannot for Any, a type variable or the name of a recursive type, and not for a protocol
+    that is not for run time."""
+    if not isinstance(kind, type) or kind in (Any, object):
+        return False
+    is_protocol = getattr(kind, "_is_protocol", False)
+    return not is_protocol or getattr(kind, "_is_runtime_protocol", False)
+
+
+def _is_instance(value: Any, kind: type) -> bool:
+    """Does as `isinstance`, but for numbers, which no bool is, and for texts as iterables."""
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if isinstance(value, str | bytes) and issubclass(kind, Iterable) and kind not in (str, bytes):
+    if isinstance(value, str | bytes) and kind not in (str, bytes) and issubclass(kind, Iterable):
         return False  # each character would be taken for an item
-    return isinstance(value, kind) and _fit_inside(value, kind, inner)
+    return isinstance(value, kind)
 
 
-def _fit_inside(value: Any, kind: type, inner: tuple[Any, ...]) -> bool:
-    if isinstance(value, Mapping) and issubclass(kind, Mapping) and inner:
-        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
-    if isinstance(value, list | tuple) and inner and issubclass(kind, Collection):
-        return all(fits(one, inner[0]) for one in value)
+def _items_fit(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
+    """True if the keys, values and items of a collection fit the arguments of its type."""
+    if not arguments:
+        return True
+    if isinstance(value, Mapping) and issubclass(kind, Mapping):
+        key_hint, value_hint = arguments
+        return all(fits(key, key_hint) and fits(item, value_hint) for key, item in value.items())
+    if isinstance(value, list | tuple) and issubclass(kind, Collection):
+        return all(fits(item, arguments[0]) for item in value)
     return True
 
 
 def wanted(hint: Any) -> str:
-    """The values that a hint takes, as a message names them: `a whole number or None`."""
-    *before, last = dict.fromkeys(_words(hint))
-    return f"{', '.join(before)} or {last}" if before else last
+    """Names the values that a hint takes, for a message: `a whole number or None`."""
+    *first, last = dict.fromkeys(_words(hint))
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _words(hint: Any) -> list[str]:
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return [word for one in inner for word in _words(one)]
+    """Lists the words for each kind of value that a hint takes."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if origin in _UNIONS:
+        return [word for member in arguments for word in _words(member)]
     if origin is Annotated:
-        return _words(inner[0])
+        return _words(arguments[0])
     if origin is Literal:
-        return [repr(one) for one in inner]
-    kind = origin or hint
-    if kind in _WORDS and not inner:
-        return [_WORDS[kind]]
+        return [repr(choice) for choice in arguments]
+    return [_type_words(origin or hint, arguments)]
+
+
+def _type_words(kind: Any, arguments: tuple[Any, ...]) -> str:
+    """Names a type with its arguments: `a list of texts`."""
+    if kind in _WORDS and not arguments:
+        return _WORDS[kind]
     if not isinstance(kind, type):
-        return ["another value"]
-    return [_class_words(kind) or _container(kind, inner) or f"a {kind.__name__}"]
+        return "another value"
+    return _class_words(kind) or _container_words(kind, arguments) or f"a {kind.__name__}"
 
 
 def _class_words(kind: type) -> str | None:
-    """The words for a class of agac, and for a path."""
+    """Names a class of agac, or a path; None for other classes."""
     if issubclass(kind, PurePath):
         return "a path"
     if not kind.__module__.startswith("agac."):
         return None
-    return _OF_AGAC.get(kind.__name__, f"an agac.{kind.__name__}")
+    return _AGAC_WORDS.get(kind.__name__, f"an agac.{kind.__name__}")
 
 
-def _container(kind: type, inner: tuple[Any, ...]) -> str | None:
-    """The words for a kind of many values, or a function."""
+def _container_words(kind: type, arguments: tuple[Any, ...]) -> str | None:
+    """Names a function or a kind of collection with its items; None for other classes."""
     if kind.__name__ == "Callable":
         return "a function"
     if issubclass(kind, Mapping):
-        told = inner and inner[1] != Any
-        return f"a mapping of {_plural(inner[0])} to {_plural(inner[1])}" if told else "a mapping"
+        return _mapping_words(arguments)
     if issubclass(kind, AsyncIterable):
-        return f"an async iterable of {_plural(inner[0])}" if inner else "an async iterable"
-    if issubclass(kind, Collection):
-        return f"a list of {_plural(inner[0])}" if inner else "a list"
-    if not issubclass(kind, Iterable):
+        name = "an async iterable"
+    elif issubclass(kind, Collection):
+        name = "a list"
+    elif issubclass(kind, Iterable):
+        name = "an iterable"
+    else:
         return None
-    return f"an iterable of {_plural(inner[0])}" if inner else "an iterable"
+    return f"{name} of {_plural(arguments[0])}" if arguments else name
+
+
+def _mapping_words(arguments: tuple[Any, ...]) -> str:
+    if not arguments or arguments[1] == Any:
+        return "a mapping"
+    return f"a mapping of {_plural(arguments[0])} to {_plural(arguments[1])}"
 
 
 def _plural(hint: Any) -> str:
-    named = {str: "texts", int: "whole numbers", float: "numbers", Path: "paths"}
-    if get_origin(hint) in (Union, types.UnionType):
-        return listed(dict.fromkeys(_plural(one) for one in get_args(hint))).replace(", ", " or ")
-    if issubclass(get_origin(hint) or object, Mapping):
+    """Names several values that fit a hint: `texts or paths`."""
+    origin = get_origin(hint)
+    if origin in _UNIONS:
+        members = dict.fromkeys(_plural(member) for member in get_args(hint))
+        return listed(members).replace(", ", " or ")
+    if issubclass(origin or object, Mapping):
         return "mappings"
-    if isinstance(hint, type) and hint not in named:
-        return f"agac.{hint.__name__}" if hint.__module__.startswith("agac.") else hint.__name__
-    return named.get(hint, "values")
+    if hint in _PLURALS or not isinstance(hint, type):
+        return _PLURALS.get(hint, "values")
+    is_of_agac = hint.__module__.startswith("agac.")
+    return f"agac.{hint.__name__}" if is_of_agac else hint.__name__
