@@ -1,5 +1,5 @@
-"""Secrets are taken out of text where the text enters an error, a log or the store: by value, not by guessing. And what
-a secret looks like that was written into a file, where it must not stand."""
+"""Takes secrets out of text where the text enters an error, a log or the store: by their value, not
+by guessing. Also holds the patterns of secrets that were written into a file by mistake."""
 
 from __future__ import annotations
 
@@ -10,73 +10,92 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 MASK = "[redacted]"
-MIN_SECRET = 6  # shorter values are not treated as secrets: masking every `abc` would destroy messages and hide nothing
+
+MIN_SECRET = 6
+"""Shorter values are not treated as secrets: masking every `abc` would destroy messages and hide
+nothing."""
 
 MIN_IN_DATA = 12
-"""Shorter ones are left alone in what a model answers: a local server's dummy key (`ollama`, `lm-studio`) is a word
-that results may hold. No provider's key is so short."""
+"""Shorter secrets are left alone in the answers of models: a local server's dummy key (`ollama`,
+`lm-studio`) is a word that results may hold. No provider's key is so short."""
 
 
 class Redactor:
-    """Replaces known secret values by `[redacted]`. Give it each key, token and header value of the providers; those
-    that are `in_text` alone, header values as they are written in a file, may be words of an answer."""
+    """Replaces known secret values by `[redacted]`.
+
+    `secrets` are the keys, tokens and header values of the providers. Those that are only
+    `in_text`, header values as they are written in a file, may be words of an answer."""
 
     __slots__ = ("_bytes", "_secrets")
 
     def __init__(self, secrets: Iterable[str] = (), in_text: Iterable[str] = ()) -> None:
+        secret_forms = _all_forms(secrets)
+        text_forms = _all_forms(in_text)
         # longest first, so that a secret that contains another is masked whole
-        known = {form for s in secrets if len(s) >= MIN_SECRET for form in _forms(s)}
-        written = {form for s in in_text if len(s) >= MIN_SECRET for form in _forms(s)}
-        self._secrets = sorted(known | written, key=len, reverse=True)
-        in_data = (form for form in self._secrets if form in known and len(form) >= MIN_IN_DATA)
-        self._bytes = [form.encode("utf-8", "surrogateescape") for form in in_data]
+        self._secrets = sorted(secret_forms | text_forms, key=len, reverse=True)
+        self._bytes = [
+            form.encode("utf-8", "surrogateescape")
+            for form in self._secrets
+            if form in secret_forms and len(form) >= MIN_IN_DATA
+        ]
 
     def clean(self, text: str) -> str:
-        """The same text without any known secret."""
+        """Masks every known secret in a text."""
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, MASK)
         return text
 
     def clean_bytes(self, body: bytes) -> bytes:
-        """The same answer of a provider without any known secret that cannot be a word."""
+        """Masks every known secret that cannot be a word, in a provider's answer."""
         for secret in self._bytes:
             if secret in body:
                 body = body.replace(secret, MASK.encode())
         return body
 
     def clean_piece(self, text: str) -> tuple[str, str]:
-        """The same of a text that is being written; and its end, where a secret may begin: to put before the rest."""
+        """Masks secrets in a piece of a text that is still being written.
+
+        The second text is the end of the piece where a secret may begin: put it before the next
+        piece."""
         data = self.clean_bytes(text.encode("utf-8", "surrogatepass"))
-        most = min(len(data), max(map(len, self._bytes), default=0))
-        begun = (
-            n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._bytes)
-        )
-        cut = len(data) - next(begun, 0)
-        return data[:cut].decode("utf-8", "surrogatepass"), data[cut:].decode(
-            "utf-8", "surrogatepass"
-        )
+        cut = len(data) - self._begun(data)
+        shown = data[:cut].decode("utf-8", "surrogatepass")
+        held = data[cut:].decode("utf-8", "surrogatepass")
+        return shown, held
+
+    def _begun(self, data: bytes) -> int:
+        """Counts the bytes at the end of `data` with which a secret begins, as many as possible."""
+        longest = min(len(data), max(map(len, self._bytes), default=0))
+        for length in range(longest, 0, -1):
+            end = data[-length:]
+            if any(form.startswith(end) for form in self._bytes):
+                return length
+        return 0
+
+
+def _all_forms(secrets: Iterable[str]) -> set[str]:
+    """Gives every form of the secrets that are long enough."""
+    return {form for secret in secrets if len(secret) >= MIN_SECRET for form in _forms(secret)}
 
 
 def _forms(secret: str) -> set[str]:
-    """How a secret stands in text, in JSON, which may escape quotes, slashes and letters beyond ASCII, in JSON within
-    JSON (an answer with a schema travels so, and a gateway wraps that), in an address, and in base64."""
-    written = {secret, re.sub("""["'&<>]""", lambda sign: f"\\u{ord(sign[0]):04x}", secret)}
+    """Gives the forms that a secret has in text, in JSON, in an address and in base64.
+
+    JSON may escape quotes, slashes and letters beyond ASCII, and may be within JSON: an answer with
+    a schema travels so, and a gateway wraps that."""
+    html_safe = re.sub("""["'&<>]""", lambda sign: f"\\u{ord(sign[0]):04x}", secret)
+    written = {secret, html_safe}
     for _ in range(4):
-        written |= {
-            json.dumps(form, ensure_ascii=escaped)[1:-1]
-            for form in written
-            for escaped in (False, True)
-        }
-    encoded = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
+        written |= {_in_json(form, escaped) for form in written for escaped in (False, True)}
     slashed = {form.replace("/", "\\/") for form in written}
-    return {
-        *written,
-        *slashed,
-        quote(secret, safe="", errors="surrogatepass"),
-        encoded,
-        encoded.rstrip("="),
-    }
+    address = quote(secret, safe="", errors="surrogatepass")
+    base64_text = base64.b64encode(secret.encode("utf-8", "surrogatepass")).decode()
+    return {*written, *slashed, address, base64_text, base64_text.rstrip("=")}
+
+
+def _in_json(text: str, escaped: bool) -> str:
+    return json.dumps(text, ensure_ascii=escaped)[1:-1]
 
 
 # Keys of vendors are known by their first letters, others by their shape.
