@@ -1,4 +1,5 @@
-"""Every error that agac raises on purpose, its exit code, and suggestions for a name or a package that is not there."""
+"""Defines every error that agac raises on purpose with its exit code, and suggests names and
+packages for missing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends."""
+    """The exit status of the process."""
 
     DONE = 0
     FAILED = 1
@@ -69,15 +70,24 @@ class ErrorType(StrEnum):
     WORKER_LOST = "WorkerLost"
 
 
-ANSWER_FAILURES = frozenset({
-    ErrorType.REFUSED, ErrorType.FILTERED, ErrorType.TRUNCATED, ErrorType.EMPTY_RESPONSE, ErrorType.REPLY_TOO_LARGE,
-    ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED, ErrorType.TOOL_LOOP_LIMIT, ErrorType.NO_CONSENSUS,
-})  # fmt: skip
-"""Failures of the answer itself: paid for, and likely to come again, so only tried in two further runs."""
+ANSWER_FAILURES = frozenset(
+    {
+        ErrorType.REFUSED,
+        ErrorType.FILTERED,
+        ErrorType.TRUNCATED,
+        ErrorType.EMPTY_RESPONSE,
+        ErrorType.REPLY_TOO_LARGE,
+        ErrorType.SCHEMA_MISMATCH,
+        ErrorType.CHECK_FAILED,
+        ErrorType.TOOL_LOOP_LIMIT,
+        ErrorType.NO_CONSENSUS,
+    }
+)
+"""Failures of the answer itself: paid for, and likely to come again, so only tried in two further
+runs."""
 
-REPAIRED = frozenset(
-    {ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED}
-)  # those that are quoted in a re-ask
+REPAIRED = frozenset({ErrorType.SCHEMA_MISMATCH, ErrorType.CHECK_FAILED})
+"""Failures that are quoted to the model when it is asked again."""
 
 
 class AgacError(Exception):
@@ -103,27 +113,34 @@ Path_ = tuple[str | int, ...]
 
 
 def key_path(path: Path_) -> str:
-    """`("stages", 1, "prompt")` as users read it: `stages[1].prompt`."""
+    """Writes `("stages", 1, "prompt")` as users read it: `stages[1].prompt`."""
     shown = ""
     for part in path:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}" if shown else part
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        elif shown:
+            shown += f".{part}"
+        else:
+            shown = part
     return shown
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in a file of the project. `file` is relative to the project root; lines and columns from 1; `path` is the
-    key within the file (`stages[1].prompt`), empty when the whole file is meant, or a line of a text."""
+    """A place in a file of the project."""
 
     file: str
+    """The file, relative to the project's root."""
     line: int | None = None
+    """The line, from 1."""
     column: int | None = None
+    """The column, from 1."""
     path: str = ""
+    """The key in the file (`stages[1].prompt`), or a line of a text; empty for the whole file."""
 
     def __str__(self) -> str:
-        return ":".join(
-            str(part) for part in (self.file, self.line, self.column) if part is not None
-        )
+        parts = (self.file, self.line, self.column)
+        return ":".join(str(part) for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +165,12 @@ class Problem:
 
 
 def any_error(problems: Iterable[Problem]) -> bool:
-    """Whether one of the problems is more than a warning."""
+    """True if one of the problems is more than a warning."""
     return any(problem.severity == "error" for problem in problems)
 
 
 class SpecError(UsageError):
-    """The project's files have problems; `problems` holds every one that was found, in file order."""
+    """The project's files have problems; `problems` holds all that were found, in file order."""
 
     def __init__(self, problems: list[Problem]) -> None:
         errors = sum(problem.severity == "error" for problem in problems)
@@ -161,7 +178,7 @@ class SpecError(UsageError):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.message}:", *(f"  {one}" for one in self.problems)])
+        return "\n".join([f"{self.message}:", *(f"  {problem}" for problem in self.problems)])
 
 
 class StoreError(AgacError):
@@ -173,7 +190,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreOutdated(StoreError):
-    """A command that only reads met a database that needs a migration first, or one is too old to be migrated."""
+    """A reading command met a database that needs a migration first, or is too old for one."""
 
 
 class StoreCorrupt(StoreError):
@@ -181,7 +198,7 @@ class StoreCorrupt(StoreError):
 
 
 class TookTooLong(StoreError):
-    """A look at the database took longer than it may, and was cut."""
+    """A query of the database took too long, and was interrupted."""
 
 
 class LeaseHeld(StoreError):
@@ -194,208 +211,238 @@ class LeaseLost(AgacError):
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one row failed, as in its envelope. `detail` is for a closer look: a traceback, or a reply that was cut.
-    `parts` are the problems that the message lists; one that was read from the store has none."""
+    """The reason why one row failed, as in its envelope."""
 
     type: ErrorType
     message: str
     detail: str = field(default="", compare=False)
+    """For a closer look: a traceback, or a reply that was cut."""
     parts: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The problems that the message lists; none if the error was read from the store."""
 
     def __post_init__(self) -> None:
-        # Messages quote providers and inputs; a lone surrogate in one of them is text that no store can hold.
+        # Messages quote providers and inputs; a lone surrogate in one of them is text that no store
+        # can hold.
         object.__setattr__(self, "message", storable(self.message))
         if self.detail:
             object.__setattr__(self, "detail", storable(self.detail))
 
     @staticmethod
     def listing(kind: ErrorType, parts: Iterable[str]) -> RowError:
-        """The error with these problems."""
-        listed = tuple(parts)
-        return RowError(kind, "; ".join(listed), parts=listed)
+        """Makes the error that lists these problems."""
+        problems = tuple(parts)
+        return RowError(kind, "; ".join(problems), parts=problems)
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"
 
 
 def storable(text: str) -> str:
-    """`text` with a replacement character for each lone surrogate, which UTF-8 cannot hold."""
+    """Replaces each lone surrogate in `text`, which UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-# Words for names that do not exist: what was probably meant, or what there is.
+# Words for names that do not exist: what was probably meant, or which names exist.
 
 MAX_LISTED = 60
 
 MAX_COMPARED = 100
-"""With as many known names a name is compared, which takes a millisecond. Of more, it is compared with those that
-differ by one typing error; if there are none, with the first ones that begin alike and are about as long. A file may
-have thousands of names, and thousands of typing errors."""
+"""Known names with which a name is compared, which takes a millisecond. Of more, it is compared
+with those that differ by one typing error; if there are none, with the first ones that begin alike and
+are about as long. A file may have thousands of names, and thousands of typing errors."""
 
-MAX_NAME = 200  # characters of a name for which a like one is looked for: to compare texts takes their lengths squared
+MAX_NAME = 200
+"""Characters of a name for which a similar one is looked for: comparing texts takes their lengths
+squared."""
+
 _LENGTHS_APART = 3
 _MAX_LETTERS = 64
-_MAX_MISSPELT = 60  # characters of a name of which each is tried as another one
+_MAX_MISSPELT = 60
+"""Characters of a name that are each tried as another one."""
 
 
 def nearest(
     name: str, known: Iterable[str], cutoff: float = 0.6, among: Collection[str] | None = None
 ) -> str | None:
-    """The known name that `name` was probably meant to be, in any case. `cutoff`: how alike at least, up to 1. `among`
-    are those of the known names that count; None: all. For many names it is fast if `known` is always the same."""
+    """Finds the known name that `name` was probably meant to be, whatever its case.
+
+    `cutoff`: how similar it is at least, up to 1. `among` are the known names that count; None:
+    all. Many calls are fast if `known` is always the same."""
     if len(name) > MAX_NAME:
         return None
     every = tuple(known)
     if len(every) <= MAX_COMPARED:
-        compared = [one for one in every if among is None or one in among]
+        compared = [candidate for candidate in every if among is None or candidate in among]
     else:
         compared = _likely(name.casefold(), every, among)
-    candidates: dict[str, str] = {}
-    for one in compared:
-        candidates.setdefault(one.casefold(), one)
-    found = get_close_matches(name.casefold(), candidates, n=1, cutoff=cutoff)
-    return candidates[found[0]] if found else None
+    by_folded: dict[str, str] = {}
+    for candidate in compared:
+        by_folded.setdefault(candidate.casefold(), candidate)
+    matches = get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
+    return by_folded[matches[0]] if matches else None
 
 
 def _likely(name: str, known: tuple[str, ...], among: Collection[str] | None) -> list[str]:
-    """Those of many known names with which a folded name is compared."""
+    """Chooses, of many known names, those with which a folded name is compared."""
     for search in (_one_error_apart, _begin_alike):
-        counting = (one for one in search(name, known) if among is None or one in among)
-        if likely := list(islice(counting, MAX_COMPARED)):
+        candidates = search(name, known)
+        counting = (candidate for candidate in candidates if among is None or candidate in among)
+        likely = list(islice(counting, MAX_COMPARED))
+        if likely:
             return likely
     return []
 
 
 @lru_cache(maxsize=256)
 def _one_error_apart(name: str, known: tuple[str, ...]) -> list[str]:
-    """The known names that differ from a folded name by one typing error."""
-    folded = _by_folded(known)
-    return [one for text in _misspelt(name, known) for one in folded.get(text, ())]
+    """Lists the known names that differ from a folded name by one typing error."""
+    by_folded = _by_folded(known)
+    return [match for text in _misspelt(name, known) for match in by_folded.get(text, ())]
 
 
 def _begin_alike(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    """The known names that begin as a folded name does and are about as long, those of its length first."""
-    alike = _by_beginning(known)
-    for apart in range(_LENGTHS_APART + 1):
-        for length in {len(name) - apart, len(name) + apart}:
-            yield from alike.get((name[:1], length), ())
+    """Yields the known names that begin like a folded name and are about as long, those of its
+    length first."""
+    by_beginning = _by_beginning(known)
+    for difference in range(_LENGTHS_APART + 1):
+        for length in {len(name) - difference, len(name) + difference}:
+            yield from by_beginning.get((name[:1], length), ())
 
 
 @lru_cache(maxsize=16)
 def _by_beginning(known: tuple[str, ...]) -> dict[tuple[str, int], list[str]]:
-    """The names by their first letter, without capitals, and their length."""
-    found: dict[tuple[str, int], list[str]] = {}
+    """Groups the names by their first letter, without capitals, and their length."""
+    groups: dict[tuple[str, int], list[str]] = {}
     for text, names in _by_folded(known).items():
-        found.setdefault((text[:1], len(text)), []).extend(names)
-    return found
+        groups.setdefault((text[:1], len(text)), []).extend(names)
+    return groups
 
 
 @lru_cache(maxsize=16)
 def _by_folded(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """The names by what they are without capitals."""
-    found: dict[str, list[str]] = {}
-    for one in known:
-        found.setdefault(one.casefold(), []).append(one)
-    return found
+    """Groups the names by what they are without capitals."""
+    groups: dict[str, list[str]] = {}
+    for name in known:
+        groups.setdefault(name.casefold(), []).append(name)
+    return groups
 
 
 @lru_cache(maxsize=16)
 def _letters(known: tuple[str, ...]) -> str:
-    """The characters of which the names are made, without capitals."""
-    return "".join(sorted({letter for text in _by_folded(known) for letter in text})[:_MAX_LETTERS])
+    """Gives the characters of which the names are made, without capitals."""
+    letters = {letter for text in _by_folded(known) for letter in text}
+    return "".join(sorted(letters)[:_MAX_LETTERS])
 
 
 def _misspelt(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    """What `name` was meant to be if one letter of it is wrong, missing or too many, or if two are exchanged."""
+    """Yields what `name` may be meant to be if it has one typing error.
+
+    A letter may be wrong, missing or too many, or two may be exchanged."""
     letters = _letters(known) if len(name) <= _MAX_MISSPELT else ""
     yield name
-    for at in range(len(name)):
-        before, after = name[:at], name[at + 1 :]
+    for index, letter in enumerate(name):
+        before = name[:index]
+        after = name[index + 1 :]
         yield before + after
-        yield before + after[:1] + name[at] + after[1:]
-        yield from (before + letter + after for letter in letters)
-        yield from (before + letter + name[at:] for letter in letters)
+        yield before + after[:1] + letter + after[1:]
+        yield from (before + other + after for other in letters)
+        yield from (before + other + name[index:] for other in letters)
     yield from (name + letter for letter in letters)
 
 
 def listed(known: Iterable[str], nothing: str = "none") -> str:
-    """`a, b, c`, cut after sixty."""
+    """Lists names as `a, b, c`, cut after sixty; `nothing` if there are none."""
     names = list(known)
+    if not names:
+        return nothing
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more if names else nothing
+    return ", ".join(names[:MAX_LISTED]) + more
 
 
 def sentence(hint: str) -> str:
-    """A hint as a remedy: `did you mean 'prompt'?` and `write a, b` begin with a capital and have an end."""
-    return f"{hint[:1].upper()}{hint[1:]}{'' if hint.endswith(('?', '.')) else '.'}"
+    """Makes a remedy of a hint such as `write a, b`: with a capital and a full stop."""
+    end = "" if hint.endswith(("?", ".")) else "."
+    return f"{hint[:1].upper()}{hint[1:]}{end}"
 
 
 def did_you_mean(
     name: str, known: Iterable[str], kind: str = "known", among: Collection[str] | None = None
 ) -> str:
-    """`did you mean 'prompt'?`, or `known: a, b, c` when nothing is near; of `known` names those `among` these."""
+    """Suggests a name, as `did you mean 'prompt'?`, or lists all: `known: a, b, c`.
+
+    `among` are those of the `known` names that count; None: all."""
     names = tuple(known)
-    if match := nearest(name, names, among=among):
+    match = nearest(name, names, among=among)
+    if match:
         return f"did you mean {match!r}?"
     return f"{kind}: {listed(names if among is None else among)}"
 
 
 class Requirement(NamedTuple):
-    """A package that agac needs: its bounds (`>=2.0`), its extra (None: the core), its installed version, if any."""
+    """A package that agac needs."""
 
     package: str
     bounds: str = ""
+    """The versions that it needs, as `>=2.0`."""
     extra: str | None = None
+    """The extra that needs it; None: agac itself."""
     installed: str | None = None
+    """The version that is installed, if any."""
 
     @property
     def ok(self) -> bool:
-        """Whether a version within the bounds is installed."""
-        written = self.bounds.rpartition("]")[2].split(
-            ","
-        )  # `psycopg[binary]>=3.2` needs a part of a package
-        have, *bounds = map(_numbers, [self.installed or "", *written])
-        above = [one.startswith(">") for one in written]
-        return bool(self.installed) and (
-            not self.bounds or [have >= one for one in bounds] == above
-        )
+        """True if a version within the bounds is installed."""
+        if not self.installed:
+            return False
+        if not self.bounds:
+            return True
+        # `psycopg[binary]>=3.2` needs a part of a package
+        bounds = self.bounds.rpartition("]")[2].split(",")
+        version = _numbers(self.installed)
+        return all((version >= _numbers(bound)) == bound.startswith(">") for bound in bounds)
 
 
 def _numbers(version: str) -> list[int]:
+    """Gives the first three numbers of a version."""
     return [*map(int, re.findall(r"\d+", version)), 0, 0, 0][:3]
 
 
+_REQUIREMENT = re.compile(r"([\w.-]+)([^\s;]*)(?:.*extra == '([\w-]+)')?")
+_DEVELOPER_EXTRAS = ("dev", "docs", "bench")
+
+
 def requirements(package: str = "") -> list[Requirement]:
-    """What the metadata of the installed agac names, developers' extras left out; or only this package of it."""
+    """Reads what the metadata of the installed agac names, or only `package` of it.
+
+    Developers' extras are left out."""
     from importlib.metadata import distributions  # 20 ms
 
-    lines = next((one.requires or [] for one in distributions(name="agac")), [])
-    read = (re.match(r"([\w.-]+)([^\s;]*)(?:.*extra == '([\w-]+)')?", line) for line in lines)
-    found = [
-        one
-        for one in read
-        if one and one[3] not in ("dev", "docs", "bench") and package in ("", one[1])
-    ]
-    versions = (next((it.version for it in distributions(name=one[1])), None) for one in found)
-    return [
-        Requirement(one[1], one[2], one[3], version)
-        for one, version in zip(found, versions, strict=True)
-    ]
+    agac = next(iter(distributions(name="agac")), None)
+    lines = (agac.requires or []) if agac is not None else []
+    needed: list[Requirement] = []
+    for line in lines:
+        match = _REQUIREMENT.match(line)
+        if not match or match[3] in _DEVELOPER_EXTRAS or package not in ("", match[1]):
+            continue
+        distribution = next(iter(distributions(name=match[1])), None)
+        installed = None if distribution is None else distribution.version
+        needed.append(Requirement(match[1], match[2], match[3], installed))
+    return needed
 
 
 def lack_of(subject: str, package: str) -> str | None:
-    """Says that a package is not installed, or too old, and what installs it; None where `subject` can use it."""
+    """Says that a package is not installed, or too old, and what installs it.
+
+    None if `subject` can use it."""
     from importlib.util import find_spec
 
     module = package.replace("-", "_")
-    if sys.modules.get(module):  # found good before
+    if sys.modules.get(module):  # it was good before
         return None
     needed = next(iter(requirements(package)), Requirement(package))
-    there = find_spec(module) is not None
-    if there and (needed.ok or not needed.installed):
+    exists = find_spec(module) is not None
+    if exists and (needed.ok or not needed.installed):
         return None
-    wanted, state = (
-        package + needed.bounds,
-        f"and {needed.installed} is" if there else "which is not",
-    )
+    wanted = package + needed.bounds
+    state = f"and {needed.installed} is" if exists else "which is not"
     return f"{subject} needs {wanted}, {state} installed: pip install '{wanted}'"
