@@ -248,8 +248,8 @@ MAX_LISTED = 60
 
 MAX_COMPARED = 100
 """Known names with which a name is compared, which takes a millisecond. Of more, it is compared
-with those that differ by one typing error; if there are none, with the first ones that begin alike and
-are about as long. A file may have thousands of names, and thousands of typing errors."""
+with those that differ by one typing error; if there are none, with the first ones that begin alike
+and are about as long. A file may have thousands of names, and thousands of typing errors."""
 
 MAX_NAME = 200
 """Characters of a name for which a similar one is looked for: comparing texts takes their lengths

@@ -1,6 +1,7 @@
-"""The values that travel between the parts of agac: rows in, requests out, replies back, outcomes kept, reports shown.
-None of them changes; what every call makes anew is a tuple, which is made faster than a dataclass. Units: times in
-seconds, costs in US dollars, tokens as counted by the provider."""
+"""The values that travel between the parts of agac: rows in, requests out, replies back, outcomes
+kept, reports shown. None of them changes; what is made for every call is a tuple, which is made
+faster than a dataclass. Units: times in seconds, costs in US dollars, tokens as counted by the
+provider."""
 
 from __future__ import annotations
 
@@ -20,44 +21,47 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_
 
 from agac.core.errors import ErrorType, RowError
 
-JSONValue = (
-    Any  # anything that `json.loads` gives: a value at an edge, never a stand-in for a type of ours
-)
+JSONValue = Any
+"""Anything that `json.loads` gives: a value at an edge, never a stand-in for a type of agac's."""
 
 
 def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
-    """Writes JSON without spaces, not ASCII-escaped, as `json.JSONEncoder(…).encode` does. That one makes itself anew
-    in each call, which takes longer than writing a prompt. A value that holds itself is a RecursionError."""
+    """Makes a function that writes JSON without spaces, not ASCII-escaped.
+
+    `json.JSONEncoder(…).encode` does the same, but makes an encoder in each call: that takes longer
+    than writing a prompt. A value that holds itself is a RecursionError."""
     plain = json.JSONEncoder(
         ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan
     )
-    if (make := getattr(encoder, "c_make_encoder", None)) is None:  # Python without its C modules
+    make = getattr(encoder, "c_make_encoder", None)
+    if make is None:  # Python without its C modules
         return plain.encode
-    pieces = make(
-        None, plain.default, encoder.encode_basestring, None, ":", ",", sort_keys, False, allow_nan
-    )
+    escape = encoder.encode_basestring
+    pieces = make(None, plain.default, escape, None, ":", ",", sort_keys, False, allow_nan)
     return lambda value: "".join(pieces(value, 0))
 
 
 def unique_keys(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
-    """A JSON object of these pairs, as an `object_pairs_hook`: which of two values counts, no two readers agree on."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Makes a JSON object of these pairs, as an `object_pairs_hook`.
+
+    Raises ValueError for a key that is there twice: readers differ in which value counts."""
+    members = dict(pairs)
+    if len(members) != len(pairs):
         twice = first_repeated(name for name, _ in pairs) or ""
         raise ValueError(f"a key is given twice in one object: {twice[:80]!r}")
-    return found
+    return members
 
 
 def refuse_constant(name: str) -> None:
-    """As a `parse_constant`: `NaN` and the like."""
+    """Raises ValueError for `NaN` and the like, as a `parse_constant`."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:
-    found = float(digits)
-    if not isfinite(found):
+    number = float(digits)
+    if not isfinite(number):
         raise ValueError("a number is larger than any that can be stored")
-    return found
+    return number
 
 
 _strict_decode = json.JSONDecoder(
@@ -69,7 +73,9 @@ _TEXT_IN_JSON = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def has_more_values(json_text: str, most: int) -> bool:
-    """Whether JSON has more values than so many, which is seen before they are in memory: each takes some 60 bytes."""
+    """True if JSON has more than `most` values.
+
+    It counts them before they are in memory: each takes some 60 bytes."""
     signs = ",[{"
     if sum(map(json_text.count, signs)) <= most:
         return False
@@ -78,8 +84,10 @@ def has_more_values(json_text: str, most: int) -> bool:
 
 
 def strict_json(content: str | bytes, most: int) -> JSONValue:
-    """What JSON from elsewhere holds, of at most so many values. Raises ValueError for what is none, holds a key twice
-    in an object or a number that is not finite, is too long or is nested too deeply."""
+    """Reads JSON from elsewhere, of at most `most` values.
+
+    Raises ValueError if it is not JSON, has a key twice in an object or a number that is not
+    finite, is too long or is nested too deeply."""
     text = content if isinstance(content, str) else content.decode()
     if has_more_values(text, most):
         raise ValueError(f"it has more than {most:,} values")
@@ -89,18 +97,22 @@ def strict_json(content: str | bytes, most: int) -> JSONValue:
         raise ValueError("it is nested too deeply") from None
 
 
-RowId = (
-    str | int
-)  # `1` and `"1"` are different ids: integers are fallback row numbers, strings come from `id_field`
+RowId = str | int
+"""`1` and `"1"` are different ids: integers are fallback row numbers, texts come from
+`id_field`."""
 
 
 def inside(value: JSONValue, way: Iterable[str]) -> JSONValue:
-    """What stands at a way into a value, by its parts; None where nothing does."""
-    return reduce(lambda one, part: one.get(part) if isinstance(one, Mapping) else None, way, value)
+    """Gives the value at a path of keys into `value`; None if there is none."""
+    for key in way:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 class Shard(NamedTuple):
-    """One of `of` parts of a run's rows, by the hash of their ids; `number` counts from 1. As text: `3/16`."""
+    """One of `of` parts of a run's rows, by the hash of their ids; `number` counts from 1.
+
+    As text: `3/16`."""
 
     number: int
     of: int
@@ -110,15 +122,21 @@ class Shard(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it stands in names of folders and objects."""
+        """The shard in names of folders and objects: `3-of-16`."""
         return f"{self.number}-of-{self.of}"
 
     @staticmethod
     def read(text: str, sign: str = "/") -> Shard | None:
-        """The shard that a text names, its numbers parted by this sign; None: it names none."""
+        """Reads the shard that a text names, with `sign` between its numbers, if any."""
         number, _, of = text.partition(sign)
-        digits = all(part.isascii() and part.isdigit() and len(part) < 6 for part in (number, of))
-        return Shard(int(number), int(of)) if digits and 1 <= int(number) <= int(of) else None
+        if not (_is_short_number(number) and _is_short_number(of)):
+            return None
+        shard = Shard(int(number), int(of))
+        return shard if 1 <= shard.number <= shard.of else None
+
+
+def _is_short_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +151,18 @@ class DayTime:
 
 
 class Row(NamedTuple):
-    """One record in flight. `ordinal` counts records from 1 in every format. `data` holds the input's fields; it is
-    None, and `error` set, for a record that cannot be used (unparsable, with too many fields, without its id): such a
-    row is accounted for, never dropped. `short`: its record has fewer fields than the header of its file. A tuple,
-    because one is made for each of a million records."""
+    """One record of the input. A tuple, because one is made for each of a million records."""
 
     id: RowId
     ordinal: int
+    """The number of the record, from 1 in every format."""
     data: dict[str, JSONValue] | None
+    """The input's fields; None for a record that cannot be used."""
     error: RowError | None = None
+    """Why the record cannot be used (unparsable, too many fields, no id). Such a row is accounted
+    for, never dropped."""
     short: bool = False
+    """True if the record has fewer fields than the header of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +176,13 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that a model asks for. `id` is the provider's, `arguments` JSON as the model wrote it, perhaps invalid."""
+    """A tool that a model asks for."""
 
     id: str
+    """The provider's id of the call."""
     name: str
     arguments: str
+    """JSON as the model wrote it, perhaps invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +206,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage(Message):
-    """What an assistant said in a conversation, with the tools that it asks for. `wire` is the message as its provider
-    sent it (with reasoning, signatures, calls of the provider's own tools): its dialect sends it back as it came."""
+    """The message of an assistant in a conversation."""
 
     calls: tuple[ToolCall, ...] = ()
+    """The tools that it asks for."""
     wire: JSONValue = None
+    """The message as its provider sent it (with reasoning, signatures, calls of the provider's own
+    tools): its dialect sends it back as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +224,10 @@ class ToolMessage(Message):
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """Sampling and service parameters; None means that nothing is sent and the provider's default holds. All of them
-    enter the fingerprint. The names are those of model strings and of cards' `request_params`."""
+    """Sampling and service parameters; None: nothing is sent, and the provider's default holds.
+
+    All of them enter the fingerprint. The names are those of model strings and of cards'
+    `request_params`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -223,7 +249,7 @@ class Params:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A JSON Schema that a result must satisfy, and the name under which a provider is told of it."""
+    """A JSON Schema that a result must satisfy, and its name in requests to a provider."""
 
     name: str
     body: dict[str, JSONValue]
@@ -231,19 +257,23 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """What a stage's requests begin with, for a provider's cache: its tools and so many opening `messages`. `key`
-    brings requests of one key to the same cache (OpenAI), `ttl` is how long it is kept (Anthropic)."""
+    """The beginning that a stage's requests share, for a provider's cache."""
 
     messages: int
+    """How many opening messages belong to it, after the tools."""
     key: str
+    """Brings requests of one key to the same cache (OpenAI)."""
     ttl: Literal["5m", "1h"] = "5m"
+    """How long it is kept (Anthropic)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a task asks, in agac's own neutral form: nothing of any provider is in it. `tools` are the same tuple in all
-    requests of a stage; `parallel_tools`: a model may ask for several at once. `prefix` None: no cache is asked for.
-    `session`: that of an agent program which goes on with the last message."""
+    """The question of a task in agac's own neutral form, without anything of a provider.
+
+    `tools` are the same tuple in all requests of a stage; `parallel_tools`: a model may ask for
+    several at once. `prefix` None: no cache is asked for. `session`: that of an agent program
+    which continues with the last message."""
 
     messages: tuple[Message, ...]
     schema: Schema | None = None
@@ -254,21 +284,25 @@ class Request:
     prefix: SharedPrefix | None = None
     session: str | None = None
     schema_in_words: bool = False
-    """Whether the schema is sent as instructions alone: the provider takes no response format beside tools."""
+    """True if the schema is sent only as instructions: the provider takes no response format
+    together with tools."""
 
 
 class Usage(NamedTuple):
-    """Tokens of one call as the provider counted them; `cached_tokens` is the part of `input_tokens` read from a cache,
-    `cache_write_tokens` that written to one (`cache_write_1h_tokens` of it for an hour), `reasoning_tokens` the part of
-    `output_tokens` spent on thinking. `server_tools`: how often each of its own tools ran. None: it did not say."""
+    """Tokens of one call as the provider counted them. None: it did not say."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    """The part of `input_tokens` that was read from a cache."""
     reasoning_tokens: int | None = None
+    """The part of `output_tokens` that was spent on thinking."""
     cache_write_tokens: int | None = None
+    """The part of `input_tokens` that was written to a cache."""
     server_tools: Mapping[str, int] | None = None
+    """How often each of the provider's own tools ran."""
     cache_write_1h_tokens: int | None = None
+    """The part of `cache_write_tokens` that is kept for an hour."""
 
 
 class WebSource(NamedTuple):
@@ -283,7 +317,8 @@ class WebSource(NamedTuple):
     quote: str | None = None
     """The text of the page that was quoted; None where the provider told none."""
     start: int | None = None
-    """The offset of the part of the answer's text that refers to it, as the provider counts; None: unknown."""
+    """The offset of the part of the answer's text that refers to it, as the provider counts; None:
+    unknown."""
     end: int | None = None
     """The offset after that part."""
 
@@ -303,40 +338,44 @@ class Finish(StrEnum):
 
 
 class Reply(NamedTuple):
-    """What came back for a request. `text` is the answer as it was written; `refusal` the reason when there is one. A
-    reply is not yet a result: one that was cut, refused, filtered or empty never becomes one. Only of a reply that was
-    streamed: `ttft` is the time from sending to its first token, of thinking too; `time_to_response` the time to the
-    first token of the answer itself, where it is known. Both in seconds. `others` are the texts of further messages,
-    where a reply holds several that are complete: whoever validates them finds which is meant. `calls` are the tools
-    that it asks for; `wire` is the message as it came, where it has to be sent back so (`AssistantMessage.wire`).
-    `session` is that of the agent program which said it. `ended_with` is the server's own word for how it ended.
-    `sources` are those of searches that the provider ran, the cited ones first."""
+    """The reply to a request. It is not yet a result: one that was cut, refused, filtered or empty
+    never becomes one."""
 
     text: str
+    """The answer as it was written."""
     finish: Finish
     usage: Usage
     model: str
     refusal: str | None = None
+    """The reason of a refusal, if the provider gave one."""
     simulated: bool = False
     service_tier: str | None = None
     ttft: float | None = None
+    """Seconds from sending to the first token, of thinking too; None if it was not streamed."""
     time_to_response: float | None = None
+    """Seconds to the first token of the answer itself, if they are known; only of a stream."""
     others: tuple[str, ...] = ()
+    """Texts of further complete messages in the reply. Validation decides which one is meant."""
     calls: tuple[ToolCall, ...] = ()
+    """The tools that it asks for."""
     wire: JSONValue = None
+    """The message as it came, if it has to be sent back so (`AssistantMessage.wire`)."""
     session: str | None = None
+    """The session of the agent program that replied."""
     ended_with: str = ""
+    """The server's own word for how it ended."""
     sources: tuple[WebSource, ...] = ()
+    """Pages from searches that the provider ran, the cited ones first."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether a conversation goes on after it: it asks for tools, or is not finished."""
-        return self.finish is Finish.PAUSED or (
-            bool(self.calls) and self.finish in (Finish.TOOLS, Finish.STOP)
-        )
+        """True if a conversation continues after it: it asks for tools, or is not finished."""
+        if self.finish is Finish.PAUSED:
+            return True
+        return bool(self.calls) and self.finish in (Finish.TOOLS, Finish.STOP)
 
     def message(self) -> AssistantMessage:
-        """The message that it is in the request with which its conversation goes on."""
+        """Makes the message that continues its conversation in the next request."""
         return AssistantMessage("assistant", self.text, self.calls, self.wire)
 
 
@@ -381,29 +420,33 @@ KIND_OF: Mapping[About, FaultKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a call gave no reply, for the engine. `delay` is what the server asked for, in seconds, None when it asked
-    for nothing. `status` is the HTTP status, None when no response came. `ambiguous`: the provider may have done (and
-    billed) the work although nothing came back. `retries`: how often at most this fault is worth another try, None for
-    the policy's default. `code` is the provider's own name for the error, empty where it has none; `usage` what is
-    known to be used up all the same. `about`: what a refusal is about, None where nobody refused. `remedies`: what to
-    do where the account is to blame, and where the request is, for a refusal that leaves this open."""
+    """The reason why a call gave no reply, for the engine."""
 
     kind: FaultKind
     type: ErrorType
     message: str
     delay: float | None = None
+    """Seconds that the server asked to wait; None if it asked for nothing."""
     status: int | None = None
+    """The HTTP status; None if no response came."""
     ambiguous: bool = False
+    """True if the provider may have done (and billed) the work although nothing came back."""
     retries: int | None = None
+    """How often at most the call is tried again; None for the policy's default."""
     code: str = ""
+    """The provider's own name for the error; empty if it has none."""
     usage: Usage | None = None
+    """The usage that is known although the call failed."""
     about: About | None = None
+    """What a refusal is about; None if the provider did not refuse."""
     remedies: tuple[str, str] = ("", "")
+    """What to do if the account is to blame, and if the request is, for a refusal that leaves this
+    open."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What a response's headers said about the account's limits. `reset` is seconds from now."""
+    """The account's limits, as the headers of a response gave them. `reset` is seconds from now."""
 
     remaining_requests: int | None = None
     reset_requests: float | None = None
@@ -421,44 +464,47 @@ class Outcome(StrEnum):
     DROPPED = "dropped"  # a guard said no: the row leaves
 
 
-Visible = Mapping[
-    str, JSONValue
-]  # what a template may see: a row's fields, results by stage name, `vars`
+Visible = Mapping[str, JSONValue]
+"""What a template may see: a row's fields, results by stage name, `vars`."""
 
 
 def waits_left(waits: Mapping[str, float], now: float) -> dict[str, str]:
-    """Until when no call goes to a model, as moments, by lane: those that have not passed."""
+    """Gives the moments until which lanes wait, by lane, without those that have passed."""
     return {lane: iso(until) or "" for lane, until in waits.items() if until > now}
 
 
 def iso(seconds: float | None) -> str | None:
-    """Seconds since 1970 as text, UTC: `2026-11-22T10:00:00Z`."""
+    """Writes seconds since 1970 as text in UTC: `2026-11-22T10:00:00Z`."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def usd(amount: float | None) -> float | None:
-    """An amount of money in USD, to the millionth: the same in whichever order it was summed up."""
+    """Rounds an amount in USD to the millionth: the same in whichever order it was summed up."""
     return None if amount is None else round(round(amount, 12), 6)
 
 
 def dollars(
     amount: float, digits: int | None = 4, *, simulated: bool = False, about: str = ""
 ) -> str:
-    """`$12.4000`, `simulated ~$0.0103`; `digits` None: two, or four of less than ten cents."""
+    """Writes an amount as `$12.4000` or `simulated ~$0.0103`.
+
+    `digits` None: two, or four if it is less than ten cents."""
     if digits is None:
         digits = 2 if amount >= 0.095 or not amount else 4
     return f"{'simulated ' if simulated else ''}{about}${amount:,.{digits}f}"
 
 
 def counted(count: int, what: str, plural: str = "") -> str:
-    """`1 row`, `2 rows`; `plural` where an `s` is not enough."""
-    return f"{count:,} {what if count == 1 else plural or what + 's'}"
+    """Writes `1 row` or `2 rows`; `plural` if an `s` is not enough."""
+    name = what if count == 1 else plural or f"{what}s"
+    return f"{count:,} {name}"
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """The first of these names that stands there a second time."""
+    """Gives the first of these names that is there a second time; None if there is none."""
     seen = set[str]()
     for name in names:
         if name in seen:
@@ -467,43 +513,53 @@ def first_repeated(names: Iterable[str]) -> str | None:
     return None
 
 
-Moment = Annotated[float, iso]  # seconds since 1970, printed as text
-Usd = Annotated[float, usd]  # an amount of money, rounded where it is printed
+Moment = Annotated[float, iso]
+"""Seconds since 1970, printed as text."""
+
+Usd = Annotated[float, usd]
+"""An amount of money, rounded when it is printed."""
 
 _SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+_SHORT.maxlevel = 2
+_SHORT.maxstring = 80
+_SHORT.maxother = 80
 
 
 def dollars_in_all(amounts: Iterable[float]) -> float:
-    """Their sum, one after the other: from Python 3.12 on `sum` makes up for rounding, and ends elsewhere."""
+    """Adds the amounts one after the other.
+
+    From Python 3.12 on `sum` makes up for rounding, and its result differs."""
     return reduce(add, amounts, 0)
 
 
 class Report:
-    """A dataclass that `--json` prints as an object of its fields, in their order unless JSON_KEYS says otherwise.
-    JSON_KEYS are the keys in their order; each is the name of a field or property, or `key=name` (which may be a path,
-    as `key=run.id`) where the two differ; in the place of `**name` are the keys of what that holds. A type
-    `Annotated[…, convert]` prints what `convert` makes of the value."""
+    """A dataclass that `--json` prints as an object of its fields.
+
+    They come in their order, unless JSON_KEYS lists the keys. Each of these is the name of a field
+    or property, or `key=name` if the two differ; `name` may be a path, as in `key=run.id`. The
+    keys of the record in a field `name` replace `**name`. A type `Annotated[…, convert]` prints
+    what `convert` makes of the value."""
 
     __slots__ = ()
     JSON_KEYS: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else dataclass makes one, of pages in a notebook
+        # otherwise dataclass makes a __repr__, which prints pages in a notebook
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        shown = (
-            f"{one.name}={_SHORT.repr(getattr(self, one.name))}" for one in fields(self) if one.repr
-        )  # type: ignore[arg-type]
+        record: Any = self
+        names = [each.name for each in fields(record) if each.repr]
+        shown = [f"{name}={_SHORT.repr(getattr(self, name))}" for name in names]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def as_json(self) -> dict[str, Any]:
-        """The value that `--json` prints."""
+        """Gives the value that `--json` prints."""
         return _object(self)
 
 
 def json_form(value: Any) -> Any:
-    """A value as JSON has it: records are objects, paths are texts, members of enums their values."""
+    """Makes JSON of a value: records are objects, paths texts, members of enums their values."""
     if isinstance(value, Report):
         return value.as_json()
     if isinstance(value, Enum):
@@ -513,57 +569,76 @@ def json_form(value: Any) -> Any:
     if is_dataclass(value) or hasattr(value, "_fields"):
         return _object(value)
     if isinstance(value, Mapping):
-        return {key: json_form(one) for key, one in value.items()}
-    return [json_form(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: json_form(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_form(item) for item in value]
+    return value
 
 
 def _object(value: Any) -> dict[str, Any]:
+    """Makes a JSON object of a record."""
     kind: Any = type(value)
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, read, convert in _members(kind):
-        one = read(value)
+        member = read(value)
         if key.startswith("**"):
-            found |= json_form(one)
+            members |= json_form(member)
+        elif convert is None or member is None:
+            members[key] = json_form(member)
         else:
-            found[key] = json_form(one) if convert is None or one is None else convert(one)
-    return found
+            members[key] = convert(member)
+    return members
+
+
+_Member = tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]
+"""A key, the function that reads its value, and the one that makes JSON of it, if any."""
 
 
 @cache
-def _members(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
-    """The keys of a record, each with what reads its value and, where its type names one, what makes JSON of that."""
-    names = (
-        [one.name for one in fields(kind)] if is_dataclass(kind) else getattr(kind, "_fields", ())
-    )
-    found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
-    for entry in getattr(kind, "JSON_KEYS", ()) or names:
+def _members(kind: Any) -> list[_Member]:
+    """Lists the keys of a record in the order in which they are printed."""
+    members: list[_Member] = []
+    for entry in getattr(kind, "JSON_KEYS", ()) or _field_names(kind):
         key, _, name = entry.partition("=")
         name = name or key.removeprefix("**")
-        hint = _hint_of(kind, name)
-        convert = next(
-            (one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())),
-            None,
-        )
-        found.append((key, partial(_read, name), convert))
-    return found
+        members.append((key, partial(_read, name), _converter(_hint_of(kind, name))))
+    return members
+
+
+def _field_names(kind: Any) -> Iterable[str]:
+    """Lists the fields of a dataclass or a named tuple; none for other classes."""
+    if is_dataclass(kind):
+        return [each.name for each in fields(kind)]
+    names: Iterable[str] = getattr(kind, "_fields", ())
+    return names
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """Finds the first `convert` of an `Annotated[…, convert]`, in a hint or one of its parts."""
+    for part in (hint, *get_args(hint)):
+        for convert in getattr(part, "__metadata__", ()):
+            return convert  # type: ignore[no-any-return]
+    return None
 
 
 def _read(path: str, value: Any) -> Any:
-    """A field, or one of a record in it (`run.id`); None where that record is missing."""
-    return reduce(
-        lambda one, name: None if one is None else getattr(one, name), path.split("."), value
-    )
+    """Reads a field, or one of a record in it (`run.id`); None if that record is missing."""
+    for name in path.split("."):
+        if value is None:
+            return None
+        value = getattr(value, name)
+    return value
 
 
 def _hint_of(kind: Any, path: str) -> Any:
-    """The type that a record declares for a field or a property, or for one of a record in it (`run.id`)."""
+    """Finds the declared type of a field or a property, or of one in it (`run.id`)."""
     name, _, further = path.partition(".")
     declared = getattr(kind, name, None)
     getter = declared.fget if isinstance(declared, property) else None
-    hint = get_type_hints(getter or kind, include_extras=True).get("return" if getter else name)
+    hints = get_type_hints(getter or kind, include_extras=True)
+    hint = hints.get("return" if getter else name)
     if not further:
         return hint
-    inner = [
-        one for one in get_args(hint) if is_dataclass(one) or hasattr(one, "_fields")
-    ]  # `RunRecord | None`
+    # the record in `RunRecord | None`
+    inner = [part for part in get_args(hint) if is_dataclass(part) or hasattr(part, "_fields")]
     return _hint_of(inner[0] if inner else hint, further)
