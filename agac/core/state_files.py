@@ -20,7 +20,7 @@ _log = logging.getLogger("agac.store")
 
 
 def state_folder(path: Path) -> Path | None:
-    """The `.agac` that a path is in, or is; None: it is in none."""
+    """Finds the `.agac` that a path is in, or is; None if it is in none."""
     parts = path.parts
     return Path(*parts[: parts.index(STATE) + 1]) if STATE in parts else None
 
@@ -69,14 +69,14 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def file_mode(path: Path) -> int:
-    """With which mode a new file is made at a path: 0o666, which the umask cuts, outside of the state."""
+    """Gives the mode of a new file at a path: 0o666, which the umask cuts, outside of the state."""
     if (state := state_folder(path)) is None or not _has_modes:
         return 0o666
     return _GROUP_FILE if _is_of_group(state) else _OWN_FILE
 
 
 def _is_of_group(state: Path) -> bool:
-    """Whether a group shares the folder: it has its setgid bit and may read it, as `chmod 2770` says."""
+    """True if a group shares the folder: it has its setgid bit and may read it, as `chmod 2770` says."""
     try:
         return state.stat().st_mode & 0o2050 == 0o2050
     except FileNotFoundError:
