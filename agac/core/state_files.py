@@ -1,5 +1,6 @@
-"""Who on this host may read what agac keeps: folders and files below `.agac` are their owner's alone, whatever the
-umask is; where a group shares the folder they are also the group's. Outputs are made as the umask says, elsewhere."""
+"""Decides who on this host may read what agac keeps: folders and files below `.agac` are their
+owner's alone, whatever the umask is. If a group shares the folder they are also the group's.
+Outputs elsewhere are made as the umask says."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def state_folder(path: Path) -> Path | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder of the state with those above it, and takes from others the right to read a `.agac` that an older
-    agac made. Raises OSError."""
+    """Makes a folder of the state with those above it.
+
+    Takes from others the right to read a `.agac` that an older agac made. Raises OSError."""
     if (state := state_folder(folder)) is None or not _has_modes:
         folder.mkdir(parents=True, exist_ok=True)
         return
@@ -46,8 +48,9 @@ def make_folder(folder: Path) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Makes an empty file of the state where there is none, for what would make it as the umask says. Raises
-    OSError."""
+    """Makes an empty file of the state if there is none.
+
+    It is for code that would make it as the umask says. Raises OSError."""
     with suppress(FileExistsError):
         os.close(opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
 
@@ -63,8 +66,9 @@ def opener(path: str, flags: int) -> int:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Opens a file that holds what the state does, wherever it is, as the `opener` of `open`: it is its owner's alone
-    from the start, as another user who opened it once goes on reading."""
+    """Opens a file with content of the state, wherever it is, as the `opener` of `open`.
+
+    It is its owner's alone from the start: who opened it once could continue to read."""
     return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), _OWN_FILE)
 
 
@@ -76,41 +80,49 @@ def file_mode(path: Path) -> int:
 
 
 def _is_of_group(state: Path) -> bool:
-    """True if a group shares the folder: it has its setgid bit and may read it, as `chmod 2770` says."""
+    """True if a group shares the folder: it has its setgid bit and may read it (`chmod 2770`)."""
     try:
         return state.stat().st_mode & 0o2050 == 0o2050
     except FileNotFoundError:
         return False
 
 
-# A folder that an older agac made is as wide as the umask was. It is narrowed once, the folder itself first: from then
-# on others can put nothing into the place of what is in it.
+# A folder that an older agac made is as wide as the umask was. It is narrowed once, first the
+# folder itself: after that, others cannot replace anything in it.
 
 
 def _tighten(state: Path) -> None:
-    status = state.lstat()
-    is_link = stat.S_ISLNK(status.st_mode)
-    away = 0o007 if _is_of_group(state) else 0o077
-    if not state.stat().st_mode & away:
+    """Takes the rights of others from the state, or warns why that cannot be done."""
+    denied = 0o007 if _is_of_group(state) else 0o077
+    if not state.stat().st_mode & denied:
         return
-    why = "is a link" if is_link else ""
-    if status.st_uid != os.geteuid():
-        why = "belongs to another user"
-    if not why:
-        try:
-            state.chmod(stat.S_IMODE(status.st_mode) & ~away)
-        except OSError as error:
-            why = f"cannot be changed ({error.strerror})"
-    if why:
+    obstacle = _remove_rights(state, denied)
+    if obstacle:
         what = "other users of this host may read it, and agac does not change that"
-        _log.warning("%s %s: %s; its owner can: chmod -R go-rwx %s/", state, why, what, state)
+        _log.warning("%s %s: %s; its owner can: chmod -R go-rwx %s/", state, obstacle, what, state)
     else:
-        _narrow(state, away)
+        _narrow(state, denied)
 
 
-def _narrow(folder: Path, away: int) -> None:
-    """Takes these rights from all of ours in a folder. Nothing is opened: to close a file would end the locks that
-    SQLite has on it in this process. What is a link, another user's or also elsewhere under another name stays."""
+def _remove_rights(state: Path, denied: int) -> str:
+    """Takes these rights from the folder itself; gives the obstacle to that, or nothing."""
+    status = state.lstat()
+    if status.st_uid != os.geteuid():
+        return "belongs to another user"
+    if stat.S_ISLNK(status.st_mode):
+        return "is a link"
+    try:
+        state.chmod(stat.S_IMODE(status.st_mode) & ~denied)
+    except OSError as error:
+        return f"cannot be changed ({error.strerror})"
+    return ""
+
+
+def _narrow(folder: Path, denied: int) -> None:
+    """Takes these rights from all that is ours in a folder.
+
+    Nothing is opened: closing a file would end the locks that SQLite has on it in this process.
+    Links, files of other users, and files that also have another name elsewhere stay."""
     for entry in os.scandir(folder):
         with suppress(OSError):  # removed meanwhile, or on a disk that takes no changes
             status = entry.stat(follow_symlinks=False)
@@ -118,7 +130,7 @@ def _narrow(folder: Path, away: int) -> None:
             is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
             if status.st_uid != os.geteuid() or not (is_folder or is_file):
                 continue
-            if status.st_mode & away:
-                Path(entry.path).chmod(stat.S_IMODE(status.st_mode) & ~away)
+            if status.st_mode & denied:
+                Path(entry.path).chmod(stat.S_IMODE(status.st_mode) & ~denied)
             if is_folder:
-                _narrow(Path(entry.path), away)
+                _narrow(Path(entry.path), denied)

@@ -28,8 +28,8 @@ JSONValue = Any
 def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
     """Makes a function that writes JSON without spaces, not ASCII-escaped.
 
-    `json.JSONEncoder(…).encode` does the same, but makes an encoder in each call: that takes longer
-    than writing a prompt. A value that holds itself is a RecursionError."""
+    `json.JSONEncoder(…).encode` does the same, but makes an encoder in each call, which takes
+    longer than writing a prompt. A value that holds itself is a RecursionError."""
     plain = json.JSONEncoder(
         ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys, allow_nan=allow_nan
     )
