@@ -360,6 +360,7 @@ _ABOUT = ("args", "arguments", "parameters", "params")
 _OTHERS = "Returns?|Raises|Yields?|Examples?|Notes?|References|Attributes|See Also|Warnings?|Todo"
 _SECTION = re.compile(rf"({'|'.join(map(str.title, _ABOUT))}|{_OTHERS})(:?)\Z")
 _FIELD = re.compile(r":(\w+)\s*([^:]*):\s*(.*)\Z")
+_FIELDS_ABOUT = ("param", "parameter", "arg", "argument", "key", "keyword")
 _ENTRY = {
     True: re.compile(r"([\w, ]+?)\s*(?::.*)?(?P<text>)\Z"),
     False: re.compile(r"(\w+)\s*(?:\(.*?\))?\s*:\s*(?P<text>.*)\Z"),
@@ -368,31 +369,72 @@ _ENTRY = {
 
 
 def documented(doc: str) -> tuple[str, dict[str, str]]:
-    """What a docstring, its indentation cleaned, says of the function and of its parameters."""
-    before: list[str] = []
-    found: dict[str, list[str]] = {}
-    section, numpy, indent, into = "", False, 0, list[str]()
+    """Splits a docstring, its indentation cleaned, into the function's text and its parameters'."""
+    reader = _DocstringReader()
     lines = doc.split("\n")
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        reader.read(line, is_underlined=_is_rule(below))
+    texts = {name: " ".join(filter(None, parts)) for name, parts in reader.parameters.items()}
+    description = "\n".join(reader.description).strip()
+    return description, {name: text for name, text in texts.items() if text}
+
+
+def _is_rule(line: str) -> bool:
+    """True for a line of dashes or equals signs, which underlines the heading above it."""
+    text = line.strip()
+    return bool(text) and not text.strip("-=")
+
+
+def _indent_of(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+class _DocstringReader:
+    """Takes the lines of one docstring, in any of the three styles."""
+
+    def __init__(self) -> None:
+        self.description: list[str] = []
+        self.parameters: dict[str, list[str]] = {}
+        self._section = ""
+        self._is_numpy = False
+        self._indent = 0
+        """Indentation of the entries in this section; 0 until its first entry."""
+        self._entry: list[str] = []
+        """The texts of the entry that further lines belong to."""
+
+    def read(self, line: str, *, is_underlined: bool) -> None:
         text = line.strip()
-        ruled = bool(below.strip()) and not below.strip().strip("-=")
-        if one := _FIELD.match(text):
-            section, into = "fields", []
-            if one[1] in ("param", "parameter", "arg", "argument", "key", "keyword") and one[2]:
-                into = found.setdefault(one[2].split()[-1], [one[3]])
-        elif line == text and (head := _SECTION.match(text)) and (head[2] or ruled):
-            section, numpy, indent, into = head[1].lower(), ruled, 0, []
-        elif not section:
-            before.append(line)
-        elif section in _ABOUT and text and text.strip("-="):
-            indent = indent or len(line) - len(line.lstrip())
-            begins = line.startswith(text) if numpy else len(line) - len(line.lstrip()) == indent
-            if begins and (entry := _ENTRY[numpy].match(text)):
-                into = [entry["text"]]
-                found |= {name.strip(): into for name in entry[1].split(",")}
-            else:
-                into.append(text)
-        elif section == "fields" and text:
-            into.append(text)
-    told = {name: " ".join(filter(None, texts)) for name, texts in found.items()}
-    return "\n".join(before).strip(), {name: text for name, text in told.items() if text}
+        if sphinx_field := _FIELD.match(text):
+            self._begin_field(sphinx_field)
+            return
+        heading = _SECTION.match(text) if line == text else None
+        if heading and (heading[2] or is_underlined):
+            self._section = heading[1].lower()
+            self._is_numpy = is_underlined
+            self._indent = 0
+            self._entry = []
+        elif not self._section:
+            self.description.append(line)
+        elif self._section in _ABOUT and text.strip("-="):
+            self._read_parameter(line, text)
+        elif self._section == "fields" and text:
+            self._entry.append(text)
+
+    def _begin_field(self, sphinx_field: re.Match[str]) -> None:
+        self._section = "fields"
+        self._entry = []
+        word, names, text = sphinx_field.groups()
+        if word in _FIELDS_ABOUT and names:
+            self._entry = self.parameters.setdefault(names.split()[-1], [text])
+
+    def _read_parameter(self, line: str, text: str) -> None:
+        """Takes a line of a section about parameters: a new entry, or more text of the last."""
+        self._indent = self._indent or _indent_of(line)
+        first_column = 0 if self._is_numpy else self._indent
+        entry = _ENTRY[self._is_numpy].match(text) if _indent_of(line) == first_column else None
+        if entry is None:
+            self._entry.append(text)
+            return
+        self._entry = [entry["text"]]
+        for name in entry[1].split(","):
+            self.parameters[name.strip()] = self._entry
