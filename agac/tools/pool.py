@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from agac.core.errors import AgacError, RowError, did_you_mean
 from agac.core.keys import canonical, digest, idempotency_key, tool_key
 from agac.core.redact import Redactor
-from agac.core.text import beginning
 from agac.core.types import JSONValue, ToolCall, unique_keys
 from agac.data.files import writable_place
-from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import home_of
-from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.tool_schemas import SentParameters, sent_name, sent_parameters
 from agac.spec.tool_stubs import recorded_line, stub_answer
 from agac.spec.tools import ToolRules, ToolSpec
@@ -34,6 +31,16 @@ from agac.tools.builtin import Changes, builtin
 from agac.tools.functions import Threads, Unfit, exchanged, plain
 from agac.tools.mcp import McpServers
 from agac.tools.processes import THREADS
+from agac.tools.tool_arguments import (
+    MAX_CHARS,
+    MAX_PROBLEMS,
+    Arguments,
+    as_written,
+    parse_number,
+    schema_faults,
+    validator_of,
+    with_defaults,
+)
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed, ToolFunction, ToolLost, ToolTimeout, load_tool
 
 if TYPE_CHECKING:
@@ -85,10 +92,8 @@ class ToolCounts:
 GRACE = 0.5  # seconds that a call goes on which nobody waits for any more
 KEPT_BYTES, KEPT_EACH = 64_000_000, 300  # of results kept in memory for equal calls, and what each takes besides
 RETRY_S, MAX_RETRY_S = 0.5, 30.0  # the wait before the first further try, which doubles each time, and the longest
-MOST_TEXTS = 1_000  # in the arguments of a call, as far as the time of patterns goes
-MOST_PROBLEMS, MOST_CHARS = 5, 300  # how many faults of arguments a model is told, and characters of each
 HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
-Arguments = dict[str, JSONValue]
+StandIn = Literal["", "stub", "replayed"]
 Run = Callable[[Arguments, CallScope, Intent], Awaitable[str | ToolOutcome]]
 """Runs a tool once: its result, or all that came of it. It begins the intent when all that it waits for is there.
 Raises ToolFailed, ToolLost; AgacError ends the run."""
@@ -146,7 +151,7 @@ class _Tool:
     timeout: float | None
     bounds: _Bounds
     validator: Draft202012Validator | None
-    how: Literal["", "stub", "replayed"]
+    how: StandIn
     recorded: bool
 
 
@@ -210,31 +215,51 @@ class ToolPool:
         self._recorded = set[bytes]()
 
     def add(self, stage: Stage, spec: ToolSpec) -> None:
-        """One more tool of a stage. Raises UsageError when it cannot be had."""
-        at, rules, agent = (stage.index, spec.name), stage.tooling.rules.get(spec.name), stage.agent_spec
-        assert agent is not None
-        if spec.kind == "mcp" and rules is None:  # it may do anything, whatever its server says of it
+        """Adds one tool of a stage. Raises UsageError when the tool is not available."""
+        at = (stage.index, spec.name)
+        rules = stage.tooling.rules.get(spec.name)
+        if spec.kind == "mcp" and rules is None:  # it may do anything, whatever its server says
             rules = ToolRules(side_effects=True)
-        how: Literal["", "stub", "replayed"] = ""
-        if agent.mode == "stub" and (spec.kind != "agent" or spec.name in agent.stubs):
-            how, runner = "stub", _Runner(partial(self._stub, spec.name, dict(agent.stubs)))
-        elif agent.mode == "replay" and spec.kind != "agent":
-            how, runner = "replayed", _Runner(partial(self._replay, spec.name, stage.tooling.replay or 0))
-        else:
-            runner = self._of_server(stage, spec, rules) if rules and spec.kind == "mcp" else self._runner(spec)
-        own = how or spec.kind == "mcp" or (spec.kind == "agent" and rules is None) or self._is_elsewhere(spec)
-        timeout = None if own else (rules or ToolRules()).timeout
-        rules = ToolRules() if how or rules is None else rules
+        how = _stand_in_of(stage, spec)
+        runner = self._runner_of(stage, spec, rules, how)
+        timeout = None
+        if not how and not self._has_own_timeout(spec, rules):
+            timeout = (rules or ToolRules()).timeout
+        if how or rules is None:
+            rules = ToolRules()
         self.counts[at] = ToolCounts()
-        bounds = self._bounds.setdefault((canonical(runner.key or [*at]), rules), _Bounds(rules, runner.most))
+        bounds_key = (canonical(runner.key or [*at]), rules)
         told = sent_parameters(spec.parameters)
-        try:
-            validator = compiled(dict(told.schema), texts=MOST_TEXTS)
-        except ValueError:  # a server's own, which it alone can read
-            validator = None
-        record = stage.tooling.record
-        self._tools[at] = _Tool(spec, told, rules, runner, self.counts[at], timeout, bounds, validator, how, record)
+        self._tools[at] = _Tool(
+            spec=spec,
+            told=told,
+            rules=rules,
+            runner=runner,
+            counts=self.counts[at],
+            timeout=timeout,
+            bounds=self._bounds.setdefault(bounds_key, _Bounds(rules, runner.most)),
+            validator=validator_of(told),
+            how=how,
+            recorded=stage.tooling.record,
+        )
         self._told_names[stage.index, sent_name(spec.name)] = at
+
+    def _runner_of(self, stage: Stage, spec: ToolSpec, rules: ToolRules | None, how: StandIn) -> _Runner:
+        """Chooses what runs a tool: a stub, the calls of a recorded run, or the tool itself."""
+        if how == "stub":
+            assert stage.agent_spec is not None
+            return _Runner(partial(self._stub, spec.name, dict(stage.agent_spec.stubs)))
+        if how == "replayed":
+            return _Runner(partial(self._replay, spec.name, stage.tooling.replay or 0))
+        if rules and spec.kind == "mcp":
+            return self._of_server(stage, spec, rules)
+        return self._runner(spec)
+
+    def _has_own_timeout(self, spec: ToolSpec, rules: ToolRules | None) -> bool:
+        """True if whatever runs the tool limits the time of its calls itself."""
+        if spec.kind == "mcp" or (spec.kind == "agent" and rules is None):
+            return True
+        return self._is_elsewhere(spec)
 
     def _of_server(self, stage: Stage, spec: ToolSpec, rules: ToolRules) -> _Runner:
         """What asks an MCP server, which is connected when it is first asked."""
@@ -328,7 +353,7 @@ class ToolPool:
         recorded, before = await self._context.recorded(run, scope)
         alike = [one for one in recorded if is_alike(one)]
         if not alike:
-            why = f"{name} was not called with {said[:MOST_CHARS]} in run {run}, and is not now; "
+            why = f"{name} was not called with {said[:MAX_CHARS]} in run {run}, and is not now; "
             raise ToolLost(why + "run it with --tools-mode live, or replay a run in which it was made", made=False)
         one = alike[min(sum(map(is_alike, before)), len(alike) - 1)]
         return ToolOutcome(one.result, one.error)
@@ -338,19 +363,19 @@ class ToolPool:
         tool = self._tools.get(self._told_names.get((stage, name), (stage, name)))
         if tool is None:
             known = [other for at, other in self._told_names if at == stage]
-            return f"there is no tool {name[:MOST_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
+            return f"there is no tool {name[:MAX_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
         try:
-            given = plain(json.loads(arguments or "{}", parse_float=_number, object_pairs_hook=unique_keys))
+            given = plain(json.loads(arguments or "{}", parse_float=parse_number, object_pairs_hook=unique_keys))
         except (ValueError, RecursionError, Unfit) as error:
-            return f"the arguments of {name} are not JSON: {error}{_as_written(arguments)}"
+            return f"the arguments of {name} are not JSON: {error}{as_written(arguments)}"
         if not isinstance(given, dict):
             problem = f"the arguments of {name} are not an object; give one, with the parameters by name"
-            return f"{problem}{_as_written(arguments)}"
-        said = [] if tool.validator is None else _faults(tool.validator, tool.told, given)
+            return f"{problem}{as_written(arguments)}"
+        said = [] if tool.validator is None else schema_faults(tool.validator, tool.told, given)
         if said:
-            problems = "; ".join(text[:MOST_CHARS] for text in said[:MOST_PROBLEMS])
+            problems = "; ".join(text[:MAX_CHARS] for text in said[:MAX_PROBLEMS])
             return f"the arguments of {name} do not satisfy its schema: {problems}"
-        return tool.spec, _filled(tool.spec, tool.told.restored(given))
+        return tool.spec, with_defaults(tool.spec, tool.told.restored(given))
 
     def remembers(self, stage: int, tool: ToolSpec) -> bool:
         """Whether its server knows of earlier calls, which in a later invocation it does not."""
@@ -408,32 +433,50 @@ class ToolPool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _shared(self, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
-        own = scope.fingerprint.hex() if tool.rules.scope == "row" else ""
+        """Answers a call from a kept result or a call under way, or else makes it for all."""
+        row = scope.fingerprint.hex() if tool.rules.scope == "row" else ""
         changed = tool.runner.changes and tool.runner.changes(arguments)
-        key = tool_key([tool.runner.key, own, tool.spec.max_chars, changed], arguments)
+        key = tool_key([tool.runner.key, row, tool.spec.max_chars, changed], arguments)
         if key in self._kept and self._kept[key][1] > self._context.monotonic():
             self._kept.move_to_end(key)
             tool.counts.cache_hits += 1
             return ToolOutcome(self._kept[key][0], how="cached")
-        joined = (flight := self._flights.get(key)) is not None
+        flight = self._flights.get(key)
+        joined = flight is not None
         if flight is None:
-            task = asyncio.get_running_loop().create_task(self._flown(key, tool, arguments, scope))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whether or not anybody waits
-            flight = self._flights[key] = _Flight(task)
+            flight = self._begin_flight(key, tool, arguments, scope)
         tool.counts.coalesced += joined
+        outcome = await self._wait_for(key, flight)
+        if outcome is None:
+            text = f"{tool.spec.name} was ended before it gave a result"
+            return ToolOutcome(text, error=True)
+        if joined and not outcome.how:
+            return outcome._replace(how="coalesced")
+        return outcome
+
+    def _begin_flight(self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope) -> _Flight:
+        """Starts the one execution of equal calls, in a task of its own."""
+        task = asyncio.get_running_loop().create_task(self._flown(key, tool, arguments, scope))
+        # takes the exception, so that asyncio reports none if all waiters have left
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        flight = _Flight(task)
+        self._flights[key] = flight
+        return flight
+
+    async def _wait_for(self, key: bytes, flight: _Flight) -> ToolOutcome | None:
+        """Waits for a call under way. Returns None if the call itself was cancelled."""
         flight.waiters += 1
         try:
-            outcome = await asyncio.shield(flight.task)
+            return await asyncio.shield(flight.task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            return ToolOutcome(f"{tool.spec.name} was ended before it gave a result", error=True)
+            return None
         finally:
             flight.waiters -= 1
             if not flight.waiters and not flight.task.done():
                 asyncio.get_running_loop().call_later(GRACE, self._abandon, key, flight)
-        return outcome._replace(how="coalesced") if joined and not outcome.how else outcome
 
     def _abandon(self, key: bytes, flight: _Flight) -> None:
         """Nobody waits any longer, unless somebody came meanwhile."""
@@ -442,28 +485,37 @@ class ToolPool:
             flight.task.cancel()
 
     async def _flown(self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
-        """The one execution of equal calls; only what it gave without an error is kept."""
-        own, later = self._flights[key], self._context.later if tool.rules.cache == "persist" else None
+        """Executes equal calls once. Keeps the result unless it is an error."""
+        flight = self._flights[key]
+        later = self._context.later if tool.rules.cache == "persist" else None
         try:
-            if later is not None and (text := await later.get(key)) is not None:
-                tool.counts.cache_hits += 1
-                outcome = ToolOutcome(text, how="cached")
-            else:
+            stored = None if later is None else await later.get(key)
+            if stored is None:
                 outcome = await self._run(tool, arguments, scope, NO_INTENT)
-            if not outcome.error:
-                ttl = tool.rules.ttl
-                if key not in self._kept:
-                    self._kept_bytes += KEPT_EACH
-                self._kept_bytes += len(outcome.text) - len(self._kept.pop(key, ("", 0))[0])
-                self._kept[key] = outcome.text, math.inf if ttl is None else self._context.monotonic() + ttl
-                while self._kept_bytes > KEPT_BYTES:
-                    self._kept_bytes -= KEPT_EACH + len(self._kept.popitem(last=False)[1][0])
-                if later is not None and not outcome.how:
-                    await later.put(key, tool.spec.name, outcome.text, tool.rules.ttl)
+            else:
+                tool.counts.cache_hits += 1
+                outcome = ToolOutcome(stored, how="cached")
+            if outcome.error:
+                return outcome
+            self._keep(key, outcome.text, tool.rules.ttl)
+            if later is not None and not outcome.how:
+                await later.put(key, tool.spec.name, outcome.text, tool.rules.ttl)
             return outcome
         finally:
-            if self._flights.get(key) is own:
+            if self._flights.get(key) is flight:
                 del self._flights[key]
+
+    def _keep(self, key: bytes, text: str, ttl: float | None) -> None:
+        """Keeps a result in memory for `ttl` seconds, and drops the least recently used ones."""
+        if key not in self._kept:
+            self._kept_bytes += KEPT_EACH
+        earlier_text, _ = self._kept.pop(key, ("", 0))
+        self._kept_bytes += len(text) - len(earlier_text)
+        expires = math.inf if ttl is None else self._context.monotonic() + ttl
+        self._kept[key] = (text, expires)
+        while self._kept_bytes > KEPT_BYTES:
+            _, (dropped_text, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= KEPT_EACH + len(dropped_text)
 
     async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent) -> ToolOutcome:
         """One execution, and further tries where its rules allow them."""
@@ -512,7 +564,7 @@ class ToolPool:
                 counts.exec_s += now() - begun
 
     def _clean(self, text: str) -> str:
-        return self._context.redactor.clean(text)[: MOST_CHARS * MOST_PROBLEMS]
+        return self._context.redactor.clean(text)[: MAX_CHARS * MAX_PROBLEMS]
 
     def _cut(self, tool: _Tool, text: str) -> str:
         """A result without secrets, of a long one the beginning and the end."""
@@ -521,39 +573,21 @@ class ToolPool:
         return cut(text, tool.spec.max_chars)
 
 
+def _stand_in_of(stage: Stage, spec: ToolSpec) -> StandIn:
+    """Returns what serves the calls of a tool in its place, by the agent's mode; "" for nothing."""
+    agent = stage.agent_spec
+    assert agent is not None
+    if agent.mode == "stub" and (spec.kind != "agent" or spec.name in agent.stubs):
+        return "stub"
+    if agent.mode == "replay" and spec.kind != "agent":
+        return "replayed"
+    return ""
+
+
 def cut(text: str, most: int, why: str = "") -> str:
-    """A text, or of a longer one as many characters of its beginning and its end."""
+    """Returns the text, or the beginning and end of a text longer than `most` characters."""
     if len(text) <= most:
         return text
     head = int(most * HEAD)
     left = f"\n[… {len(text) - most:,} of {len(text):,} characters are left out{why} …]\n"
     return text[:head] + left + text[len(text) - (most - head) :]
-
-
-def _as_written(arguments: str) -> str:
-    """How arguments begin, for a model that cannot see them: what is no object goes back to it as an empty one."""
-    return f". They were: {beginning(arguments, MOST_CHARS)}"
-
-
-def _number(text: str) -> float:
-    """A number as it is, whole ones as such, so that 3.0 and 3 make the same call."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
-
-
-def _faults(validator: Draft202012Validator, told: SentParameters, given: Arguments) -> list[str]:
-    """Why arguments do not satisfy the schema of their tool."""
-    if validator.is_valid(given):
-        return []
-    errors = some_errors(validator, schema_cost(told.schema), given, MOST_PROBLEMS)
-    if errors is None:
-        return [TOO_MANY]
-    return [f"{'.'.join(map(str, one.instance_path)) or 'the object'}: {one.message}" for one in errors]
-
-
-def _filled(spec: ToolSpec, given: dict[str, JSONValue]) -> dict[str, JSONValue]:
-    """The arguments with the defaults that the schema of a tool of ours names."""
-    if spec.kind not in ("function", "builtin"):
-        return given
-    properties: Any = spec.parameters["properties"]
-    return {name: one["default"] for name, one in properties.items() if "default" in one} | given
