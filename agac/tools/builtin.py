@@ -159,28 +159,35 @@ class Builtins:
         """
         assert self.web is not None
         parts = urlsplit(self.settings["url"])
-        shape = {**SHAPES[""], **SHAPES.get(parts.hostname or "", {}), **self.settings.get("shape", {})}
+        host = parts.hostname or ""
+        shape = {**SHAPES[""], **SHAPES.get(host, {}), **self.settings.get("shape", {})}
         given: dict[str, Any] = {shape["query"]: query, shape["count"]: count}
-        key, headers = self.settings.get("api_key", ""), {}
-        if key and shape["key"].startswith("?"):
-            given[shape["key"][1:]] = expand(key, self.web.env)[0]
-        elif key:
-            headers = {shape["key"]: f"Bearer {key}" if shape["key"] == "Authorization" else key}
-        rules = {"allow": [*self.web.rules.allow, parts.hostname], "http": True, "headers": {parts.netloc: headers}}
-        web = replace(self.web, hosts=(parts.hostname or "",), rules=self.web.rules.model_copy(update=rules))
-        posts = shape["method"].upper() == "POST"
-        asked = "" if posts else urlencode(given, quote_via=quote)
-        url = parts._replace(query="&".join(filter(None, (parts.query, asked)))).geturl()
-        _, data = self._fetched(web, url, canonical(given) if posts else None)
-        try:
-            found: Any = json.loads(data)
-            for part in shape["results"].split("."):
-                found = found.get(part) or {}
-        except (ValueError, AttributeError):
-            raise ToolFailed("the search gave an answer that cannot be read") from None
-        names = {"title": shape["title"], "url": shape["link"], "text": shape["text"]}
-        pages = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        return canonical([{to: one[name] for to, name in names.items() if name in one} for one in pages[:count]])
+        headers = self._search_key(shape, given)
+        allowed = [*self.web.rules.allow, parts.hostname]
+        rules = {"allow": allowed, "http": True, "headers": {parts.netloc: headers}}
+        rules_of_search = self.web.rules.model_copy(update=rules)
+        web = replace(self.web, hosts=(host,), rules=rules_of_search)
+        if shape["method"].upper() == "POST":
+            _, data = self._fetched(web, parts.geturl(), canonical(given))
+        else:
+            encoded = urlencode(given, quote_via=quote)
+            url = parts._replace(query="&".join(filter(None, (parts.query, encoded)))).geturl()
+            _, data = self._fetched(web, url)
+        return canonical(_pages_found(data, shape)[:count])
+
+    def _search_key(self, shape: Mapping[str, str], given: dict[str, Any]) -> dict[str, str]:
+        """Adds the search's key to the parameters `given`, or returns it as a header."""
+        assert self.web is not None
+        key = self.settings.get("api_key", "")
+        if not key:
+            return {}
+        place = shape["key"]
+        if place.startswith("?"):
+            given[place[1:]] = expand(key, self.web.env)[0]
+            return {}
+        if place == "Authorization":
+            return {place: f"Bearer {key}"}
+        return {place: key}
 
     def _fetched(self, web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
         """The kind and the beginning of what is at an address, without what logs in there. Raises ToolFailed."""
@@ -202,6 +209,22 @@ SHAPES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 """How web searches are asked, and where in their answers the pages are, by the host. `key`: the header of the key, or
 with a `?` its parameter."""
+
+
+def _pages_found(data: bytes, shape: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Reads title, address and text of each page from a search's answer. Raises ToolFailed."""
+    try:
+        pages: Any = json.loads(data)
+        for step in shape["results"].split("."):
+            pages = pages.get(step) or {}
+    except (ValueError, AttributeError):
+        raise ToolFailed("the search gave an answer that cannot be read") from None
+    if not isinstance(pages, list):
+        return []
+    names = {"title": shape["title"], "url": shape["link"], "text": shape["text"]}
+    return [
+        {key: page[name] for key, name in names.items() if name in page} for page in pages if isinstance(page, dict)
+    ]
 
 
 def _text(data: bytes) -> str:
