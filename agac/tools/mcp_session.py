@@ -126,12 +126,7 @@ class McpSession:
         try:
             result = await self._client.result().session.call_tool(tool, arguments, allow_input_required=True)
         except MCPError as error:
-            is_ours = error.data == _OURS
-            ended = self._end.is_set() or is_ours or error.code == wire.CONNECTION_CLOSED
-            if ended or "Session terminated" in error.message:
-                is_sent = not (is_ours and error.code == _UNSENT)
-                raise SessionGone(self._why(error), sent=is_sent) from None
-            raise ToolFailed(self._clean(f"{tool}: {error.message}")) from None
+            raise self._call_error(tool, error) from None
         except (RuntimeError, ValidationError) as error:
             text = f"the result of {tool} is not what its server itself says it is: {error}"
             raise ToolFailed(self._clean(text)) from None
@@ -141,14 +136,19 @@ class McpSession:
                 self.retire()
         if not isinstance(result, wire.CallToolResult):
             raise ToolFailed(f"{tool} asks for what a person would have to answer, and there is none")
-        parts = [_part(one) for one in result.content]
-        is_shown = any(isinstance(one, wire.TextContent) for one in result.content)
-        if not is_shown and result.structured_content is not None:
-            parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
-        text = self._clean("\n".join(parts))
+        text = self._clean(_result_text(result))
         if result.is_error:
             raise ToolFailed(text or f"{tool} failed, and does not say why")
         return text
+
+    def _call_error(self, tool: str, error: MCPError) -> SessionGone | ToolFailed:
+        """Translates an error of a call: the session is gone, or this call alone failed."""
+        is_ours = error.data == _OURS
+        has_ended = self._end.is_set() or is_ours or error.code == wire.CONNECTION_CLOSED
+        if has_ended or "Session terminated" in error.message:
+            was_sent = not (is_ours and error.code == _UNSENT)
+            return SessionGone(self._why(error), sent=was_sent)
+        return ToolFailed(self._clean(f"{tool}: {error.message}"))
 
     async def _own(self) -> None:
         try:
@@ -347,6 +347,16 @@ class _BoundedHttp(httpx2.AsyncClient):
             error = {"code": wire.INTERNAL_ERROR, "message": why}
         refused = {"jsonrpc": "2.0", "id": None, "error": error}
         return httpx2.Response(502, json=refused, request=request)
+
+
+def _result_text(result: wire.CallToolResult) -> str:
+    """Joins the parts of a result; structured content is used if no part is text."""
+    parts = [_part(content) for content in result.content]
+    has_text = any(isinstance(content, wire.TextContent) for content in result.content)
+    if not has_text and result.structured_content is not None:
+        structured = result.structured_content
+        parts.append(json.dumps(structured, ensure_ascii=False, separators=(",", ":")))
+    return "\n".join(parts)
 
 
 def _part(content: Any) -> str:
