@@ -65,7 +65,7 @@ def test_a_mode_that_there_is_not_is_refused(project: ProjectFolder) -> None:
     assert "'later' is not one of 'sync', 'batch'" in refused.err
     project.numbered(1)
     project.workflow()
-    with pytest.raises(agac.UsageError, match="run_mode is 'later'.*\\n?.*Give 'sync', 'batch'"):
+    with pytest.raises(agac.UsageError, match=r"run_mode is 'later'.*\n?.*Give 'sync', 'batch'"):
         agac.plan("reviews", agac.RunOptions(run_mode="later"), project=project.root)  # type: ignore[arg-type]
 
 
