@@ -161,7 +161,7 @@ def backup(file: Path | str, *, force: bool = False, project: Path | str | None 
     may not be written, StoreError when the database or the disk fails."""
     source, target = database_path(project_root(project)), Path(file).absolute()
     if not source.exists():
-        raise no_runs_yet()
+        raise no_runs_yet(source)
     own = dict.fromkeys(database_files(source), "the database itself")
     refuse_target(target, own, "agac-backup.db", force=force)
     needed, free = database_bytes(source), shutil.disk_usage(target.parent).free
@@ -396,7 +396,7 @@ def sql(query: str, *, project: Path | str | None = None) -> Iterator[QueryAnswe
     refuse_at_once(query)
     path = database_path(root)
     if not path.exists() or not path.stat().st_size:
-        raise no_runs_yet()
+        raise no_runs_yet(path)
     with answered(path, query) as answer:
         yield answer
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,10 @@ from agac.api.status import (
     no_runs_yet,
     position_of,
     refuse_unknown,
+    runs_in_shards,
     state_of,
     stored_run,
+    this_shard,
     workflow_name,
 )
 from agac.api.sync import blocking
@@ -53,12 +55,14 @@ from agac.store.writer import open_database
 
 @dataclass(frozen=True, slots=True)
 class RunsReport(Report):
-    """Runs, the one last worked on first. `total` counts those too that were left out."""
+    """Runs, the one last worked on first. `total` counts those too that were left out; `sharded` are the runs whose
+    shards have stores in this folder, as `runs_in_shards` has them."""
 
     project: Path
     database_bytes: int
     total: int
     runs: list[dict[str, Any]]
+    sharded: list[dict[str, Any]] = field(default_factory=list)
 
 
 @blocking
@@ -70,15 +74,16 @@ async def runs(
     path = database_path(root)
     async with open_for_reading(path) as database:
         await refuse_unknown(database, root, workflow)
+        sharded = await runs_in_shards(root, workflow) if this_shard() is None else []
         if database is None:
-            return RunsReport(root, database_bytes(path), 0, [])
+            return RunsReport(root, database_bytes(path), 0, [], sharded)
         lines, batches = await history.run_lines(database, None), await open_batches(database)
         wanted = [line for line in lines if workflow in (None, line.workflow)]
         before, last = dict[int, history.RunLine | None](), dict[str, history.RunLine]()
         for line in sorted(lines):
             before[line.id], last[line.workflow] = last.get(line.workflow), line
         found = [await _line_report(database, line, before[line.id], batches.get(line.id)) for line in wanted[:newest]]
-    return RunsReport(root, database_bytes(path), len(wanted), found)
+    return RunsReport(root, database_bytes(path), len(wanted), found, sharded)
 
 
 async def _line_report(
@@ -203,10 +208,11 @@ async def export(
         what = f"{kind!r} is not a format" if kind else "its name tells no format"
         raise UsageError(f"--to {file}: {what}", remedy=f"Choose one with --format: {', '.join(FORMATS)}.")
     if not path.exists():
-        raise no_runs_yet()
+        raise no_runs_yet(path)
     async with open_database(path) if file is None else open_for_reading(path) as database:
+        if database is None:
+            raise no_runs_yet(path)
         record = await find_run(database, workflow, run)
-        assert database is not None
         if record.finished_at is None and not partial:
             raise UsageError(
                 f"run {record.id} of {record.workflow} is not finished",

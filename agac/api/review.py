@@ -339,7 +339,7 @@ async def decide(
     Raises UsageError where nothing was run."""
     path = database_path(project_root(project))
     if not path.exists():
-        raise no_runs_yet()
+        raise no_runs_yet(path)
     async with open_database(path) as database:
         known: dict[bytes, StoredReview] = {}
         for some in slices(list({_key(one.item) for one in decisions})):

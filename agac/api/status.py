@@ -78,9 +78,23 @@ def index_bytes(path: Path, run: int | str = "*") -> int:
     return sum(file.stat().st_size for file in index_files(path, run))
 
 
-def no_runs_yet() -> UsageError:
-    """What is said where nothing was ever run."""
+def no_runs_yet(path: Path) -> UsageError:
+    """The error for a database without any run; its remedy names the shards that have stores beside it."""
+    if hint := _shards_hint(path):
+        return UsageError("nothing was run in this project, except in shards", remedy=hint)
     return UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+
+
+def _shards_hint(path: Path) -> str:
+    """How to look into the stores that shards have beside a project's database; empty if there are none."""
+    if this_shard() is not None:
+        return ""
+    shards = [Shard.read(folder.name, "-of-") for folder in sorted((path.parent / SHARDS.name).glob("*-of-*"))]
+    first = next((shard for shard in shards if shard is not None), None)
+    if first is None:
+        return ""
+    into = f"Each shard has a store of its own: add `--shard {first}` to look into one."
+    return f"{into} `agac status` lists the runs in shards."
 
 
 @asynccontextmanager
@@ -88,32 +102,35 @@ async def stored_run(
     root: Path, run: int | str | None, workflow: str | None = None, seconds: float | None = None
 ) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
     """The database, opened for reading, for so many seconds if named, and a run. Raises UsageError as `find_run`."""
-    async with open_for_reading(database_path(root), seconds) as database:
-        record = await find_run(database, workflow, run)
-        assert database is not None
-        yield database, record
+    path = database_path(root)
+    async with open_for_reading(path, seconds) as database:
+        if database is None:
+            raise no_runs_yet(path)
+        yield database, await find_run(database, workflow, run)
 
 
 async def find_run(
-    database: Database | None, workflow: str | None = None, run: int | str | None = None
+    database: Database, workflow: str | None = None, run: int | str | None = None
 ) -> runs.RunRecord:
     """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named. Raises
     UsageError, naming the runs there are."""
     run = run.removeprefix(JOB) if isinstance(run, str) else run
-    ids = [line.id for line in await history.run_lines(database, workflow)] if database else []
+    ids = [line.id for line in await history.run_lines(database, workflow)]
     if run is None or run == "last":
         number = next(iter(ids), None)
     elif isinstance(run, int) or (run.isascii() and run.isdigit()):
         number = int(run)
     else:
         raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
-    record = await runs.read_run(database, number) if database and number is not None and number in ids else None
+    record = await runs.read_run(database, number) if number is not None and number in ids else None
     if record is None and not ids and workflow is None:
-        raise no_runs_yet()
+        raise no_runs_yet(database.path)
     if record is None:
         of = f" of workflow {workflow!r}" if workflow else ""
         what = f"no run {run}" if run not in (None, "last") else "no run"
-        raise UsageError(f"{what}{of}", remedy=f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them.")
+        remedy = f"Runs{of}: {listed(map(str, ids))}. `agac runs` lists them."
+        hint = "" if ids else _shards_hint(database.path)
+        raise UsageError(f"{what}{of}", remedy=hint or remedy)
     return record
 
 

@@ -90,7 +90,7 @@ def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
     return [*lines, *(next_step_lines(report) if report.runs else ()), *sharded]
 
 
-def sharded_lines(report: StatusReport) -> Iterator[str]:
+def sharded_lines(report: StatusReport | RunsReport) -> Iterator[str]:
     """Runs in shards that have stores here: how many rows they have, and where they were merged."""
     for run in report.sharded:
         here, rows, merged = len(run["shards"]), run["rows"], run["merged"]
@@ -108,8 +108,11 @@ def sharded_lines(report: StatusReport) -> Iterator[str]:
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
     left = report.total - len(report.runs)
     started, worked = itemgetter("started_at"), itemgetter("last_worked_at")
+    sharded = list(sharded_lines(report))
+    if sharded and not report.runs:
+        return sharded
     lines = _runs_table(report, workflow, {"started": started, "last worked on": worked, "changes": changes_of})
-    return [*lines, *([f"{counted(left, 'older run')} not shown: raise -n"] if left else [])]
+    return [*lines, *([f"{counted(left, 'older run')} not shown: raise -n"] if left else []), *sharded]
 
 
 def _runs_table(

@@ -281,7 +281,27 @@ def test_the_variable_is_the_option_and_stores_are_apart(make: Make) -> None:
     assert (ran["rows"]["done"], ran["selection"]["shard"], ran["files"]) == (len(mine), [2, 3], [])
     shown = project.agac("sql", "SELECT id FROM row ORDER BY ordinal", "--shard", "2/3", code=0).out
     assert [line for line in shown.split() if line.startswith("r-")] == mine
-    assert "nothing was run in this project yet" in project.agac("inspect", "last", code=2).err
+
+
+def test_commands_without_a_shard_name_the_stores_of_shards(make: Make) -> None:
+    project = make()
+    project.workflow(rows=9)
+    fresh = project.agac("inspect", "last", code=2).err
+    assert "nothing was run in this project yet\n  Run `agac run -a reviews` first." in fresh
+    project.shards(code=0)
+    project.merge(code=0)
+    remedy = "Each shard has a store of its own: add `--shard 1/3` to look into one."
+    remedy += " `agac status` lists the runs in shards."
+    for command in (["inspect", "last"], ["status", "1"], ["export"], ["show"], ["sql", "SELECT 1"]):
+        refused = project.agac(*command, code=2).err
+        assert refused == f"error: nothing was run in this project, except in shards\n  {remedy}\n", command
+    counts = "reviews was run in 3 shards (all here): 9 rows, 9 done"
+    assert project.agac("runs", code=0).out.startswith(counts)
+    assert project.agac("inspect", "last", "--shard", "1/3", code=0).out
+    project.agac("run", "-a", "reviews", "--limit", "1", code=0)
+    assert counts in project.agac("runs", code=0).out
+    (project.root / "workflows/other.yml").write_text((project.root / "workflows/reviews.yml").read_text())
+    assert remedy in project.agac("show", "-a", "other", code=2).err
 
 
 def test_a_selection_is_made_before_the_shards(make: Make) -> None:
