@@ -109,9 +109,7 @@ async def stored_run(
         yield database, await find_run(database, workflow, run)
 
 
-async def find_run(
-    database: Database, workflow: str | None = None, run: int | str | None = None
-) -> runs.RunRecord:
+async def find_run(database: Database, workflow: str | None = None, run: int | str | None = None) -> runs.RunRecord:
     """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named. Raises
     UsageError, naming the runs there are."""
     run = run.removeprefix(JOB) if isinstance(run, str) else run
