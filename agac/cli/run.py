@@ -271,7 +271,7 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
         terminal.short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values()
     )
     yield from agreement_lines(stages)
-    yield from conversation_lines(stages)
+    yield from conversation_lines(summary)
     yield from review_lines(summary)
     yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
     words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
@@ -332,11 +332,16 @@ def review_lines(run: Summary) -> Iterator[str]:
             yield from [f"  {wait} for a person; decide with: {next_}"] if waiting else []
 
 
-def conversation_lines(stages: Iterable[Summary]) -> Iterator[str]:
+NEEDS_TOOLS = "If its rows need their tools, write `on_tool_failure: fail` into the stage, and run it with --fresh"
+"""What to do about rows that were answered although a tool failed in all of its calls; a plain run reuses them."""
+
+
+def conversation_lines(summary: Summary) -> Iterator[str]:
     """`Tools at ask: 20 calls, 9 executed, 11 coalesced, 1 failed; 40 turns in 20 conversations`."""
     words = {"coalesced": "coalesced", "cached": "cached", "stub": "stubbed", "replayed": "replayed",
              "error": "failed", "refused": "refused", "unknown": "skipped"}  # fmt: skip
-    for stage in stages:
+    rows_failed = {error["stage"] for error in summary["errors"] if error["type"] == ErrorType.TOOL_SERVER_ERROR}
+    for stage in summary["stages"]:
         if (found := stage.get("agent")) and found["turns"]:
             tools = found["tool_calls"]
             kinds = "".join(f", {tools[key]:,} {word}" for key, word in words.items() if tools[key])
@@ -345,8 +350,9 @@ def conversation_lines(stages: Iterable[Summary]) -> Iterator[str]:
             calls = f"{counted(tools['requested'], 'call')}, {tools['executed']:,} executed{each}{kinds}"
             yield f"Tools at {stage['name']}: {calls}; {talks}"
             for name, failed in found.get("failing_tools", {}).items():
-                what = "its one call" if failed == 1 else f"all of its {failed:,} calls"
-                yield f"  {name} failed in {what}; rows that need it fail with `on_tool_failure: fail`"
+                yield f"  {name} failed in {'its one call' if failed == 1 else f'all of its {failed:,} calls'}"
+            if found.get("failing_tools") and stage["name"] not in rows_failed:
+                yield f"  {NEEDS_TOOLS}"
 
 
 def timing_line(summary: Summary) -> str | None:

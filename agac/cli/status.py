@@ -186,7 +186,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
         if kinds:
             yield f"Failed in {stage['name']}: {kinds}"
     yield from agreement_lines(run["stages"])
-    yield from conversation_lines(run["stages"])
+    yield from conversation_lines(run)
     yield from review_lines(run)
     yield ""
     yield calls_line(calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True)

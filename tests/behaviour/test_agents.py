@@ -747,7 +747,8 @@ def test_turns_and_calls_are_counted_and_shown(agents: ProjectFolder) -> None:
     served = {"requested": 9, "executed": 4, "stub": 0, "replayed": 0, "error": 3, "refused": 3, "unknown": 0}
     assert found == {"conversations": 3, "turns": 6, "dedup": 1.5, "tool_calls": served}
     told = agents.agac("status", "last").out
-    assert "  fail failed in all of its 3 calls; rows that need it fail with `on_tool_failure: fail`" in told
+    advice = "write `on_tool_failure: fail` into the stage, and run it with --fresh\n"
+    assert f"  fail failed in all of its 3 calls\n  If its rows need their tools, {advice}" in told
     assert "Tools at ask: 9 calls, 4 executed (1.5 calls each), " in told
     assert ", 3 failed, 3 refused; 6 turns in 3 conversations" in told
     shown = agents.agac("inspect", "last", "r-0").out
@@ -848,6 +849,8 @@ def test_a_row_fails_with_its_tool_where_the_stage_says_so(agents: ProjectFolder
         assert asked == 2 * 3 + 2 * 3 + 3
     said = "\n".join(summary_lines(report, "agac run -a workflow", None))
     assert "ToolServerError in ask: 3 rows" in said
+    assert "fail failed in all of its 3 calls\nCalls: " in said, "rows that failed by it need no advice to fail"
+    assert "fail failed in all of its 3 calls\n\nCalls: " in agents.agac("status", "last").out
     agents.write("tools/t.py", TOOLS.replace('raise ValueError("nothing there")', 'return "there"'))
     with simulator(script=FAILING) as model:
         assert agents.run().exit_code == 0
