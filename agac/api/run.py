@@ -40,7 +40,7 @@ from agac.api.project import (
 )
 from agac.api.report import RowCount, RunReport, Watch, counted_or_estimated, report_of, show_progress, stale_facts
 from agac.api.share import controlled, ended, pull_in, push_at_end
-from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
+from agac.api.status import find_rows, given_flags, go_on, position_of, shard_folders, stored_run
 from agac.api.sync import blocking, calling, interruptible
 from agac.core.arguments import typed
 from agac.core.errors import AgacError, ErrorType, ExitCode, LeaseHeld, Problem, SpecError, UsageError
@@ -210,7 +210,7 @@ async def ready_work(
 async def _shards_here(database: Database, opened: Project, plan: Plan) -> list[Problem]:
     """A word before the first whole run of a workflow in a project whose rows may have been paid in shards."""
     never = plan.selection.shard is not None or is_job(plan.workflow)
-    there = [] if never else [*(opened.root / STORE.parent / "shards").glob("*-of-*")]
+    there = [] if never else shard_folders((opened.root / STORE).parent)
     if not there or await runs.run_ids(database, plan.workflow):
         return []
     what = f"shards of this project have stores of their own ({there[0].parent}): no answer of theirs is used here; "

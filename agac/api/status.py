@@ -78,6 +78,11 @@ def index_bytes(path: Path, run: int | str = "*") -> int:
     return sum(file.stat().st_size for file in index_files(path, run))
 
 
+def shard_folders(state: Path) -> list[Path]:
+    """Returns the folders of shards that have stores in a folder `.agac`, by their names."""
+    return sorted((state / SHARDS.name).glob("*-of-*"))
+
+
 def no_runs_yet(path: Path) -> UsageError:
     """The error for a database without any run; its remedy names the shards that have stores beside it."""
     if hint := _shards_hint(path):
@@ -89,7 +94,7 @@ def _shards_hint(path: Path) -> str:
     """How to look into the stores that shards have beside a project's database; empty if there are none."""
     if this_shard() is not None:
         return ""
-    shards = [Shard.read(folder.name, "-of-") for folder in sorted((path.parent / SHARDS.name).glob("*-of-*"))]
+    shards = [Shard.read(folder.name, "-of-") for folder in shard_folders(path.parent)]
     first = next((shard for shard in shards if shard is not None), None)
     if first is None:
         return ""

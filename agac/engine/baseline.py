@@ -460,13 +460,15 @@ class StoredAnswers:
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
         self._shared, self._asked = set(), []
-        earlier = {chosen: await self.earlier(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
-        failures = {chosen: await self._failures(stage, prints, chosen=chosen) for chosen, prints in wanted.items()}
-        in_batch = await self.in_batch([one for one in wanted[True] if one not in earlier[True]])
+        replies: dict[bool, StoredReplies] = {}
+        for chosen, prints in wanted.items():
+            results = await self.earlier(stage, prints, chosen=chosen)
+            failures = await self._failures(stage, prints, chosen=chosen)
+            replies[chosen] = StoredReplies(results, failures)
+        in_batch = await self.in_batch([one for one in wanted[True] if one not in replies[True].results])
         for place, (row, task) in enumerate(begun):
             if known[place] is None and not isinstance(task, NotReady | ReviewTask):
-                replies = StoredReplies(earlier[row.chosen], failures[row.chosen])
-                known[place] = self._looked_up(stage, row, task, replies, in_batch)
+                known[place] = self._looked_up(stage, row, task, replies[row.chosen], in_batch)
         with self.scratch.at_once():
             self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
         return known

@@ -92,7 +92,10 @@ def text(of: Any, name: str) -> str:
 
 def count(of: Any, name: str) -> int | None:
     """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
-    value = of.get(name) if isinstance(of, dict) else None
+    return _as_count(of.get(name)) if isinstance(of, dict) else None
+
+
+def _as_count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():  # how languages with one kind of number write them
         value = int(value)
     return value if type(value) is int and 0 <= value < MAX_COUNT else None
@@ -100,20 +103,19 @@ def count(of: Any, name: str) -> int | None:
 
 def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
     """The count at the first of these paths, each the names of objects within objects, where there is one. Some servers
-    write a whole number as a float (37.0) or as a text."""
+    write it as a text."""
     for *outer, name in paths:
         within = of
         for one in outer:
             within = mapping(within).get(one)
-        if (found := count({name: _whole(mapping(within).get(name))}, name)) is not None:
+        found = _as_count(_from_digits(mapping(within).get(name)))
+        if found is not None:
             return found
     return None
 
 
-def _whole(value: Any) -> Any:
-    """A number as an integer where that says the same; anything else as it is."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+def _from_digits(value: Any) -> Any:
+    """A text of digits as a number; anything else as it is."""
     is_number = isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit()
     return int(value) if is_number else value
 

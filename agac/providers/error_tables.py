@@ -125,7 +125,6 @@ _MODEL_WORDS = (
     r"(?:does not exist|(?:is |was )?not (?:found|available|supported))"
     rf"|\b(?:unknown|no such|invalid|unsupported) model\b(?!\s{{1,3}}{_NO_MODEL})"
     r"|no such deployment|not a valid model|no models? loaded"
-    r"|^model (?:does not exist|(?:is |was )?not found)"
     r"|with on-demand throughput|does not work with the specified model"
 )
 """Words for a model that is not there, or not to be had. Nothing but its name stands between: a row's image may be not
@@ -408,7 +407,7 @@ OPENAI_RULES: tuple[Rule, ...] = (
     """), About.ACCOUNT, remedy=MONEY),
     Rule(ANY, codes("daily_quota_exceeded"), About.ACCOUNT, remedy=QUOTA, resets=True),
     Rule(ANY, codes("""
-        invalid_api_key API_KEY_INVALID INVALID_API_KEY account_deactivated base_resp.1004 base_resp.2049 1112 1121
+        invalid_api_key API_KEY_INVALID account_deactivated base_resp.1004 base_resp.2049 1112 1121
     """), About.ACCOUNT, remedy=KEY),
     # Gemini: a country, Groq: terms or a project that do not allow it; Moonshot: a plan for another kind of program
     Rule((400, 403), codes("""

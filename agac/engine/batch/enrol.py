@@ -125,8 +125,22 @@ class Question(NamedTuple):
     refused_with: int = 0
 
 
-Lane = tuple[int, int, int]
-"""What goes into the same batches: a stage's index, its model's position, and the bytes of files that were refused."""
+class ModelOfStage(NamedTuple):
+    """One of the models of a stage."""
+
+    stage: int
+    """The index of the stage."""
+    position: int
+    """The position of the model among those of the stage."""
+
+
+class BatchKey(NamedTuple):
+    """What goes into the same batches."""
+
+    model: ModelOfStage
+    """Whom the batches ask."""
+    refused_with: int
+    """Bytes of the file with which the tasks were refused before; 0: they were not."""
 
 
 class Enrolment:
@@ -140,11 +154,12 @@ class Enrolment:
         self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(
             lambda prints: live_tasks(context.database, prints, context.workflow)
         )
-        self._filling: dict[Lane, OpenBatch] = {}
-        self._locks: dict[Lane, asyncio.Lock] = {}
+        self._filling: dict[BatchKey, OpenBatch] = {}
+        self._locks: dict[BatchKey, asyncio.Lock] = {}
         self._spools: list[Spool] = []
         self._left: dict[int, bool] = {}
-        self._plain, self._primers = Counter[tuple[int, int]](), dict[tuple[int, int], int | None]()
+        self._plain = Counter[ModelOfStage]()
+        self._primers: dict[ModelOfStage, int | None] = {}
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
         self.asked: dict[int, bytearray] = {}
@@ -242,30 +257,31 @@ class Enrolment:
             error = judged
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
-    async def _primed(self, form: BatchFormat, lane: tuple[int, int]) -> BatchFormat:
-        """How a lane's next request is written: plain, or, where a run waits, for a primer and those that follow it."""
+    async def _primed(self, form: BatchFormat, model: ModelOfStage) -> BatchFormat:
+        """How a model is asked next: plainly, or, where a run waits, by a primer and those that follow it."""
         if form.primed is None or not self._context.batching.wait:
             return form
-        if lane not in self._primers:
-            self._primers[lane] = await self._context.primer(lane)
-        known = self._primers[lane]
-        return form.primed if known or (known is None and self._plain[lane] >= PRIMED_AFTER) else form
+        if model not in self._primers:
+            self._primers[model] = await self._context.primer(model)
+        known = self._primers[model]
+        return form.primed if known or (known is None and self._plain[model] >= PRIMED_AFTER) else form
 
     async def _enrol(
         self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
     ) -> RowError | Parked:
         """Writes the task into the batch that is being filled."""
         request, position, repairs, number, _, refused_with = question
-        context, budget, lane = self._context, self._context.budget, (stage.index, position, refused_with)
-        form = (await context.formats(context.run)).get(lane[:2])
+        context, budget = self._context, self._context.budget
+        key = BatchKey(ModelOfStage(stage.index, position), refused_with)
+        form = (await context.formats(context.run)).get(key.model)
         if form is None:  # its provider has no batches any more: who retrieves does not pay the price of calls for it
             return Parked.PARKED
         context.stop_signal.check()
-        async with self._locks.setdefault(lane, asyncio.Lock()):
-            form = await self._primed(form, lane[:2])
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            form = await self._primed(form, key.model)
             body = form.body(request_for_model(form.model, request, position, replica))
             tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit
-            filling = self._filling.get(lane)
+            filling = self._filling.get(key)
             length = len(body) + form.overhead
             if length >= form.max_bytes:
                 return RowError(
@@ -275,15 +291,15 @@ class Enrolment:
                     "`run_mode: sync`",
                 )
             if filling is not None and (filling.form is not form or not filling.takes(length, tokens)):
-                self._close(lane, filling)
+                self._close(key, filling)
                 filling = None
             worst = form.worst_case(body)
             if (held := await self._afford(active, stage, worst)) is not None:
                 return held
             if filling is None:
-                filling = self._filling[lane] = await self._begin(form, lane, fingerprint)
+                filling = self._filling[key] = await self._begin(form, key, fingerprint)
                 if stage.agent_spec is not None and repairs:  # others may wait for a slow tool for long
-                    asyncio.get_running_loop().call_later(stage.batch.linger, self._close, lane, filling)
+                    asyncio.get_running_loop().call_later(stage.batch.linger, self._close, key, filling)
             if budget is not None and not budget.has_room(stage.name, worst):
                 self.held_back += 1
                 return Parked.PARKED
@@ -295,7 +311,7 @@ class Enrolment:
             name = custom_id(filling.record.intent, place, fingerprint)
             filling.spool.add(form.lines.line(name, body, form.address))
             filling.tokens += tokens
-            self._plain[lane[:2]] += form.prefix is None
+            self._plain[key.model] += form.prefix is None
             filling.held = filling.held.plus(worst)
         asked = (active.new, stage.index, replica, fingerprint)
         context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
@@ -315,30 +331,30 @@ class Enrolment:
         self.held_back += 1
         return Parked.PARKED
 
-    async def _begin(self, form: BatchFormat, lane: Lane, first: bytes) -> OpenBatch:
+    async def _begin(self, form: BatchFormat, key: BatchKey, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
         context, account = self._context, self._context.account(form.model.provider.name)
         await context.prove_writable()
-        primer = None if form.prefix is None else self._primers[lane[:2]] or 0
+        primer = None if form.prefix is None else self._primers[key.model] or 0
         record = await context.journal.plan(form, first, run=context.run, event=context.event, primer=primer)
         cap = (await context.lane_load(record)).cap
         most = most_requests(form.stage.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
         if primer == 0:
-            self._primers[lane[:2]], most = record.id, 1
+            self._primers[key.model], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
-        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form, lane[2]), cap)
+        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form, key.refused_with), cap)
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""
-        for lane, filling in list(self._filling.items()):
-            self._close(lane, filling)
+        for key, filling in list(self._filling.items()):
+            self._close(key, filling)
 
-    def _close(self, lane: Lane, filling: OpenBatch) -> None:
+    def _close(self, key: BatchKey, filling: OpenBatch) -> None:
         """A batch is full as it is; unless it is no longer filled."""
-        if self._filling.get(lane) is filling:
-            self.full.put_nowait(self._filling.pop(lane))
+        if self._filling.get(key) is filling:
+            self.full.put_nowait(self._filling.pop(key))
 
     def drop(self) -> None:
         """What is half filled when an invocation stops is enrolled again by the next one."""
