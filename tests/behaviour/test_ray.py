@@ -90,19 +90,25 @@ class Listener:
     """Takes connections at a port of all addresses of this machine, says the same to each, and keeps them open."""
 
     def __init__(self, says: bytes = b"") -> None:
-        self._says, self._kept, self._changed = says, list[socket.socket](), threading.Condition()
+        self._says = says
+        self._kept = list[socket.socket]()
+        self._changed = threading.Condition()
         self._listening = socket.create_server(("", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, daemon=True)
+        self._serving.start()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
+        while True:
+            try:
                 connection, _ = self._listening.accept()
+            except OSError:  # it was closed
+                return
+            with self._changed:
+                self._kept.append(connection)
+                self._changed.notify_all()
+            with suppress(OSError):  # who connected is gone
                 connection.sendall(self._says)
-                with self._changed:
-                    self._kept.append(connection)
-                    self._changed.notify_all()
 
     @property
     def connections(self) -> int:
@@ -114,6 +120,9 @@ class Listener:
             assert self._changed.wait_for(lambda: len(self._kept) >= times, 60)
 
     def close(self) -> None:
+        """Closes the port and each connection, one that was taken while it closes, too."""
+        self._listening.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which `close` does not
+        self._serving.join()
         self._listening.close()
         for connection in self._kept:
             connection.close()
