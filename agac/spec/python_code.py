@@ -282,7 +282,8 @@ def _unfit(node: ast.stmt, tool: bool) -> str | None:
             if tool or node.decorator_list or (required == 1 and not named):
                 return None
             needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
-            return f": it takes {needs}; it is called with one row: def {node.name}(row)"
+            called = f"def {node.name}(row), or def {node.name}(rows) with group_by"
+            return f": it takes {needs}; it is called with one argument: {called}"
         case ast.ClassDef():
             return " makes it a class; name a function"
         case ast.Import() | ast.ImportFrom():

@@ -76,12 +76,15 @@ def test_what_names_no_function_is_said_with_a_remedy(tools: Tools, text: str, m
     assert tools.problems(text) == [message]
 
 
+CALLED = "it is called with one argument: def NAME(row), or def NAME(rows) with group_by"
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("pair", "line 10: it takes 2 required parameters; it is called with one row: def pair(row)"),
-        ("named", "line 11: it takes how by name; it is called with one row: def named(row)"),
-        ("nothing", "line 12: it takes 0 required parameters; it is called with one row: def nothing(row)"),
+        ("pair", f"line 10: it takes 2 required parameters; {CALLED.replace('NAME', 'pair')}"),
+        ("named", f"line 11: it takes how by name; {CALLED.replace('NAME', 'named')}"),
+        ("nothing", f"line 12: it takes 0 required parameters; {CALLED.replace('NAME', 'nothing')}"),
         ("stream", "line 13: it is a generator; return a list of rows"),
         ("inner", "line 16 defines it inside 'keeps'; move it to the top level"),
         ("method", "line 20 defines it inside 'Tidy'; move it to the top level"),
