@@ -75,6 +75,10 @@ MONEY = "Add credit or raise the limit at {provider}, then run again: what is fi
 QUOTA = "Add credit or raise the limit at {provider}, or wait until the quota is reset; then run again."
 KEY = "Check {key}, then run again."
 ACCESS = "{key} may not use this: check the model, and the project and region of the key."
+NO_API = (
+    "If a firewall or proxy refused it, change the text that it refuses, or have it let through. "
+    "If not, {key} may not use this: check the model, and the project and region of the key."
+)
 BLOCKED = (
     "The key was accepted before, so a firewall or gateway in front of the provider seems to refuse this row's text; "
     "change it."
@@ -188,10 +192,10 @@ OF_ALL: tuple[Rule, ...] = (
         r"|safety (?:check|system|filter|policy)|considered high risk|sensitive (?:content|words?|check)"
     )),
     # a page or a bare text where an API would send JSON: a firewall before it, unless the key was never accepted
-    Rule((403, 406, 415, 418, 451), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=HOLDING),
+    Rule((403, 406, 415, 418, 451), frozenset({NO_JSON}), About.UNSURE, remedy=NO_API, of=HOLDING),
     Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=MODEL, of=CALLS),
     Rule((405,), frozenset({NO_JSON}), About.UNSURE, remedy=NO_BATCHES, of=FILES),
-    Rule((400, 422), frozenset({NO_JSON}), About.UNSURE, remedy=ACCESS, of=FILES),
+    Rule((400, 422), frozenset({NO_JSON}), About.UNSURE, remedy=NO_API, of=FILES),
     Rule((403,), codes("""
         permission_denied PERMISSION_DENIED permission_error access_denied AccessDenied AccessDeniedException
         access_terminated_error
@@ -275,9 +279,9 @@ def fault_of(
     message = f"{provider.name} answered {status}{f' ({name})' if name else ''}: {_words(error, body)}"
     if request_id := headers.get("x-request-id") or headers.get("request-id") or headers.get("cf-ray"):
         message += f" [request {request_id[:80]}]"
-    key = provider.key_variable or f"the key of {provider.name}"
+    key = provider.key_variable or f"the key for {provider.name}"
     about = {"provider": provider.name, "model": model, "base_url": provider.base_url, "key": key}
-    remedy = redactor.clean(rule.remedy.format(**about))
+    remedy = redactor.clean(re.sub("^the key", "The key", rule.remedy.format(**about)))
     is_unsure = rule.about is About.UNSURE
     message = redactor.clean(message)
     return Fault(
@@ -380,7 +384,7 @@ def _page_words(page: str) -> str:
     found = _TITLE.search(page)
     title = " ".join(html.unescape(found[1] or found[2]).split()) if found else ""
     titled = f" titled {beginning(title, TITLE_LENGTH)!r}" if title else ""
-    return f"an HTML page{titled}; something between us and the provider?"
+    return f"an HTML page{titled}, perhaps of a firewall or proxy"
 
 
 def _words(error: ErrorBody, body: bytes) -> str:

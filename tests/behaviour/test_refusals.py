@@ -231,7 +231,10 @@ def test_a_page_for_a_file_before_anything_was_accepted_blames_the_key(batches_a
     report = project.run(wait=True)
     assert (report.exit_code, report.stop) == (ExitCode.FAILED, "fatal")
     assert "may not use this" in (report.stopped or "")
-    assert "titled '403 Forbidden'" in (report.stopped or "")
+    assert "titled '403 Forbidden', perhaps of a firewall or proxy. If a firewall or proxy refused it, change" in (
+        report.stopped or ""
+    )
+    assert "or have it let through. If not, the key for " in (report.stopped or "")
     assert project.account["calls"]["upload"] == 1
 
 
