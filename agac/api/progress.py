@@ -116,8 +116,8 @@ async def plainly(
             print("\n".join(run_lines(snapshot, rates, style)), file=sys.stderr, flush=True)
 
 
-async def replies_only(watched: WatchedRun) -> None:
-    """What is shown of a run whose replies are: its warnings."""
+async def warnings_only(watched: WatchedRun) -> None:
+    """Shows the warnings of a run whose replies are shown, or whose progress is not."""
     ObservedRun(watched)
 
 

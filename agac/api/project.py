@@ -568,6 +568,7 @@ def _short_records(workflow: Workflow, first: FirstRows | None) -> list[Problem]
         message += "their missing fields are null (on_short_record: null)"
     else:
         message += "a row fails if a prompt or condition needs a missing field; `on_short_record: null` makes it null"
+        message += " (`agac process`: --read on_short_record=null)"
     return [Problem(workflow.input.where, message, "warning")]
 
 

@@ -27,7 +27,7 @@ from agac.api.plan import (
     moved_names,
     remote_moves,
 )
-from agac.api.progress import display, replies_only, show_reply
+from agac.api.progress import display, show_reply, warnings_only
 from agac.api.project import (
     CheckedWorkflow,
     Project,
@@ -170,7 +170,7 @@ async def invoke(
         if left is not None and left.most_left:
             keep_previous(plan.output.dir)
         if options.stream:
-            progress = replies_only if progress else False
+            progress = warnings_only if progress else False
         with interruptible(invocation.stop_signal, signals=handle_signals):
             await walk_through(database, work, invocation, warnings, progress, count)
         writes = not elsewhere and work.sharding is None

@@ -155,7 +155,8 @@ async def shared_answers(opened: Project, problems: list[Problem]) -> AsyncItera
                 await found.look(opened.spec.file.remote.trust)
             except AgacError as error:
                 where = Where("agac.yml", path="remote.url")
-                problems.append(Problem(where, f"{error.message}; {error.remedy or ''}", "warning"))
+                remedy = f"; {error.remedy}" if error.remedy else ""
+                problems.append(Problem(where, f"{error.message}{remedy}", "warning"))
         yield found
 
 

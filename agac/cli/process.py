@@ -230,7 +230,7 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 def _run(
     work: Callable[..., Any], settings: Globals, *what: Any, summary: bool, every: int | None = None, models: Any = ()
 ) -> int:
-    """Run a job, and say how it ended. `every` of 0 rows shows no progress."""
+    """Run a job, and say how it ended. `every` of 0 rows shows no progress, but warnings."""
     folder = next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None) or settings.project_dir
     where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
 
@@ -238,11 +238,11 @@ def _run(
         if not settings.quiet:
             say(f"{alias}: resume with `agac resume {alias}{where}`, or with the same command")
 
-    progress: Any = not settings.quiet and every != 0
-    if every and progress:
-        from agac.api.progress import plainly
+    progress: Any = not settings.quiet
+    if progress and every is not None:
+        from agac.api.progress import plainly, warnings_only
 
-        progress = partial(plainly, every=every)
+        progress = partial(plainly, every=every) if every else warnings_only
 
     def ended(report: Any) -> None:
         if isinstance(report, api.AgacError):

@@ -113,7 +113,8 @@ KEPT = "agac.kept"
 codecs.register_error(KEPT, _kept)
 
 OTHER_ENCODING = (
-    "save the file as UTF-8, or say how it is written: `encoding: cp1252` (latin-1, utf-16-le, …) in the input"
+    "save the file as UTF-8, or say how it is written: `encoding: cp1252` (latin-1, utf-16-le, …) in the input "
+    "(`agac process`: --read encoding=cp1252)"
 )
 
 

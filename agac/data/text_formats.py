@@ -178,8 +178,9 @@ def separator_hint(columns: Sequence[str]) -> str:
     found = next((sign for sign in (";", "\t", "|", ",") if sign in columns[0]), None) if len(columns) == 1 else None
     if found is None:
         return ""
-    name, written = ("tabs", '"\\t"') if found == "\t" else (f"'{found}'", f'"{found}"')
-    return f"is the file separated by {name}? Say `delimiter: {written}` in the input"
+    name, written = ("tabs", r"\t") if found == "\t" else (f"'{found}'", found)
+    option = f"(`agac process`: --read 'delimiter={written}')"
+    return f'is the file separated by {name}? Say `delimiter: "{written}"` in the input {option}'
 
 
 def _quoting(error: str, line: int, columns: Sequence[str]) -> str:

@@ -107,8 +107,8 @@ class RowMatcher:
             place = self._named(row.ordinal)
             where = "" if place == f"row {row.ordinal}" else f"{place}: "  # the envelope has the number alone
             used = f"{where}id {row.id!r} was used by {self._named(first)} already"
-            message = f"{used}; give each row its own id, or set "
-            error = RowError(ErrorType.DUPLICATE_ID, message + "input.on_duplicate_id: first | last | suffix")
+            key = "input.on_duplicate_id: first | last | suffix (`agac process`: --read on_duplicate_id=last)"
+            error = RowError(ErrorType.DUPLICATE_ID, f"{used}; give each row its own id, or set {key}")
             new.row, new.state = row._replace(error=error), State.FAILED
 
     async def _renamed(self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]) -> tuple[StoredRow | None, int]:

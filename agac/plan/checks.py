@@ -49,8 +49,9 @@ def resolve_models(
     for stage in workflow.calling:
         if stage.model is None and stage.backend is None:
             if not broken:
-                message = f"stage {stage.name!r} has no model; give it one (or --model), or set defaults.model"
-                found.problems.append(Problem(stage.at(""), f"{message} in the workflow or in agac.yml"))
+                message = f"stage {stage.name!r} has no model; name one with --model, or write `model: PROVIDER/NAME`"
+                where = "on the stage, or in `defaults` of the workflow or of agac.yml"
+                found.problems.append(Problem(stage.at(""), f"{message} {where}"))
             continue
         if (models := found.models_of(stage)) is None:
             continue

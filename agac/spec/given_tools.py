@@ -87,13 +87,15 @@ _OF_SERVERS = [one.name for one in fields(McpServer) if one.name not in ("name",
 
 # What a program is told.
 
-_YAML = re.compile(r"`(\w+: [^`]+)`(?: on the stage, or into agac\.yml)?")
+_YAML = re.compile(r"`(\w+: [^`]+)`(?: on the stage, or [^;]*)?")
+_FLAG = "name one with --model, or "
 _KEYS = StageFile.model_fields.keys() | WorkflowFile.model_fields.keys()
 
 
 def in_python(problem: Problem, form: str) -> Problem:
     """The problem with the keys that it tells to write as Python has them; `form` has a `key` and its `value`."""
-    return replace(problem, message=_YAML.sub(lambda span: _python_of(span, form), problem.message))
+    message = problem.message.replace(_FLAG, "")
+    return replace(problem, message=_YAML.sub(lambda span: _python_of(span, form), message))
 
 
 def _python_of(span: re.Match[str], form: str) -> str:

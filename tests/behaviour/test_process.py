@@ -527,7 +527,7 @@ def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> Non
     project.numbered(2)
     (project.root / "sub").mkdir()
     words = ("--model", "simulator/small", "--id-field", "id")
-    assert "give it one (or --model)" in process(project, code=2).err
+    assert "name one with --model, or write" in process(project, code=2).err
     assert "No agac.yml here: the state of this folder goes into .agac." in process(project, *words).err
     assert "No agac.yml" not in process(project, *words).err
     told = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from typing import Any
 
 import click
@@ -146,6 +147,27 @@ def test_placeholders_of_two_kinds_are_refused_until_the_syntax_is_said(
     assert not (project.root / "o.jsonl").exists()
     syntax = "mustache" if "{{review" in prompt else "dollar"
     assert "1 done" in project.agac(*words, "--syntax", syntax, code=0).err
+
+
+@pytest.mark.parametrize(
+    ("data", "option"),
+    [
+        (b"id;text\n1;a\n", "'delimiter=;'"),
+        (b"id\ttext\n1\ta\n", "'delimiter=\\t'"),
+        (b"id,text\n1,caf\xe9\n", "encoding=cp1252"),
+        (b"id,text\n1,a\n2\n", "on_short_record=null"),
+        (b"id,text\n1,a\n1,b\n", "on_duplicate_id=last"),
+    ],
+)
+def test_a_hint_about_the_input_can_be_followed_with_read(data: bytes, option: str, project: ProjectFolder) -> None:
+    (project.root / "data").mkdir(exist_ok=True)
+    (project.root / "data/given.csv").write_bytes(data)
+    words = ["process", "data/given.csv", "o.jsonl", "--prompt", "Of {text}", "--id-field", "id"]
+    words += ["--model", "simulator/echo"]
+    refused = project.agac(*words, "--no-progress", "--no-final-summary")
+    assert refused.code in (2, 3)
+    assert f"(`agac process`: --read {option})" in refused.err
+    project.agac(*words, "--no-progress", "--no-final-summary", "--read", *shlex.split(option), code=0)
 
 
 @pytest.mark.parametrize("text", ["my notes.md", "notes.txt", "prompts/system", "prompts/my system.md", "a.md "])

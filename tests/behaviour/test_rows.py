@@ -360,6 +360,7 @@ def test_a_repeated_id_names_the_files_of_both_rows(project: ProjectFolder) -> N
     project.rows([{"id": "c", "text": "3"}, {"id": "b", "text": "4"}, {"id": "c", "text": "5"}], "data/in/3.csv")
     project.workflow(path="data/in/*.csv")
     hint = "give each row its own id, or set input.on_duplicate_id: first | last | suffix"
+    hint += " (`agac process`: --read on_duplicate_id=last)"
     expected = [
         f"data/in/3.csv: row 2: id 'b' was used by data/in/1.csv: row 2 already; {hint}",
         f"data/in/3.csv: row 3: id 'c' was used by data/in/3.csv: row 1 already; {hint}",

@@ -169,7 +169,8 @@ def test_a_header_with_another_separator_is_asked_about(
     tmp_path: Path, header: str, suffix: str, sign: str, written: str
 ) -> None:
     source = source_of(tmp_path, f"{header}\n1{header[2]}x\n", suffix)
-    hint = f'is the file separated by {sign}? Say `delimiter: "{written}"` in the input'
+    option = f"(`agac process`: --read 'delimiter={written}')"
+    hint = f'is the file separated by {sign}? Say `delimiter: "{written}"` in the input {option}'
     assert text_formats.separator_hint(source.columns()) == hint
     assert [text_formats.separator_hint(taken_apart) for taken_apart in [("id",), ("id", "a;b"), ()]] == ["", "", ""]
 
