@@ -18,6 +18,7 @@ from agac.core.types import Shard, counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
+    from agac.engine.estimate import Finishing
     from agac.engine.invocation import Scope
     from agac.spec.workflow import Budget
 
@@ -524,6 +525,7 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
     if finishing is not None:
         usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
         needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
+        needs += _held_words(finishing, simulated=simulated)
         rest = counted(finishing.rows, "row remains; finishing it", "rows remain; finishing them")
         lines.append(f"  {rest} needs about {needs}" if finishing.rows else "  no rows remain")
         # the command to resume with, with a limit that should be enough
@@ -540,6 +542,18 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             step = f"Fix the failures ({see}), or allow them: {resume}"
         lines.append(f"  Finished rows are stored{'' if is_shard else ' and written'}. {step}")
     return [*lines, *_held_lines(report)]
+
+
+def _held_words(finishing: Finishing, *, simulated: bool) -> str:
+    """`, and at most $0.0098 (2,560 tokens) more for calls of unknown cost`; empty without such calls."""
+    tokens = counted(finishing.held_tokens, "token")
+    if finishing.held_usd is not None:
+        most = f"{dollars(finishing.held_usd, simulated=simulated)} ({tokens})"
+    elif finishing.held_tokens:
+        most = str(tokens)
+    else:
+        return ""
+    return f", and at most {most} more for calls of unknown cost"
 
 
 def _held_lines(report: RunReport) -> Iterator[str]:

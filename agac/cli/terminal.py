@@ -135,7 +135,7 @@ def price(usd: float | None, *, simulated: bool) -> str:
 
 def cost_of(calls: Mapping[str, Any]) -> str:
     """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
-    unpriced = counted(calls["calls_without_price"], "call") + " without a known price"
+    unpriced = counted(calls["calls_without_price"], "call") + " of unknown cost"
     if calls["cost_usd"] is None:
         return unpriced
     cost = dollars(calls["cost_usd"], simulated=calls["cost_is_simulated"])

@@ -558,6 +558,10 @@ class Finishing(Report):
     budget: str | None = None
     stage: str | None = None
     max_errors: int | None = None
+    held_usd: Usd | None = None
+    """The most that calls of unknown cost may take beyond `usd`, if such calls go on; None without such calls."""
+    held_tokens: int = 0
+    """The most tokens that calls of unknown cost may take beyond `tokens`."""
 
 
 def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter | None) -> Finishing:
@@ -570,19 +574,26 @@ def finishing(left: PlanReport, rows: int, failed: int, limiter: BudgetLimiter |
     own, balances = need, [one for one in limiter.balances if one.stage is None]
     if reached.stage is not None:
         own, balances = needed(one for one in left.stages if one.name == reached.stage), [reached]
-    return Finishing(rows, usd, need.tokens, need.calls, _enough(balances, own, limiter), reached.stage)
+    held = _held(balances[0], own.calls)
+    enough = _enough(balances, own.plus(held), limiter)
+    return Finishing(
+        rows, usd, need.tokens, need.calls, enough, reached.stage, held_usd=held.usd or None, held_tokens=held.tokens
+    )
+
+
+def _held(balance: BudgetBalance, calls: int) -> Amount:
+    """What so many calls to come hold, if as many of them as of those before have an unknown cost: their worst case."""
+    share = calls / max(balance.spent.calls, 1)
+    return Amount(balance.unconfirmed.usd * share, ceil(balance.unconfirmed.tokens * share), 0)
 
 
 def _enough(balances: Sequence[BudgetBalance], need: Amount, limiter: BudgetLimiter) -> str:
     """Of each unit that they bound, enough for all of them, and for what others hold: `--budget` takes the place of
     every budget of a run. The worst case of a call has to fit before the last one is made."""
     parts = []
-    first = balances[0]
-    for unit, spent in first.spent._asdict().items():
+    for unit, spent in balances[0].spent._asdict().items():
         others = max(getattr(limiter.elsewhere(one), unit) for one in balances)
-        # as many of the calls to come as of those before may come without a price, and hold their worst case
-        held = getattr(first.unconfirmed, unit) / max(first.spent.calls, 1) * need.calls if unit != "calls" else 0
-        wanted = spent + others + MARGIN * (getattr(need, unit) + held) + getattr(limiter.missed, unit)
+        wanted = spent + others + MARGIN * getattr(need, unit) + getattr(limiter.missed, unit)
         caps = [cap for one in balances if (cap := getattr(one.budget, unit)) is not None]
         if caps:
             enough = max(min(caps), wanted)

@@ -305,6 +305,19 @@ def test_the_budget_that_is_proposed_is_enough_where_answers_count_no_tokens(
     assert (again.exit_code, again.summary["rows"]["done"]) == (ExitCode.DONE, 20)
 
 
+def test_what_finishing_needs_names_the_most_that_calls_without_counts_may_take(
+    project: ProjectFolder, faulty: Faulty
+) -> None:
+    project.asks(faulty([{"kind": "zero_usage", "always": True}]), prices=PRICES)
+    report = project.run(project.workflow(rows=20, stages=[STAGE], budget={"usd": 0.002}), concurrency=1)
+    spent, held = report.invocation["calls"], report.invocation["budgets"][0]["usd"]["held"]
+    assert report.finishing is not None
+    assert report.finishing.held_usd == pytest.approx(held / spent * report.finishing.calls)
+    shown = project.agac("run", "-a", "reviews", code=ExitCode.LIMIT)
+    assert f"{spent} calls of unknown cost\n" in shown.out
+    assert " tokens) more for calls of unknown cost\n" in shown.err
+
+
 def test_a_provider_that_costs_nothing_stays_free_where_it_counts_no_tokens(
     project: ProjectFolder, faulty: Faulty
 ) -> None:

@@ -278,7 +278,7 @@ def test_a_file_of_the_users_own_is_kept_as_a_copy(project: ProjectFolder, serve
 def test_a_price_that_nobody_knows_is_unknown_everywhere(project: ProjectFolder) -> None:
     project.workflow(rows=2, defaults=ECHO, stages=SAY)
     ran = project.agac("run", "-a", "reviews")
-    assert "2 calls without a known price\n" in ran.out
+    assert "2 calls of unknown cost\n" in ran.out
     assert "$" not in ran.out
     assert "$" not in project.agac("status", "last").out
     summary = project.output(file="summary.json")
@@ -295,4 +295,4 @@ def test_one_known_price_is_a_sum_beside_the_number_of_unknown_ones(project: Pro
     calls = project.run().summary["calls"]
     assert calls["cost_usd"] > 0
     assert calls["calls_without_price"] == 1
-    assert " and 1 call without a known price" in project.agac("run", "-a", "reviews").out
+    assert " and 1 call of unknown cost" in project.agac("run", "-a", "reviews").out

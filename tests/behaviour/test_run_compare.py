@@ -67,7 +67,7 @@ def test_what_agrees_and_what_changed_is_shown(two: ProjectFolder) -> None:
         "judge.note      9      8  88.9%       0",
     ]
     assert [line.split(",")[0] for line in lines[9:11]] == [
-        "run 1: 10 calls without a known price", "run 2: 9 calls without a known price"
+        "run 1: 10 calls of unknown cost", "run 2: 9 calls of unknown cost"
     ]  # fmt: skip
     assert lines[12:] == [
         "row  field        difference",

@@ -119,6 +119,8 @@ def without_added(value: Any, listed: bool) -> Any:
             "sharded",
             "lines_written",
             "rows_selected",
+            "held_usd",
+            "held_tokens",
         }
         added |= {"tools", "max_turns", "estimated_tokens"} if "means" in value else set()
         added |= (
