@@ -211,8 +211,9 @@ def status_lines(report: BatchReport) -> Iterator[str]:
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     batch, lane = line.batch, line.lane
     running = batch.open and not line.ready
+    run = terminal.run_name(batch.workflow, batch.run_id)
     yield f"Batch job status: {status_word(batch)}"
-    yield f"{terminal.sentence(_name(batch))}: {batch.workflow}, run {batch.run_id}, {_place(batch)}, {batch.lane}"
+    yield f"{terminal.sentence(_name(batch))}: {run}, {_place(batch)}, {batch.lane}"
     yield f"Requests: {_counts(line)}"
     if line.submitted_at is not None:
         usual = ""

@@ -23,6 +23,7 @@ from agac.cli.main import Globals, json_option, workflow_option
 from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
+from agac.core.keys import is_job, job_alias
 from agac.core.text import cells, is_unicode, row_command, split_lines
 from agac.core.types import counted, dollars
 
@@ -65,7 +66,7 @@ def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **
 
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
     run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
-    yield f"{run['workflow']}, run {number}: {run['state']}\n"
+    yield f"{terminal.run_name(run['workflow'], number)}: {run['state']}\n"
     if row is not None:
         yield from terminal.record_lines((one.items() for one in shown), cut=False)
         if not shown:
@@ -78,7 +79,8 @@ def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[st
         yield f"No row has a result{' yet' if run['rows']['open'] else ''}."
         yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
     if len(shown) == head:
-        everything = f"agac export --run {number} --to {run['workflow']}.csv{'' if run['complete'] else ' --partial'}"
+        name = job_alias(number) if is_job(run["workflow"]) else run["workflow"]
+        everything = f"agac export --run {number} --to {name}.csv{'' if run['complete'] else ' --partial'}"
         yield f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in a file: {everything}"
 
 
@@ -202,7 +204,8 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
             origin = f"kept by {row['made_by']}"
         case _:
             origin = f"child {row['place']} by {row['made_by']}"
-    yield f"{run['workflow']}, run {run['run']}, {row['id']!r} ({origin}{repeated}): {row['state']}"
+    name = terminal.run_name(run["workflow"], run["run"])
+    yield f"{name}, {row['id']!r} ({origin}{repeated}): {row['state']}"
     if row["error"]:
         yield f"  {_error_text(row['error'])}"
     if "kept_row" in row:
@@ -437,7 +440,7 @@ def replicas_words(stage: dict[str, Any]) -> str:
 
 def why_lines(report: WhyReport) -> Iterator[str]:
     now, again, found = report.now, report.again, report.now.as_json()
-    yield f"{report.workflow}, run {now.run}, row {report.row_id!r}, stage {report.stage}"
+    yield f"{terminal.run_name(report.workflow, now.run)}, row {report.row_id!r}, stage {report.stage}"
     yield ""
     if found["passed_over"]:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"

@@ -183,7 +183,9 @@ def resume(settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, 
 
         shown = options.limit or PROMPTS
         found = resume_plan(job, options, input=source, show=shown, project=settings.project_dir)
-        return print_plans([found], (), as_json=bool(as_json))
+        run = found.compared_with if found.continues is None else found.continues
+        named = found if as_json or run is None else replace(found, workflow=job_alias(run))
+        return print_plans([named], (), as_json=bool(as_json))
     work = partial(api.resume, input=source)
     return _run(work, settings, job, options, summary=as_json is not False, every=every)
 

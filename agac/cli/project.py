@@ -21,6 +21,7 @@ from agac import __version__, api
 from agac.cli import main, terminal
 from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table, value_text
 from agac.core.errors import AgacError, ExitCode, Problem, Requirement, UsageError, requirements
+from agac.core.keys import is_job, job_alias
 from agac.core.text import is_unicode, plain, row_command
 from agac.core.types import counted, dollars
 from agac.simulator.settings import Settings, SimulatorError, setting_flags
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from agac.api.cards import LockReport
     from agac.api.extras import BackupReport, DataReport, GcReport, SchemasReport
     from agac.api.graph import GraphReport
+    from agac.store.history import RunLine
 
 
 @click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
@@ -494,10 +496,15 @@ def gc(settings: main.Globals, keep_runs: int, workflow: str | None, dry_run: bo
     print_report(report, gc_lines, as_json=as_json, quiet=settings.quiet)
 
 
+def _run_of(line: RunLine) -> str:
+    """`run 3 of reviews`, or `job_3`."""
+    return job_alias(line.id) if is_job(line.workflow) else f"run {line.id} of {line.workflow}"
+
+
 def gc_lines(report: GcReport) -> Iterator[str]:
     cleared, verb = report.cleared, "Would delete" if report.dry_run else "Deleted"
     for dropped in cleared.dropped:
-        yield f"{verb} run {dropped.line.id} of {dropped.line.workflow}: {counted(dropped.rows, 'row')}"
+        yield f"{verb} {_run_of(dropped.line)}: {counted(dropped.rows, 'row')}"
     parts = [
         (cleared.left_rows, "row", "left the input"),
         (cleared.gone_rows, "row", "stages no longer make"),
@@ -509,7 +516,7 @@ def gc_lines(report: GcReport) -> Iterator[str]:
     if not cleared.dropped and not any(count for count, _, _ in parts):
         yield "Nothing to delete"
     if cleared.kept:
-        yield f"Kept: {', '.join(f'run {line.id} of {line.workflow}' for line in cleared.kept)}"
+        yield f"Kept: {', '.join(map(_run_of, cleared.kept))}"
     before, after = megabytes(report.bytes_before), megabytes(report.bytes_after)
     yield f"Store: {before}" if report.dry_run else f"Store: {after}, before: {before}"
 

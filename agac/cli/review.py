@@ -69,7 +69,8 @@ def compare(settings: main.Globals, /, page: Path | None, force: bool, as_json: 
 def comparison_lines(report: RunComparison) -> Iterator[str]:
     """Counts, how far each stage and field agrees, and what the runs took."""
     runs, rows, by = (report.first, report.second), report.rows, f" by {report.key}" if report.key else ""
-    ended = [f"{one['workflow']}, run {one['run']}{'' if one['complete'] else ' (not finished)'}" for one in runs]
+    names = [terminal.run_name(one["workflow"], one["run"]) for one in runs]
+    ended = [f"{name}{'' if one['complete'] else ' (not finished)'}" for name, one in zip(names, runs, strict=True)]
     yield " compared with ".join(ended)
     alone = [f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}" for name in ("first", "second")]
     yield f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; {', '.join(alone)}\n"

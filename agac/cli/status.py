@@ -164,7 +164,7 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
     some, counts, calls, held = terminal.selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
-    yield f"{run['workflow']}, run {run['run']}: {run['state']}"
+    yield f"{terminal.run_name(run['workflow'], run['run'])}: {run['state']}"
     yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output'] or 'none'}"
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
     so_far = "" if run["input_read_at"] else " read so far"

@@ -105,6 +105,11 @@ def row_words(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{rows[name]:,} {name}" for name in ROW_OUTCOMES if rows[name] or name == "done")
 
 
+def run_name(workflow: str, run: int) -> str:
+    """`reviews, run 3`, or `job_3`: the name of a row run's workflow is made by agac, and nobody typed it."""
+    return job_alias(run) if is_job(workflow) else f"{workflow}, run {run}"
+
+
 def selection_words(selection: dict[str, Any]) -> str:
     """The rows of the input that take part; empty for all."""
     if not selection:

@@ -532,11 +532,15 @@ def test_an_empty_folder_keeps_its_state_and_says_so_once(tmp_path: Path) -> Non
     assert "No agac.yml" not in process(project, *words).err
     told = (
         ("status", "  1  job_1: out.jsonl  finished"), ("runs", "  1  job_1: out.jsonl  finished"),
-        ("inspect job_1", ", run 1: finished"), ("why job_1 r-1 result", "Review: I love"),
-        ("sql SELECT~1~AS~one", "one"), ("doctor", "All is well"), ("gc --keep-runs 1", "Kept: run 1 of process-out-"),
+        ("inspect job_1", "job_1: finished"), ("why job_1 r-1 result", "Review: I love"),
+        ("status 1", "job_1: finished"), ("show 1", "job_1: finished"), ("inspect 1 r-1", "job_1, 'r-1' (row 1 "),
+        ("resume 1 --dry-run", "job_1: 2 rows; resumes run 1"),
+        ("sql SELECT~1~AS~one", "one"), ("doctor", "All is well"), ("gc --keep-runs 1", "Kept: job_1"),
     )  # fmt: skip
     for command, said in told:
-        assert said in project.agac(*(word.replace("~", " ") for word in command.split()), code=0).out
+        shown = project.agac(*(word.replace("~", " ") for word in command.split()), code=0).out
+        assert said in shown
+        assert "process-out-" not in shown, command
     ran = project.agac("resume", "job_1", cwd=project.root / "sub")
     assert ran.code == 0, ran.err
     assert len(lines(project.root / "out.jsonl")) == 2
