@@ -225,6 +225,7 @@ def show_data(
     delimiter: str | None = None,
     encoding: str | None = None,
     sheet: str | int | None = None,
+    hive: bool | None = None,
     sql: str | None = None,
     project: Path | str | None = None,
 ) -> DataReport:
@@ -250,7 +251,7 @@ def show_data(
         folders = ProjectPaths(*(root / name for name in ("workflows", "agentcards", "schemas", "output")))
         around = ProjectSpec(root, ProjectFile(), folders, Document("", None, []), env)
     around = replace(around, fetch=remote_contents(around).fetch)
-    how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "sheet": sheet, "sql": sql}
+    how: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "sheet": sheet, "hive": hive, "sql": sql}
     spec = free_input(texts, around, format=known, **how)
     spec = replace(spec, shown=bare) if listed else spec
     first: list[dict[str, JSONValue]] = []

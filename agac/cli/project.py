@@ -197,6 +197,7 @@ def print_installation(*, as_json: bool) -> int:
 @click.option("--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file.")
 @click.option("--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out.")
 @click.option("--sheet", metavar="SHEET", help="The sheet of an xlsx file: its name, or its number from 1.")
+@click.option("--hive", is_flag=True, default=None, help="Make fields of the folders of parquet files: year=2024.")
 @click.option("--sql", metavar="SELECT", help="Show what this statement makes of the rows, which are the table input.")
 @click.option(
     "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."

@@ -87,7 +87,8 @@ class ToolReader:
                 replay=over.replay, files=files, on_failure=self.written.on_tool_failure or "go_on",
             )  # fmt: skip
             return {"agent_spec": spec, "tooling": how, "named_tools": tools}
-        for key in self.written.model_fields_set & {*FOR_TOOLS}:
+        wants_tools = self.problems and self.written.tools  # what is wrong with them is a problem of its own
+        for key in () if wants_tools else self.written.model_fields_set & {*FOR_TOOLS}:
             self._note(self._at(key), f"{key} is for a stage with tools; name some with `tools`, or in its card")
         return {}
 
@@ -167,7 +168,8 @@ class ToolReader:
             place, allow = self.project.paths.agentcards / server, {server: [pattern]} if pattern else {}
             return self._locked(self._server(server, where), place, where, allow)
         known = [*BUILT_IN, *self.project.file.mcp, *(other for one in self.tools for other in _names(one))]
-        message = f"no tool {name!r}; {did_you_mean(name, known, 'there are')}. A function is {FORM}"
+        hint = did_you_mean(name, known, "there are")
+        message = f"no tool {name!r}; {hint}{'' if hint.endswith('?') else '.'} A function is {FORM}"
         self._note(where, message)
         return ()
 

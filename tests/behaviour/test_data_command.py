@@ -6,6 +6,7 @@ import json
 import sqlite3
 from pathlib import Path
 
+import duckdb
 import pytest
 from support.project import ProjectFolder, Ran, command, to_its_end
 
@@ -72,6 +73,17 @@ def test_standard_input_files_and_several(tmp_path: Path) -> None:
     for name in ("it's.db", "sqlite://it's.db"):
         assert data(tmp_path, name).out.endswith("\nt8     sqlite://it's.db?table=t8\n")
     assert not (tmp_path / ".agac").exists()
+
+
+def test_folders_of_parquet_files_are_fields_on_request(tmp_path: Path) -> None:
+    (tmp_path / "year=2024").mkdir()
+    duckdb.sql("SELECT 'x' AS t").write_parquet(str(tmp_path / "year=2024/rows.parquet"))
+    shown = data(tmp_path, "*/*.parquet", "--hive", "--json").json
+    assert [column["name"] for column in shown["columns"]] == ["t", "year"]
+    assert [column["name"] for column in data(tmp_path, "*/*.parquet", "--json").json["columns"]] == ["t"]
+    (tmp_path / "r.csv").write_text("id\n1\n")
+    refused = data(tmp_path, "r.csv", "--hive")
+    assert (refused.code, "--hive: hive is for parquet; r.csv is csv" in refused.err) == (2, True), refused.err
 
 
 def test_what_cannot_be_shown_is_said(tmp_path: Path) -> None:

@@ -63,6 +63,12 @@ def test_words_of_a_problem(tree: Tree, path: str, text: str, said: str) -> None
     assert any(said in problem for problem in tree.problems()), tree.problems()
 
 
+def test_a_tool_that_is_not_there_is_one_problem_beside_its_turns(tree: Tree) -> None:
+    tree.write("workflows/w.yml", HEAD + "stages: [{name: a, prompt: x, tools: [serch], max_turns: 3}]\n")
+    (problem,) = tree.problems()
+    assert "no tool 'serch'; did you mean 'web_search'? A function is" in problem
+
+
 @pytest.mark.parametrize("loader", [LOADER, yaml.SafeLoader], ids=["libyaml", "pure"])
 @pytest.mark.parametrize(("path", "text", "said"), [case for case in CASES if not case[0]])
 def test_every_trap_of_yaml_is_refused_at_its_place(loader: Any, path: str, text: str, said: str) -> None:
