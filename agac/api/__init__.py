@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
     from agac.api.shard_states import ShardsReport, shard_status
     from agac.api.status import StatusReport, row_ids, status
-    from agac.api.style import FormatReport, LintReport, fmt, lint
+    from agac.api.style import LintReport, lint
     from agac.api.sync import asynchronous
     from agac.api.task_keys import OpenCodeRuntime, Phase, TaskKeys
     from agac.api.trial import StageTrial, trial
@@ -99,7 +99,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
 __all__ = [
     "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport", "CancelReport",
     "CardReport", "CheckReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
-    "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport", "GivenRows",
+    "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "GcReport", "GivenRows",
     "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
     "MergeReport", "NotifyReport", "OpenCodeRuntime", "Phase", "PlanComparison", "PlanReport", "Problem",
     "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
@@ -115,7 +115,7 @@ __all__ = [
     "areview_item", "areview_queue", "areview_report", "arun", "arun_tests", "aruns", "ashard_status", "ashow",
     "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
     "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate",
-    "examples", "export", "file_schema", "fix", "fmt", "gc", "graph", "index", "init", "inspect", "lint", "lock_card",
+    "examples", "export", "file_schema", "fix", "gc", "graph", "index", "init", "inspect", "lint", "lock_card",
     "map_reduce", "merge", "notify_test", "plan", "plan_against", "process", "process_plan", "pull",
     "push", "ray_map", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export",
     "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run", "run_several",

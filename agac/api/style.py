@@ -1,21 +1,18 @@
-"""`agac fmt` and `agac lint`: how the files of a project are written."""
+"""`agac lint`: likely mistakes in the files of a project."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agac.api.project import Project, defined, open_project
 from agac.core.arguments import typed
-from agac.core.errors import Problem, SpecError, any_error
+from agac.core.errors import Problem, any_error
 from agac.core.types import Report
-from agac.data.files import write_in_project, write_whole
 from agac.plan.checks import lint_models
 from agac.spec import loader
 from agac.spec.agent_cards import card_names, find_card
-from agac.spec.format import formatted
 from agac.spec.lint import (
     LintFinding,
     Readers,
@@ -28,66 +25,10 @@ from agac.spec.lint import (
     texts_read,
 )  # fmt: skip
 from agac.spec.paths import PROJECT_FILE, Unusable, home_of
-from agac.spec.project_files import files_in, read_bytes, read_text
+from agac.spec.project_files import files_in, read_text
 from agac.spec.test_files import FOLDER
 from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import read_yaml
-
-
-@dataclass(frozen=True, slots=True)
-class FormatReport(Report):
-    """The files that `fmt` wrote, or would write, each with what differs as a unified diff; how many others there are;
-    and which cannot be read."""
-
-    changed: dict[str, str]
-    unchanged: int
-    problems: list[Problem]
-
-
-@typed
-def fmt(files: Sequence[Path | str] = (), *, check: bool = False, project: Path | str | None = None) -> FormatReport:
-    """Makes the white space of these YAML files and cards regular, or of all of the project: agac.yml, its workflows,
-    their tests and its cards. What is loaded of a file stays the same. A file is replaced in one step; with `check`
-    nothing is written. Raises UsageError where there is neither a project nor a file."""
-    changed: dict[str, str] = {}
-    problems: list[Problem] = []
-    root, found = (None, {Path(file): str(file) for file in files}) if files else _files(project)
-    for path, shown in found.items():
-        try:
-            before, raw = read_text(path, shown, root), read_bytes(path, shown, root)
-            after = formatted(before, shown, card=path.suffix in (".md", ".markdown"))
-        except (SpecError, Unusable) as error:
-            problems += error.problems if isinstance(error, SpecError) else [error.problem]
-            continue
-        written = after.replace("\n", "\r\n") if raw.partition(b"\n")[0].endswith(b"\r") else after
-        if written.encode() == raw:
-            continue
-        lines = list(difflib.unified_diff(before.split("\n"), after.split("\n"), shown, shown, lineterm=""))
-        changed[shown] = "\n".join(lines) or f"{shown}: line ends, or a byte order mark"
-        if not check:
-            try:
-                _replace(path, written, shown, root)
-            except SpecError as error:
-                problems += error.problems
-    return FormatReport(changed, len(found) - len(changed) - len({one.where.file for one in problems}), problems)
-
-
-def _replace(path: Path, text: str, shown: str, root: Path | None) -> None:
-    """Writes a file that keeps its mode: one of the project at `root`, or one that a user typed (None)."""
-    mode, remedy = path.stat().st_mode, "Nothing was changed in it."
-    if root is None:
-        write_whole(path.resolve(), text, remedy)
-    else:
-        write_in_project(path, text, shown, root, remedy)
-    path.chmod(mode)
-
-
-def _files(project: Path | str | None) -> tuple[Path, dict[Path, str]]:
-    """The folder of a project's files, and those that are YAML or begin with it, as messages name them."""
-    spec = open_project(project, untrusted=True).spec.reading_once()  # what its variables hold does not matter
-    home = home_of(spec.root)
-    found = {path: spec.shown(path) for path in [*loader.workflow_files(spec), *_tests_and_cards(spec)]}
-    return home, {home / PROJECT_FILE: PROJECT_FILE} | found
 
 
 def _tests_and_cards(spec: ProjectSpec) -> list[Path]:

@@ -29,7 +29,6 @@ COMMANDS = {
     "validate": ("project", "Check workflows without running them."),
     "plan": ("plan", "Show what a run would call, reuse and cost, and why."),
     "test": ("ci", "Run the tests of workflows: offline, without keys."),
-    "fmt": ("project", "Make the white space of YAML files regular."),
     "lint": ("project", "Find what is allowed and seldom meant."),
     "run": ("run", "Run a workflow, or resume it."),
     "retry": ("run", "Run failed rows of a run again."),
@@ -71,6 +70,11 @@ COMMANDS = {
     "version": ("project", "Show the version."),
 }
 """Every command: its module, imported when it is used, and its line in `agac --help`."""
+
+REMOVED = {
+    "fmt": 'Format YAML files with Prettier (`prettier --write "**/*.{yml,yaml}"`) or yamlfmt.',
+}
+"""Commands that agac no longer has, and what to use instead."""
 
 SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "push": "Share", "init": "Project"}
 """The sections of `agac --help`, each by its first command."""
@@ -239,6 +243,7 @@ class LazyGroup(CommandGroup):
             of_batches = getattr(self.get_command(ctx, "batch"), "commands", ())
             near = f"batch {args[0]}" if args[0] in of_batches else nearest(args[0], COMMANDS)
             hint = f"Did you mean 'agac {near}'?" if near else f"Commands: {', '.join(COMMANDS)}."
+            hint = REMOVED.get(args[0], hint)
             if AGAIN.fullmatch(args[0]):
                 hint = named_here("`agac run -a WORKFLOW` goes on where the last one ended.", ctx)
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)

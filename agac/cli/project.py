@@ -1,4 +1,4 @@
-"""The project: `init`, `validate`, `fmt`, `lint`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `simulate`."""
+"""The project: `init`, `validate`, `lint`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `simulate`."""
 
 from __future__ import annotations
 
@@ -81,25 +81,6 @@ def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) 
         elif not settings.quiet:
             print_text(f"{counted(len(report.workflows), 'workflow')} valid: {', '.join(report.workflows) or 'none'}")
     return ExitCode.DONE if report.ok else ExitCode.USAGE
-
-
-@click.command(help="Make the white space of YAML files regular: of these, or of all files of the project.")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 where a file would change.")
-@click.option("--diff", "as_diff", is_flag=True, help="Like --check, and show what would change.")
-@main.json_option
-@click.pass_obj
-def fmt(settings: main.Globals, files: tuple[Path, ...], check: bool, as_diff: bool, as_json: bool) -> int:
-    """Exit 0 all are regular now, 1 some would change, 2 some cannot be read."""
-    check = check or as_diff
-    report = api.fmt(files, check=check, project=settings.project_dir)
-    word = "would change" if check else "changed"
-    lines = [one if as_diff else f"{word}: {file}" for file, one in report.changed.items()]
-    if not report.changed and not report.problems:
-        lines = [f"{counted(report.unchanged, 'file')} regular"]
-    terminal.print_report(report, lambda _: lines, as_json=as_json, quiet=settings.quiet or not lines)
-    terminal.print_problems([] if as_json else report.problems, sys.stderr)
-    return ExitCode.USAGE if report.problems else ExitCode.FAILED if report.changed and check else ExitCode.DONE
 
 
 @click.command(help="Find what is allowed and seldom meant: unused vars, secrets, models that move, missing budgets.")

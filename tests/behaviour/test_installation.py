@@ -129,7 +129,7 @@ def test_ci_may_read_only_pins_its_actions_and_makes_what_the_makefile_has() -> 
 
 def test_the_hooks_of_pre_commit_look_at_the_project(project: ProjectFolder) -> None:
     hooks = yaml.safe_load(text_of(".pre-commit-hooks.yaml"))
-    said = {"agac-validate": (0, 2), "agac-fmt": (0, 0), "agac-lint": (0, 2)}  # for a sound project, and a broken one
+    said = {"agac-validate": (0, 2), "agac-lint": (0, 2)}  # for a sound project, and a broken one
     guide = text_of("docs/guide/installing.md")
     assert [hook["id"] for hook in hooks] == [*said]
     for hook in hooks:

@@ -41,7 +41,6 @@ EXCEPT = {
 WORDS: dict[str, list[list[str]]] = {
     "init": [["elsewhere"]],
     "validate": [[], ["-a", "reviews"]],
-    "fmt": [[], ["--check"]],
     "lint": [["-a", "reviews"], ["-a", "reviews", "--format", "github"]],
     "plan": [["-a", "reviews"], ["-a", "reviews", "--against", "../before"]],
     "compare": [["1", "2", "--key", "text"]],

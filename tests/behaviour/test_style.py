@@ -1,6 +1,5 @@
-"""`agac fmt` and `agac lint`, by the command, and what pre-commit runs."""
+"""`agac lint`, by the command, and what pre-commit runs."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -15,50 +14,9 @@ import agac
 from agac.spec.project_models import RuleName
 
 ROOT = Path(__file__).parents[2]
-UGLY = "input:   data/rows.csv\nstages:\n- name:  one   # first\n  prompt: ${text}\n\n\n"
-GOOD = "input: data/rows.csv\nstages:\n- name: one   # first\n  prompt: ${text}\n"
 PAID = {
     "paid": {"dialect": "openai-chat", "base_url": "http://127.0.0.1:9/v1", "prices": {"*": {"input": 1, "output": 9}}}
 }
-
-
-@pytest.fixture
-def ugly(project: ProjectFolder) -> Path:
-    project.numbered(1)
-    project.agac("fmt", code=0)
-    path = project.root / "workflows" / "ugly.yml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"\xef\xbb\xbf" + UGLY.replace("\n", "\r\n").encode())
-    return path
-
-
-def test_check_and_diff_write_nothing_and_then_the_file_is_formatted_once(project: ProjectFolder, ugly: Path) -> None:
-    before = ugly.read_bytes()
-    assert project.agac("fmt", "--check", code=1).out == "would change: workflows/ugly.yml\n"
-    shown = project.agac("fmt", "--diff", code=1).out
-    assert "-input:   data/rows.csv\n+input: data/rows.csv\n" in shown
-    assert ugly.read_bytes() == before
-    ugly.chmod(0o600)
-    assert project.agac("fmt", code=0).out == "changed: workflows/ugly.yml\n"
-    assert ugly.read_bytes() == GOOD.replace("\n", "\r\n").encode()
-    assert os.name == "nt" or ugly.stat().st_mode & 0o777 == 0o600
-    assert project.agac("fmt", "--check", "--json", code=0).json == {"changed": {}, "unchanged": 2, "problems": []}
-
-
-def test_of_a_card_only_the_front_matter_is_formatted(project: ProjectFolder) -> None:
-    card = project.write("agentcards/support.md", "---\nmodel:  simulator/small\n---\nBe  kind.   \n\n\n- one\n")
-    project.agac("fmt", str(card), code=0)
-    assert card.read_text("utf-8") == "---\nmodel: simulator/small\n---\nBe  kind.   \n\n\n- one\n"
-    readme = project.write("agentcards/README.md", "No   card\n\n\n\nat all")
-    project.agac("fmt", "--check", str(readme), code=0)
-
-
-def test_a_file_that_cannot_be_read_stays_and_the_others_are_formatted(project: ProjectFolder, ugly: Path) -> None:
-    broken = project.write("workflows/broken.yml", "a:   [1\n")
-    ran = project.agac("fmt", code=2)
-    assert ran.out == "changed: workflows/ugly.yml\n"
-    assert "workflows/broken.yml:2:1: " in ran.err
-    assert broken.read_text("utf-8") == "a:   [1\n"
 
 
 def found(project: ProjectFolder, *names: str) -> list[tuple[str, int]]:
@@ -168,8 +126,7 @@ def test_every_rule_is_explained() -> None:
 
 def test_the_shipped_files_are_clean_for_every_hook() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
-    assert [hook["id"] for hook in hooks] == ["agac-validate", "agac-fmt", "agac-lint"]
-    assert agac.fmt(check=True, project=ROOT).changed == {}
+    assert [hook["id"] for hook in hooks] == ["agac-validate", "agac-lint"]
     assert agac.lint(project=ROOT).findings == []
     for hook in hooks:
         words = shlex.split(hook["entry"])

@@ -46,7 +46,7 @@ def test_the_public_names_are_these() -> None:
     assert agac.api.__all__ == [
         "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport",
         "CancelReport", "CardReport", "CheckReport", "ComparisonReport", "DataReport", "DecideReport",
-        "Decision", "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "FormatReport", "GcReport",
+        "Decision", "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "GcReport",
         "GivenRows", "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport",
         "LockReport", "McpServer", "MergeReport", "NotifyReport", "OpenCodeRuntime", "Phase", "PlanComparison",
         "PlanReport",
@@ -63,7 +63,7 @@ def test_the_public_names_are_these() -> None:
         "areview_export", "areview_import", "areview_item", "areview_queue", "areview_report", "arun", "arun_tests",
         "aruns", "ashard_status", "ashow", "astatus", "astream", "atrial", "atry_card", "awhy", "backup",
         "batch_cancel", "batch_list", "batch_status", "batch_wait", "calibrate", "compare", "compare_runs", "decide",
-        "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "fmt", "gc",
+        "diff", "doctor", "embedded_simulator", "evaluate", "examples", "export", "file_schema", "fix", "gc",
         "graph", "index", "init", "inspect", "lint", "lock_card", "map_reduce", "merge", "notify_test", "plan",
         "plan_against", "process", "process_plan", "pull", "push", "ray_map", "read_job",
         "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export", "review_import", "review_item",
