@@ -1,4 +1,5 @@
-"""The command `agac`, also as `python -m agac`: by the very Python that is named, without a PATH."""
+"""The command `agac`, also as `python -m agac`: by the very Python that is named, without a
+PATH."""
 
 import os
 import sys
@@ -16,6 +17,7 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    if sys.path[0] and not sys.flags.safe_path:  # the current folder, which `-m` puts first: its files are no modules
+    # the current folder, which `-m` puts first: its files are no modules
+    if sys.path[0] and not sys.flags.safe_path:
         del sys.path[0]
     main()

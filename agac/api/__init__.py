@@ -1,11 +1,12 @@
-"""The Python API: what the command line calls and users import. Each name is loaded when it is first used.
+"""The Python API: what the command line calls and users import. Each name is loaded when it is
+first used.
 
 import agac
 
 report = agac.run("product_reviews", project=".") print(report.rows.done, report.exit_code)
 
-Functions that wait are synchronous and work where an event loop runs already, as in a notebook; each has an async twin
-whose name begins with `a`: `await agac.arun("product_reviews")`."""
+Functions that wait are synchronous and work where an event loop runs already, as in a notebook;
+each has an async twin whose name begins with `a`: `await agac.arun("product_reviews")`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     # isort: off
     # fmt: off
     from agac.api.agents import (
-        AgentResult, AgentRun, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream, try_card,
+        AgentResult, AgentRun, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream,
+        try_card,
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.calibrate import CalibrateReport, calibrate
@@ -29,8 +31,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.evaluation import Evaluation, evaluate
     from agac.api.extras import (
-        BackupReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples, file_schema, gc,
-        index, init, show_data, sql, write_schemas,
+        BackupReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples,
+        file_schema, gc, index, init, show_data, sql, write_schemas,
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
@@ -43,10 +45,12 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.project import CheckReport, RunOptions, validate
     from agac.api.report import ResultRow, RowCounts, RunReport, Sink
     from agac.api.retrieve import (
-        CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor, retrieve,
+        CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor,
+        retrieve,
     )
     from agac.api.review import (
-        DecideReport, Decision, ReviewItem, ReviewPage, ReviewReport, decide, review_item, review_queue, review_report,
+        DecideReport, Decision, ReviewItem, ReviewPage, ReviewReport, decide, review_item,
+        review_queue, review_report,
     )
     from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
     from agac.api.run import RetryChoice, Workflow, ray_map, retry, retry_choice, run_several
@@ -61,8 +65,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.why import WhyReport, why
     from agac.api.workflow_tests import WorkflowTestReport, run_tests
     from agac.core.errors import (
-        AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt, StoreError,
-        StoreOutdated, StoreTooNew, UsageError,
+        AgacError, ExitCode, LeaseHeld, LeaseLost, Problem, RowError, SpecError, StoreCorrupt,
+        StoreError, StoreOutdated, StoreTooNew, UsageError,
     )
     from agac.core.types import WebSource
     from agac.data.frames import GivenRows
@@ -77,59 +81,258 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     # fmt: on
     # isort: on
 
-    abatch_cancel, abatch_list = asynchronous(batch_cancel), asynchronous(batch_list)
-    abatch_status, abatch_wait = asynchronous(batch_status), asynchronous(batch_wait)
-    acalibrate, afix, aindex = asynchronous(calibrate), asynchronous(fix), asynchronous(index)
-    areview_export, areview_import = asynchronous(review_export), asynchronous(review_import)
-    adoctor, aexport, agc, agraph = asynchronous(doctor), asynchronous(export), asynchronous(gc), asynchronous(graph)
-    ainspect, aplan, aretrieve = asynchronous(inspect), asynchronous(plan), asynchronous(retrieve)
-    adecide, areview_item, areview_queue = asynchronous(decide), asynchronous(review_item), asynchronous(review_queue)
+    abatch_cancel = asynchronous(batch_cancel)
+    abatch_list = asynchronous(batch_list)
+    abatch_status = asynchronous(batch_status)
+    abatch_wait = asynchronous(batch_wait)
+    acalibrate = asynchronous(calibrate)
+    afix = asynchronous(fix)
+    aindex = asynchronous(index)
+    areview_export = asynchronous(review_export)
+    areview_import = asynchronous(review_import)
+    adoctor = asynchronous(doctor)
+    aexport = asynchronous(export)
+    agc = asynchronous(gc)
+    agraph = asynchronous(graph)
+    ainspect = asynchronous(inspect)
+    aplan = asynchronous(plan)
+    aretrieve = asynchronous(retrieve)
+    adecide = asynchronous(decide)
+    areview_item = asynchronous(review_item)
+    areview_queue = asynchronous(review_queue)
     areview_report = asynchronous(review_report)
-    aprocess, aprocess_plan, aresume = asynchronous(process), asynchronous(process_plan), asynchronous(resume)
-    aretry, aretry_choice = asynchronous(retry), asynchronous(retry_choice)
-    aruns, astatus, awhy = asynchronous(runs), asynchronous(status), asynchronous(why)
-    adiff, aplan_against = asynchronous(diff), asynchronous(plan_against)
-    acompare_runs, aevaluate = asynchronous(compare_runs), asynchronous(evaluate)
-    acompare, alock_card, ashow = asynchronous(compare), asynchronous(lock_card), asynchronous(show)
+    aprocess = asynchronous(process)
+    aprocess_plan = asynchronous(process_plan)
+    aresume = asynchronous(resume)
+    aretry = asynchronous(retry)
+    aretry_choice = asynchronous(retry_choice)
+    aruns = asynchronous(runs)
+    astatus = asynchronous(status)
+    awhy = asynchronous(why)
+    adiff = asynchronous(diff)
+    aplan_against = asynchronous(plan_against)
+    acompare_runs = asynchronous(compare_runs)
+    aevaluate = asynchronous(evaluate)
+    acompare = asynchronous(compare)
+    alock_card = asynchronous(lock_card)
+    ashow = asynchronous(show)
     anotify_test = asynchronous(notify_test)
-    amerge, apull, apush = asynchronous(merge), asynchronous(pull), asynchronous(push)
-    aremote_doctor, ashard_status = asynchronous(remote_doctor), asynchronous(shard_status)
-    atry_card, arun_tests, atrial = asynchronous(try_card), asynchronous(run_tests), asynchronous(trial)
+    amerge = asynchronous(merge)
+    apull = asynchronous(pull)
+    apush = asynchronous(push)
+    aremote_doctor = asynchronous(remote_doctor)
+    ashard_status = asynchronous(shard_status)
+    atry_card = asynchronous(try_card)
+    arun_tests = asynchronous(run_tests)
+    atrial = asynchronous(trial)
 
 __all__ = [
-    "AgacError", "AgentResult", "AgentRun", "BackupReport", "BatchReport", "Budget", "CalibrateReport", "CancelReport",
-    "CardReport", "CheckReport", "ComparisonReport", "DataReport", "DecideReport", "Decision",
-    "DiffReport", "DoctorReport", "Evaluation", "ExitCode", "FixReport", "GcReport", "GivenRows",
-    "GraphReport", "IndexReport", "InspectReport", "LeaseHeld", "LeaseLost", "LintReport", "LockReport", "McpServer",
-    "MergeReport", "NotifyReport", "OpenCodeRuntime", "Phase", "PlanComparison", "PlanReport", "Problem",
-    "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
-    "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError",
-    "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "ShardsReport", "Sink", "SpecError",
-    "StageTrial", "StatusReport",
-    "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew", "TaskKeys", "Tool", "TrialReport", "UsageError",
-    "View", "WaitReport", "WebSource", "WhyReport", "Workflow", "WorkflowTestReport", "abatch_cancel", "abatch_list",
-    "abatch_status", "abatch_wait", "acalibrate", "acompare", "acompare_runs", "adecide", "adiff", "adoctor",
-    "aevaluate", "aexport", "afix", "agc", "agraph", "aindex", "ainspect", "alock_card", "amap_reduce", "amerge",
-    "anotify_test", "aplan", "aplan_against", "aprocess", "aprocess_plan", "apull", "apush",
-    "aremote_doctor", "aresume", "aretrieve", "aretry", "aretry_choice", "areview_export", "areview_import",
-    "areview_item", "areview_queue", "areview_report", "arun", "arun_tests", "aruns", "ashard_status", "ashow",
-    "astatus", "astream", "atrial", "atry_card", "awhy", "backup", "batch_cancel", "batch_list", "batch_status",
-    "batch_wait", "calibrate", "compare", "compare_runs", "decide", "diff", "doctor", "embedded_simulator", "evaluate",
-    "examples", "export", "file_schema", "fix", "gc", "graph", "index", "init", "inspect", "lint", "lock_card",
-    "map_reduce", "merge", "notify_test", "plan", "plan_against", "process", "process_plan", "pull",
-    "push", "ray_map", "read_job", "remote_doctor", "resume", "retrieve", "retry", "retry_choice", "review_export",
-    "review_import", "review_item", "review_queue", "review_report", "reviewer", "row_ids", "run", "run_several",
-    "run_tests", "runs", "save_drawing", "save_job", "shard_status", "show", "show_card", "show_data", "sql", "status",
-    "stream", "tool", "trial", "try_card", "validate", "views", "why", "write_schemas",
-]  # fmt: skip
+    "AgacError",
+    "AgentResult",
+    "AgentRun",
+    "BackupReport",
+    "BatchReport",
+    "Budget",
+    "CalibrateReport",
+    "CancelReport",
+    "CardReport",
+    "CheckReport",
+    "ComparisonReport",
+    "DataReport",
+    "DecideReport",
+    "Decision",
+    "DiffReport",
+    "DoctorReport",
+    "Evaluation",
+    "ExitCode",
+    "FixReport",
+    "GcReport",
+    "GivenRows",
+    "GraphReport",
+    "IndexReport",
+    "InspectReport",
+    "LeaseHeld",
+    "LeaseLost",
+    "LintReport",
+    "LockReport",
+    "McpServer",
+    "MergeReport",
+    "NotifyReport",
+    "OpenCodeRuntime",
+    "Phase",
+    "PlanComparison",
+    "PlanReport",
+    "Problem",
+    "ProcessOptions",
+    "PullReport",
+    "PushReport",
+    "QueryAnswer",
+    "Quote",
+    "RemoteReport",
+    "ResultRow",
+    "RetrieveReport",
+    "Retry",
+    "RetryChoice",
+    "ReviewItem",
+    "ReviewPage",
+    "ReviewReport",
+    "RowCounts",
+    "RowError",
+    "RunComparison",
+    "RunOptions",
+    "RunReport",
+    "RunsReport",
+    "SchemasReport",
+    "ShardsReport",
+    "Sink",
+    "SpecError",
+    "StageTrial",
+    "StatusReport",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreOutdated",
+    "StoreTooNew",
+    "TaskKeys",
+    "Tool",
+    "TrialReport",
+    "UsageError",
+    "View",
+    "WaitReport",
+    "WebSource",
+    "WhyReport",
+    "Workflow",
+    "WorkflowTestReport",
+    "abatch_cancel",
+    "abatch_list",
+    "abatch_status",
+    "abatch_wait",
+    "acalibrate",
+    "acompare",
+    "acompare_runs",
+    "adecide",
+    "adiff",
+    "adoctor",
+    "aevaluate",
+    "aexport",
+    "afix",
+    "agc",
+    "agraph",
+    "aindex",
+    "ainspect",
+    "alock_card",
+    "amap_reduce",
+    "amerge",
+    "anotify_test",
+    "aplan",
+    "aplan_against",
+    "aprocess",
+    "aprocess_plan",
+    "apull",
+    "apush",
+    "aremote_doctor",
+    "aresume",
+    "aretrieve",
+    "aretry",
+    "aretry_choice",
+    "areview_export",
+    "areview_import",
+    "areview_item",
+    "areview_queue",
+    "areview_report",
+    "arun",
+    "arun_tests",
+    "aruns",
+    "ashard_status",
+    "ashow",
+    "astatus",
+    "astream",
+    "atrial",
+    "atry_card",
+    "awhy",
+    "backup",
+    "batch_cancel",
+    "batch_list",
+    "batch_status",
+    "batch_wait",
+    "calibrate",
+    "compare",
+    "compare_runs",
+    "decide",
+    "diff",
+    "doctor",
+    "embedded_simulator",
+    "evaluate",
+    "examples",
+    "export",
+    "file_schema",
+    "fix",
+    "gc",
+    "graph",
+    "index",
+    "init",
+    "inspect",
+    "lint",
+    "lock_card",
+    "map_reduce",
+    "merge",
+    "notify_test",
+    "plan",
+    "plan_against",
+    "process",
+    "process_plan",
+    "pull",
+    "push",
+    "ray_map",
+    "read_job",
+    "remote_doctor",
+    "resume",
+    "retrieve",
+    "retry",
+    "retry_choice",
+    "review_export",
+    "review_import",
+    "review_item",
+    "review_queue",
+    "review_report",
+    "reviewer",
+    "row_ids",
+    "run",
+    "run_several",
+    "run_tests",
+    "runs",
+    "save_drawing",
+    "save_job",
+    "shard_status",
+    "show",
+    "show_card",
+    "show_data",
+    "sql",
+    "status",
+    "stream",
+    "tool",
+    "trial",
+    "try_card",
+    "validate",
+    "views",
+    "why",
+    "write_schemas",
+]
 
 
 @cache
 def homes() -> dict[str, str]:
-    """The public names but for async twins, each with the module that has it, as the imports above say."""
-    block = next(one for one in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(one, ast.If))
+    """The public names but for async twins, each with the module that has it, as the imports above
+    say."""
+    block = next(
+        one for one in ast.parse(Path(__file__).read_text("utf-8")).body if isinstance(one, ast.If)
+    )
     imports = (one for one in block.body if isinstance(one, ast.ImportFrom))
-    return {alias.name: str(one.module) for one in imports for alias in one.names if alias.name in __all__}
+    return {
+        alias.name: str(one.module)
+        for one in imports
+        for alias in one.names
+        if alias.name in __all__
+    }
 
 
 sys.modules[__name__].__class__ = type(sys.modules["agac"])

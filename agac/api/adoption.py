@@ -1,5 +1,5 @@
-"""Results from elsewhere (`agac process --resume`): lines of an OUTPUT that the store does not know become answers of
-the job, if it is sure which row each is of."""
+"""Results from elsewhere (`agac process --resume`): lines of an OUTPUT that the store does not
+know become answers of the job, if it is sure which row each is of."""
 
 from __future__ import annotations
 
@@ -28,34 +28,49 @@ _COPIED = "replace the file with --overwrite, which keeps a copy."
 
 
 async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None:
-    """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says how many there are and
-    shows some, and asks first; with `dry` it only says so. Raises UsageError for damaged lines, where rows have no ids
-    but their numbers, and without a yes."""
-    options, name = job.options, job.output
+    """Adopts the results in OUTPUT that are not empty and pass the job's schema or format. Says
+    how many there are and shows some, and asks first; with `dry` it only says so. Raises
+    UsageError for damaged lines, where rows have no ids but their numbers, and without a yes."""
+    options = job.options
+    name = job.output
     if options.fresh or options.merge not in PLAIN_MERGES or job.format != "jsonl":
-        what = f"{name}: --resume adopts a jsonl file that was written without --merge, and not with --fresh"
+        what = (
+            f"{name}: --resume adopts a jsonl file that was written without --merge, and "
+            "not with --fresh"
+        )
         raise UsageError(what, remedy=f"Leave them out, or {_COPIED}")
-    opened, torn = project_of(job, job.root), list[bytes]()
+    opened = project_of(job, job.root)
+    torn = list[bytes]()
     checked, _ = ready_workflow(opened, job, job.of_run())
     plan = make_plan(checked.workflow, checked.models, opened.root, Selection(), None)
     if plan.input.id_field is None:
-        what = f"{name}: --resume finds the row of a result by its id, and these rows only have numbers"
-        remedy = f"Programs count rows in different ways: name the field with the ids with --id-field, or {_COPIED}"
+        what = (
+            f"{name}: --resume finds the row of a result by its id, and these rows only "
+            "have numbers"
+        )
+        remedy = (
+            "Programs count rows in different ways: name the field with the ids with "
+            f"--id-field, or {_COPIED}"
+        )
         raise UsageError(f"nothing was adopted. {what}", remedy=remedy)
     (stage,) = plan.asking
     if stage.reuse == "never":
-        raise UsageError(f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it.")
+        raise UsageError(
+            f"{name}: `reuse: never` of agac.yml adopts nothing either", remedy="Remove it."
+        )
     rows = _matching_rows(plan, stage, checked.rows(Selection()))
     async with open_database(database_path(job.root)) as database:
         found, common, first = await found_answers(database, _lines(job, stage, torn), rows)
         refused = found.other_input + found.row_numbers
+        numbered = f"with row numbers for ids, which are not values of {plan.input.id_field!r}"
         told = {
             "empty, failed or unfit": found.ids - found.answers,
             "of other rows": found.answers - found.of_rows - refused,
             "with an `input` that is not the row's": found.other_input,
-            f"with row numbers for ids, which are not values of {plan.input.id_field!r}": found.row_numbers,
-            "repeated further down, where the last line counts": found.repeated, "torn at the end": len(torn),
-        }  # fmt: skip
+            numbered: found.row_numbers,
+            "repeated further down, where the last line counts": found.repeated,
+            "torn at the end": len(torn),
+        }
         said = f"{name} has {counted(found.of_rows, 'result')} for rows of the input"
         said += "".join(f"; {count:,} {what}" for what, count in told.items() if count)
         often = ", ".join(f"{count:,} × {cropped(plain(value), 60)}" for value, count in common)
@@ -70,12 +85,16 @@ async def adopt(job: Job, confirm: Confirm | None, *, dry: bool = False) -> None
         if not dry:
             await keep_found(database, job.name, name, time.time())
     file, document, problems = job.read
-    text = f"this plan is without what --resume adopts: {said}" if dry else f"adopted: {said}"
+    if dry:
+        text = f"this plan is without what --resume adopts: {said}"
+    else:
+        text = f"adopted: {said}"
     job.read = file, document, [*problems, Problem(Where(name), text, "warning")]
 
 
 def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[FoundLine]:
-    """The lines of OUTPUT, without a last one that is `torn`. Raises UsageError for other damage."""
+    """The lines of OUTPUT, without a last one that is `torn`. Raises UsageError for other
+    damage."""
     checker = Checker(stage)
     with (job.root / job.output).open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -85,14 +104,18 @@ def _lines(job: Job, stage: PlannedStage, torn: list[bytes]) -> Iterator[FoundLi
                 if not line.endswith(b"\n"):
                     return torn.append(line)
                 why = f"it has no {error}" if isinstance(error, KeyError) else error
-                what = f"{job.output}, line {number} is not the result of a row: {why}. Nothing was adopted"
+                what = (
+                    f"{job.output}, line {number} is not the result of a row: {why}. "
+                    "Nothing was adopted"
+                )
                 raise UsageError(what, remedy=f"Mend or remove the line, or {_COPIED}") from None
             yield found
 
 
 def _line(envelope: Any, checker: Checker) -> FoundLine:
     """One line. Raises ValueError, TypeError or KeyError where it is not the result of a row."""
-    row_id, row_number = envelope["id"], envelope.get("row_number")
+    row_id = envelope["id"]
+    row_number = envelope.get("row_number")
     fits = row_id.encode() if isinstance(row_id, str) else _is_integer(row_id)
     if not fits:
         raise TypeError("its `id` is no id")
@@ -128,19 +151,24 @@ def _matching_rows(plan: Plan, stage: PlannedStage, rows: Iterator[Any]) -> Iter
 # Whether the `input` of a line is the row of the input with the same id.
 
 
-def _confirms(row: Mapping[str, JSONValue], messages: tuple[Message, ...], text: str) -> bool | None:
-    """Whether the `input` of a line, as JSON, is this row: the fields that both have are equal, or it is a text that is
-    the value of a field or the prompt. None where nothing can be compared."""
+def _confirms(
+    row: Mapping[str, JSONValue], messages: tuple[Message, ...], text: str
+) -> bool | None:
+    """Whether the `input` of a line, as JSON, is this row: the fields that both have are equal, or
+    it is a text that is the value of a field or the prompt. None where nothing can be compared."""
     about: JSONValue = json.loads(text)
     if isinstance(about, dict):
         both = about.keys() & row.keys()
-        return all(_is_same(about[name], row[name]) for name in both) if both else None
+        if both:
+            return all(_is_same(about[name], row[name]) for name in both)
+        return None
     texts = [message.text for message in messages]
     return any(_is_same(about, value) for value in (*row.values(), *texts))
 
 
 def _is_same(value: JSONValue, other: JSONValue) -> bool:
-    """True if both are the same value, whatever type a program gave to the text of a field: `3`, `3.0` and `"3"`."""
+    """True if both are the same value, whatever type a program gave to the text of a field: `3`,
+    `3.0` and `"3"`."""
     if value in (None, "") or other in (None, ""):
         return value in (None, "") and other in (None, "")
     return value == other or _as_read(value) == _as_read(other)
@@ -150,7 +178,9 @@ def _as_read(value: JSONValue) -> str:
     """The value as JSON, with texts that are JSON read first."""
     if isinstance(value, str):
         try:
-            value = json.loads(value.strip().lower() if value.strip().lower() in ("true", "false") else value)
+            value = json.loads(
+                value.strip().lower() if value.strip().lower() in ("true", "false") else value
+            )
         except (ValueError, RecursionError):
             return encode(value)
     if isinstance(value, float) and value.is_integer():

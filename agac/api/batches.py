@@ -1,4 +1,5 @@
-"""Batches as values: which are open, how each is at its provider, what it waits for, and what can be done about it."""
+"""Batches as values: which are open, how each is at its provider, what it waits for, and what can
+be done about it."""
 
 from __future__ import annotations
 
@@ -41,20 +42,47 @@ UNSENT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class BatchLine(Report):
-    """A stored batch, and what follows from it now. Times in seconds since 1970 (ISO in JSON), durations in seconds,
-    money in USD. `total` counts its requests as the provider does, `submitted_at` is None of one that the provider has
-    not got. `stuck_for_s`: no count moved for so long. `waits` says why it was not submitted. `held_usd` is the most
-    that its answers can cost, `cost_usd` what they did; None where no price is known. `remedy` is what can be done."""
+    """A stored batch, and what follows from it now. Times in seconds since 1970 (ISO in JSON),
+    durations in seconds, money in USD. `total` counts its requests as the provider does,
+    `submitted_at` is None of one that the provider has not got. `stuck_for_s`: no count moved for
+    so long. `waits` says why it was not submitted. `held_usd` is the most that its answers can
+    cost, `cost_usd` what they did; None where no price is known. `remedy` is what can be done."""
 
     JSON_KEYS = (
-        "id=batch.id", "provider_id=batch.provider_id", "workflow=batch.workflow", "run=batch.run_id",
-        "stage=batch.stage_name", "model=batch.lane", "provider=batch.provider", "step=batch.state",
-        "status=batch.status", "provider_status=batch.word", "requests=batch.tasks", "number=batch.number",
-        "of=batch.among", "done=batch.done", "failed=batch.failed", "total", "age_s", "submitted_at",
-        "expires_at=batch.expires_at", "deadline=batch.deadline", "results_until=batch.results_until", "stuck",
-        "stuck_for_s", "cost_usd", "held_usd", "simulated", "waits", "note", "remedy", "seen_at=batch.seen_at",
-        "try_at=batch.try_at", "cancelling", "lane",
-    )  # fmt: skip
+        "id=batch.id",
+        "provider_id=batch.provider_id",
+        "workflow=batch.workflow",
+        "run=batch.run_id",
+        "stage=batch.stage_name",
+        "model=batch.lane",
+        "provider=batch.provider",
+        "step=batch.state",
+        "status=batch.status",
+        "provider_status=batch.word",
+        "requests=batch.tasks",
+        "number=batch.number",
+        "of=batch.among",
+        "done=batch.done",
+        "failed=batch.failed",
+        "total",
+        "age_s",
+        "submitted_at",
+        "expires_at=batch.expires_at",
+        "deadline=batch.deadline",
+        "results_until=batch.results_until",
+        "stuck",
+        "stuck_for_s",
+        "cost_usd",
+        "held_usd",
+        "simulated",
+        "waits",
+        "note",
+        "remedy",
+        "seen_at=batch.seen_at",
+        "try_at=batch.try_at",
+        "cancelling",
+        "lane",
+    )
 
     batch: BatchView
     total: int
@@ -82,23 +110,30 @@ class BatchLine(Report):
 
     @property
     def may_cancel(self) -> bool:
-        """Whether it can be cancelled: it is open, has not ended, and nobody has to decide about it first."""
+        """Whether it can be cancelled: it is open, has not ended, and nobody has to decide about
+        it first."""
         unsure = self.batch.state == BatchStep.NEEDS_HUMAN or self.batch.note == UNSURE
         return self.batch.open and not (self.cancelling or self.ready or unsure)
 
     @property
     def next(self) -> str:
         """What happens next, in words."""
-        one, by = self.batch, "agac batch retrieve"
+        one = self.batch
+        by = "agac batch retrieve"
         if not one.open:
-            return "nothing: its answers are in" if one.ingested_at else f"nothing: {one.note or 'it is closed'}"
+            if one.ingested_at:
+                return "nothing: its answers are in"
+            return f"nothing: {one.note or 'it is closed'}"
         if self.remedy and (self.stuck or self.note or one.state == BatchStep.NEEDS_HUMAN):
             return self.remedy
         if self.ready:
             return f"its answers are taken by the command that is at work, or by: {by}"
         if self.cancelling:
             return "it is being cancelled; what it finished is taken then"
-        return self.waits or f"its provider works on it; it is looked at while a command waits, or by: {by}"
+        return (
+            self.waits
+            or f"its provider works on it; it is looked at while a command waits, or by: {by}"
+        )
 
 
 async def batch_lines(
@@ -107,14 +142,19 @@ async def batch_lines(
     found: Sequence[BatchView],
     objections: Mapping[int, str] | None = None,
 ) -> list[BatchLine]:
-    """Batches as they are shown; `providers` say whose answers are simulated, `objections` why some were refused."""
+    """Batches as they are shown; `providers` say whose answers are simulated, `objections` why
+    some were refused."""
     now = time.time()
     again = {run: go_on(await run_record(database, run)) for run in {one.run_id for one in found}}
-    lanes = {lane: await batches.lane_times(database, *lane) for lane in {one.account_lane for one in found}}
+    lanes = {
+        lane: await batches.lane_times(database, *lane)
+        for lane in {one.account_lane for one in found}
+    }
     lines = []
     for one in found:
         unsent = UNSENT.get(one.state)
-        submitted_at = one.submitted_at if one.provider_id is not None else None  # a refused one is tried again
+        # a refused one is tried again
+        submitted_at = one.submitted_at if one.provider_id is not None else None
         # one that closed before anything could be taken from it ran nothing
         ran_nothing = one.cost is None and not one.open and one.ingested_at is None
         stuck_for = stuck_seconds(one, now)
@@ -139,15 +179,18 @@ async def batch_lines(
 
 def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
     """What can be done, each with its command; `again` resumes the run."""
-    resubmit = f"send its requests again, and pay for them again, with: agac doctor --resubmit --batch-id {one.id}"
+    resubmit = (
+        "send its requests again, and pay for them again, with: agac doctor --resubmit "
+        f"--batch-id {one.id}"
+    )
     if one.state == BatchStep.NEEDS_HUMAN and one.provider_id is not None:
         return resubmit
     if one.state == BatchStep.TERMINAL and one.note:  # what was in the way of its results
         return f"take it with: agac batch retrieve; if its results are gone for good, {resubmit}"
     if one.state == BatchStep.NEEDS_HUMAN:
         return (
-            f"look for it in the provider's list of batches; where it is: agac doctor --adopt ID --batch-id {one.id}; "
-            f"where it is not: agac doctor --resubmit --batch-id {one.id}"
+            "look for it in the provider's list of batches; where it is: agac doctor --adopt ID "
+            f"--batch-id {one.id}; where it is not: agac doctor --resubmit --batch-id {one.id}"
         )
     if one.state in UNSENT:
         return "the next `agac batch retrieve` tries to submit it"
@@ -155,10 +198,13 @@ def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
         return f"nothing was charged; fix the problem, then run: {again}"
     if stuck:
         return (
-            f"wait, or cancel it with: agac batch cancel {one.id}; finished requests are kept, collected with: "
+            f"wait, or cancel it with: agac batch cancel {one.id}; finished requests are "
+            "kept, collected with: "
             f"agac batch retrieve; the rest is sent at once with: {again} --run-mode sync"
         )
-    return "take it with: agac batch retrieve" if has_ended(one) else None
+    if has_ended(one):
+        return "take it with: agac batch retrieve"
+    return None
 
 
 # Looking at batches: those that are open, asked for at their providers, or all that there were.
@@ -166,8 +212,9 @@ def _remedy(one: BatchRecord, again: str, *, stuck: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport(Report):
-    """Batches, oldest first, and by run what all its calls cost that are in. `not_asked`: why the providers of some
-    could not be asked, and show what was known. `now` is when it was made; `elsewhere` are other runs'."""
+    """Batches, oldest first, and by run what all its calls cost that are in. `not_asked`: why the
+    providers of some could not be asked, and show what was known. `now` is when it was made;
+    `elsewhere` are other runs'."""
 
     JSON_KEYS = ("project", "batches", "runs", "not_asked", "open_elsewhere=elsewhere")
 
@@ -183,10 +230,11 @@ class BatchReport(Report):
 async def batch_status(
     batch_id: str | int | None = None, *, only_open: bool = False, project: Path | str | None = None
 ) -> BatchReport:
-    """How a batch stands (our number of it, or the provider's id), or the open ones of the run that submitted last;
-    where none is open, its last one. Asks the providers of those that they have got, and keeps what they say. Where one
-    cannot be asked, what is known is given with the reason. Raises UsageError for an id that no batch has, and when no
-    batch was made; with `only_open` also when none is open."""
+    """How a batch stands (our number of it, or the provider's id), or the open ones of the run
+    that submitted last; where none is open, its last one. Asks the providers of those that they
+    have got, and keeps what they say. Where one cannot be asked, what is known is given with the
+    reason. Raises UsageError for an id that no batch has, and when no batch was made; with
+    `only_open` also when none is open."""
     root = project_root(project)
     opened, why_not = await _opened(root)
     async with open_for_reading(database_path(root)) as database:
@@ -199,12 +247,18 @@ async def batch_status(
             try:
                 async with open_database(database_path(root)) as writable:
                     now = time.time()
-                    reports = [one.stored() | {"id": number, "now": now} for number, one in seen.items()]
+                    reports = [
+                        one.stored() | {"id": number, "now": now} for number, one in seen.items()
+                    ]
                     # no step of a batch changes, so that it takes no lease
-                    await change(writable, lambda writer: writer.executemany(sql("batch_seen"), reports))
+                    await change(
+                        writable, lambda writer: writer.executemany(sql("batch_seen"), reports)
+                    )
             except StoreError as error:
                 reasons.append(f"what the providers say could not be kept: {error.message}")
-        objections = {number: "; ".join(map(str, one.errors[:MOST_REASONS])) for number, one in seen.items()}
+        objections = {
+            number: "; ".join(map(str, one.errors[:MOST_REASONS])) for number, one in seen.items()
+        }
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({one.run_id for one in found})
@@ -221,9 +275,10 @@ async def batch_list(
     all: bool = False,  # noqa: A002 - the flag's name
     project: Path | str | None = None,
 ) -> BatchReport:
-    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks nobody. Raises UsageError
-    for a workflow that neither has a file nor was ever run."""
-    root, workflow = project_root(project), workflow_name(workflow)
+    """The open batches of every run, or of a workflow's; with `all` the closed ones too. Asks
+    nobody. Raises UsageError for a workflow that neither has a file nor was ever run."""
+    root = project_root(project)
+    workflow = workflow_name(workflow)
     opened, _ = await _opened(root)
     async with open_for_reading(database_path(root)) as database:
         await refuse_unknown(database, root, workflow)
@@ -235,12 +290,16 @@ async def batch_list(
 
 
 async def _opened(root: Path) -> tuple[Project | None, str]:
-    """The project with its providers, and with what other machines left; where its files cannot be read, why."""
+    """The project with its providers, and with what other machines left; where its files cannot be
+    read, why."""
     try:
         opened = open_project(root)
-        wrong = next((str(problem) for problem in opened.problems if problem.severity == "error"), None)
+        wrong = next(
+            (str(problem) for problem in opened.problems if problem.severity == "error"), None
+        )
     except AgacError as error:
-        opened, wrong = None, error.message
+        opened = None
+        wrong = error.message
     if opened is not None and wrong is None:
         await adopt_all(opened)
         return opened, ""
@@ -254,15 +313,21 @@ async def stored_again(database: Database, found: Sequence[BatchView]) -> list[B
     return [one for one in stored if one.id in wanted]
 
 
-async def chosen_batches(database: Database, batch_id: str | int | None, *, closed: bool = False) -> list[BatchView]:
-    """The batch that is named by our number or the provider's id; without a name the open ones of the run that
-    submitted last, or (`closed`) the last of those that it had. Raises UsageError when there is none."""
+async def chosen_batches(
+    database: Database, batch_id: str | int | None, *, closed: bool = False
+) -> list[BatchView]:
+    """The batch that is named by our number or the provider's id; without a name the open ones of
+    the run that submitted last, or (`closed`) the last of those that it had. Raises UsageError
+    when there is none."""
     if batch_id is not None:
         found = await batches.batches(database, named=str(batch_id), closed=True)
         if not found:
             raise UsageError(
                 f"no batch {str(batch_id)!r} in this project",
-                remedy="Batches are named by their number or by the provider's id. `agac batch list --all` lists them.",
+                remedy=(
+                    "Batches are named by their number or by the provider's id. `agac "
+                    "batch list --all` lists them."
+                ),
             )
         return found
     run = await last_run(database)
@@ -272,13 +337,16 @@ async def chosen_batches(database: Database, batch_id: str | int | None, *, clos
         return [max(every, key=lambda one: (one.submitted_at or 0.0, one.id))]
     if not found:
         what = f"run {run} of {(await run_record(database, run)).workflow} has no open batches"
-        raise UsageError(what, remedy=f"All that was submitted is in. Look at the run with: agac status {run}")
+        raise UsageError(
+            what, remedy=f"All that was submitted is in. Look at the run with: agac status {run}"
+        )
     return found
 
 
 async def last_run(database: Database) -> int:
-    """The run that is meant where none is named: the one that submitted last of those with open batches; else of those
-    that go on by batches. One that was superseded is meant for its open batches alone. Raises UsageError for none."""
+    """The run that is meant where none is named: the one that submitted last of those with open
+    batches; else of those that go on by batches. One that was superseded is meant for its open
+    batches alone. Raises UsageError for none."""
     ranked = await batches.runs_with_batches(database)
     if not ranked:
         raise no_batch_yet()
@@ -292,18 +360,26 @@ def no_batch_yet() -> UsageError:
     """What is said where no batch was ever submitted."""
     return UsageError(
         "no batch was submitted in this project yet",
-        remedy="`run_mode: batch` in a workflow, or `agac run -a WORKFLOW --run-mode batch`, submits batches.",
+        remedy=(
+            "`run_mode: batch` in a workflow, or `agac run -a WORKFLOW --run-mode batch`, "
+            "submits batches."
+        ),
     )
 
 
-# The state of batches at their providers: asked for, and kept in the store. No batch is moved to another step here.
+# The state of batches at their providers: asked for, and kept in the store. No batch is moved to
+# another step here.
 
 AT_ONCE = 8
-"""Requests to one provider that may be under way: they take a moment each, and its limits are not ours alone."""
+"""Requests to one provider that may be under way: they take a moment each, and its limits are not
+ours alone."""
 
 
-async def _ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tuple[dict[int, ProviderBatch], list[str]]:
-    """The states of submitted batches, by number; and why some could not be asked for, each reason once."""
+async def _ask_providers(
+    opened: Project, batches: Sequence[BatchRecord]
+) -> tuple[dict[int, ProviderBatch], list[str]]:
+    """The states of submitted batches, by number; and why some could not be asked for, each reason
+    once."""
     seen: dict[int, ProviderBatch] = {}
     reasons: dict[str, None] = {}
     room = asyncio.Semaphore(AT_ONCE)
@@ -323,7 +399,9 @@ async def _ask_providers(opened: Project, batches: Sequence[BatchRecord]) -> tup
                     return await api.look(one.provider_id)
 
             async with asyncio.TaskGroup() as group:
-                tasks = [(one, group.create_task(look(one))) for one in batches if one.provider == name]
+                tasks = [
+                    (one, group.create_task(look(one))) for one in batches if one.provider == name
+                ]
             for one, task in tasks:
                 found = task.result()
                 if isinstance(found, ProviderBatch):

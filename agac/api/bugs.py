@@ -1,4 +1,5 @@
-"""Errors that agac did not foresee: a report that can be attached to an issue, and what people are told of it."""
+"""Errors that agac did not foresee: a report that can be attached to an issue, and what people are
+told of it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class BugWords(NamedTuple):
 
 
 def bug_report(error: Exception, command: str = "") -> BugWords:
-    """Writes a report with the traceback into a new folder for temporary files, which only the user can read."""
+    """Writes a report with the traceback into a new folder for temporary files, which only the
+    user can read."""
     report = Path(tempfile.mkdtemp(prefix="agac-bug-")) / "report.txt"
     version = import_module("agac").__version__  # the package itself imports this one
     head = f"agac {version}\nPython {platform.python_version()}\n{command}\n\n"
@@ -33,6 +35,8 @@ def bug_report(error: Exception, command: str = "") -> BugWords:
 
 
 def bug_problem(error: Exception, where: str) -> Problem:
-    """The same as a problem of the file, workflow or project that was looked at, without the text of the error, which
-    may quote what it holds: a problem may be shown to everybody."""
-    return Problem(Where(where), f"this is a bug in agac: {type(error).__name__}. {bug_report(error).remedy}")
+    """The same as a problem of the file, workflow or project that was looked at, without the text
+    of the error, which may quote what it holds: a problem may be shown to everybody."""
+    return Problem(
+        Where(where), f"this is a bug in agac: {type(error).__name__}. {bug_report(error).remedy}"
+    )

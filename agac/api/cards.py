@@ -1,4 +1,5 @@
-"""`agac card`: what a model will see of an AgentCard, and what its MCP servers offer, in a file for review."""
+"""`agac card`: what a model will see of an AgentCard, and what its MCP servers offer, in a file
+for review."""
 
 from __future__ import annotations
 
@@ -43,10 +44,11 @@ from agac.tools.mcp import listed_servers
 
 @dataclass(frozen=True, slots=True)
 class CardReport(Report):
-    """An AgentCard as a run would use it: `system` is the message that the model gets before every row, `messages` the
-    examples after it. `means` is what a short name in `model` stands for. `tools` are what the model may call, in at
-    most `max_turns` replies; all of it is about `estimated_tokens` long. A card of another `type` becomes `stages`,
-    which make `most_calls` for a row at most."""
+    """An AgentCard as a run would use it: `system` is the message that the model gets before every
+    row, `messages` the examples after it. `means` is what a short name in `model` stands for.
+    `tools` are what the model may call, in at most `max_turns` replies; all of it is about
+    `estimated_tokens` long. A card of another `type` becomes `stages`, which make `most_calls` for
+    a row at most."""
 
     name: str
     file: str
@@ -66,21 +68,31 @@ class CardReport(Report):
 
 
 @typed
-def show_card(name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None) -> CardReport:
-    """The card called `name`, filled with `variables`. Raises UsageError when there is none, SpecError if it is bad."""
+def show_card(
+    name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None
+) -> CardReport:
+    """The card called `name`, filled with `variables`. Raises UsageError when there is none,
+    SpecError if it is bad."""
     opened = open_project(project, sound=True)
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)
-    if (report := _several(name, path, opened, variables or {})) is not None:
+    report = _several(name, path, opened, variables or {})
+    if report is not None:
         return report
     card, problems = load_card(path, opened.spec, variables or {})
     if card is None:
         failure = SpecError(problems)
-        if any(problem.message.startswith(("unknown placeholder", "unknown variable")) for problem in problems):
-            failure.remedy = "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+        if any(
+            problem.message.startswith(("unknown placeholder", "unknown variable"))
+            for problem in problems
+        ):
+            failure.remedy = (
+                "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+            )
         raise failure
-    params, means = dict(card.params), None
+    params = dict(card.params)
+    means = None
     if card.keys.model is not None:
         ref, messages = parse_model(card.keys.model, opened.providers, opened.spec.file.aliases)
         where = card.where["model"]
@@ -91,7 +103,9 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
         params |= ref.params
         means = ref.meaning if ref.written is not None else None
     examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]
-    builder = StageBuilder(opened.spec, card.document, WorkflowFile.model_construct(), variables or {}, Overrides())
+    builder = StageBuilder(
+        opened.spec, card.document, WorkflowFile.model_construct(), variables or {}, Overrides()
+    )
     stage = builder.of_card(card, card.name, ())
     problems += builder.problems
     if any_error(problems):
@@ -99,17 +113,36 @@ def show_card(name: str, *, variables: dict[str, str] | None = None, project: Pa
     agent, tooling = with_tools(stage, (), opened.root)
     specs = agent.tools if agent else ()
     tools = [asdict(tool.definition) | {"kind": tool.kind, "source": tool.source} for tool in specs]
-    length = len("".join([card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]))
+    length = len(
+        "".join(
+            [card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]
+        )
+    )
     return CardReport(
-        card.name, card.file, card.keys.description, card.keys.model, params, card.instruction, examples, means,
-        problems, tools, tooling.max_turns if agent else None, length // CHARACTERS_A_TOKEN, card.kind,
-    )  # fmt: skip
+        card.name,
+        card.file,
+        card.keys.description,
+        card.keys.model,
+        params,
+        card.instruction,
+        examples,
+        means,
+        problems,
+        tools,
+        tooling.max_turns if agent else None,
+        length // CHARACTERS_A_TOKEN,
+        card.kind,
+    )
 
 
-def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) -> CardReport | None:
+def _several(
+    name: str, path: Path, opened: Project, variables: dict[str, str]
+) -> CardReport | None:
     """The report of a card that becomes several stages; None of another one. Raises SpecError."""
     keys, document, *_ = read_card(path, opened.spec, None, trusted=False)
-    written = StageFile.model_construct({"name", "agent", "prompt"}, name=path.stem, agent=name, prompt="${message}")
+    written = StageFile.model_construct(
+        {"name", "agent", "prompt"}, name=path.stem, agent=name, prompt="${message}"
+    )
     parts, problems = card_parts([written], document, opened.spec)
     if path.stem not in parts:
         return None
@@ -122,23 +155,41 @@ def _several(name: str, path: Path, opened: Project, variables: dict[str, str]) 
         raise SpecError(problems)
     shown: list[dict[str, Any]] = [
         {
-            "name": one.name, "needs": one.needs, "does": one.operation.key if one.operation else one.model,
-            "agent": one.card.name if one.card else None, "when": one.guard.text if one.guard else None,
-            "amends": one.amends, "calls": one.replicas * one.most_turns if one.asks else 0,
+            "name": one.name,
+            "needs": one.needs,
+            "does": one.operation.key if one.operation else one.model,
+            "agent": one.card.name if one.card else None,
+            "when": one.guard.text if one.guard else None,
+            "amends": one.amends,
+            "calls": one.replicas * one.most_turns if one.asks else 0,
         }
         for one in stages
-    ]  # fmt: skip
+    ]
     most = most_calls(parts[path.stem], {one["name"]: one["calls"] for one in shown})
     return CardReport(
-        str(keys.name), opened.spec.shown(path), keys.description, None, {}, None, [], None, problems, [], None, 0,
-        keys.type, shown, most,
-    )  # fmt: skip
+        str(keys.name),
+        opened.spec.shown(path),
+        keys.description,
+        None,
+        {},
+        None,
+        [],
+        None,
+        problems,
+        [],
+        None,
+        0,
+        keys.type,
+        shown,
+        most,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LockReport(Report):
-    """The lock file of a card, or of a server of agac.yml. `servers` are the tools of each by its name, and `changes`
-    what the file did not say so before, in lines. `written`: the file says it now."""
+    """The lock file of a card, or of a server of agac.yml. `servers` are the tools of each by its
+    name, and `changes` what the file did not say so before, in lines. `written`: the file says it
+    now."""
 
     name: str
     file: str
@@ -146,20 +197,23 @@ class LockReport(Report):
     changes: dict[str, str]
     written: bool
     told_otherwise: list[str] = field(default_factory=list)
-    """Tools of which models are told in a form of its own, since providers refuse the server's, with what differs."""
+    """Tools of which models are told in a form of its own, since providers refuse the server's,
+    with what differs."""
 
 
 @blocking
 async def lock_card(
     name: str, *, check: bool = False, trust_card: bool = False, project: Path | str | None = None
 ) -> LockReport:
-    """Connects the MCP servers of the card that is called `name`, or at that address, or of agac.yml with that name,
-    and writes what they offer; with `check` it only compares. Raises UsageError: one cannot be reached; SpecError."""
+    """Connects the MCP servers of the card that is called `name`, or at that address, or of
+    agac.yml with that name, and writes what they offer; with `check` it only compares. Raises
+    UsageError: one cannot be reached; SpecError."""
     return await _locked(name, open_project(project), check=check, trusted=trust_card)
 
 
 async def lock_given(name: str, opened: Project) -> None:
-    """Writes the lock of a server that a program gave, where there is none yet: it stands with the cards, too."""
+    """Writes the lock of a server that a program gave, where there is none yet: it stands with the
+    cards, too."""
     if not lock_file(opened.spec.paths.agentcards / name).exists():
         await _locked(name, opened, check=False)
 
@@ -177,26 +231,45 @@ async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = Fa
         if any_error(problems):
             raise SpecError(problems)
         path = opened.spec.paths.agentcards / f"{keys.name}.md" if remote else path
-        if not (servers := card_servers(keys, opened.spec)):
-            raise UsageError(f"{document.shown} uses no MCP server", remedy="Only cards that do have a lock.")
+        servers = card_servers(keys, opened.spec)
+        if not servers:
+            raise UsageError(
+                f"{document.shown} uses no MCP server", remedy="Only cards that do have a lock."
+            )
     elif name in (known := opened.spec.file.mcp):
-        path, servers = opened.spec.paths.agentcards / name, card_servers([name], opened.spec)
+        path = opened.spec.paths.agentcards / name
+        servers = card_servers([name], opened.spec)
     else:
-        more = f", and no MCP server of agac.yml; {did_you_mean(name, known, 'servers')}" if known else ""
+        if known:
+            more = f", and no MCP server of agac.yml; {did_you_mean(name, known, 'servers')}"
+        else:
+            more = ""
         raise UsageError(message + more)
     locks = await listed_servers(servers, opened.root, opened.env)
-    file, text = lock_file(path), lock_text(locks)
+    file = lock_file(path)
+    text = lock_text(locks)
     shown = opened.spec.shown(file)
     home = home_of(opened.root)
     changes = _changes(file, shown, locks, home)
-    if written := not check and not (lexists(file) and required_text(file, shown, home) == text):
+    written = not check and not (lexists(file) and required_text(file, shown, home) == text)
+    if written:
         write_in_project(file, text, shown, home)
     otherwise = list(_told_otherwise(servers, locks, shown))
-    return LockReport(name, shown, {key: sorted(one.tools) for key, one in locks.items()}, changes, written, otherwise)
+    return LockReport(
+        name,
+        shown,
+        {key: sorted(one.tools) for key, one in locks.items()},
+        changes,
+        written,
+        otherwise,
+    )
 
 
-def _told_otherwise(servers: Sequence[McpServer], locks: dict[str, ServerLock], shown: str) -> Iterator[str]:
-    """What is to be said of the tools in a lock; what makes a tool unusable is said where it is used."""
+def _told_otherwise(
+    servers: Sequence[McpServer], locks: dict[str, ServerLock], shown: str
+) -> Iterator[str]:
+    """What is to be said of the tools in a lock; what makes a tool unusable is said where it is
+    used."""
     try:
         yield from told_otherwise(locked_tools(servers, locks, shown, "")[0])
     except UsageError:
@@ -211,6 +284,7 @@ def _changes(file: Path, shown: str, locks: dict[str, ServerLock], home: Path) -
     found = dict.fromkeys(before.keys() - locks, "is locked, and used no longer")
     found |= dict.fromkeys(locks.keys() - before, "is new")
     for name in before.keys() & locks:
-        if lines := difference(before[name], locks[name]):
+        lines = difference(before[name], locks[name])
+        if lines:
             found[name] = f"changed:\n{lines}"
     return dict(sorted(found.items()))

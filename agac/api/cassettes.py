@@ -1,5 +1,5 @@
-"""Who answers in a test of a workflow, in the place of providers: the simulator, the replies of its file, or replies
-that were recorded once. Nothing goes out but while a test is recorded."""
+"""Who answers in a test of a workflow, in the place of providers: the simulator, the replies of
+its file, or replies that were recorded once. Nothing goes out but while a test is recorded."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from agac.spec.test_files import ReplyFile
 from agac.spec.workflow import Timeout
 
 _APIS = {
-    "openai-chat": (chat.CHAT, chat.CHAT_PARAMETERS), "anthropic": (anthropic.MESSAGES, anthropic.PARAMETERS),
+    "openai-chat": (chat.CHAT, chat.CHAT_PARAMETERS),
+    "anthropic": (anthropic.MESSAGES, anthropic.PARAMETERS),
     "openai-responses": (openai.RESPONSES, openai.RESPONSES_PARAMETERS),
-}  # fmt: skip
-"""How the simulator speaks each dialect, and the parameters that it knows: those of other servers are left out."""
+}
+"""How the simulator speaks each dialect, and the parameters that it knows: those of other servers
+are left out."""
 
 Came = HttpReply | Fault
 
@@ -45,22 +47,32 @@ def _missing(attempts: TaskAttempts, what: str) -> Fault:
 
 
 class SimulatedAnswers:
-    """Answers of the simulator, or those of `rules`: then a call that none of them is for is an error."""
+    """Answers of the simulator, or those of `rules`: then a call that none of them is for is an
+    error."""
 
     calls: Path | None = None
     goes_out = False
 
     def __init__(self, rules: Sequence[ReplyFile] | None = None) -> None:
-        self._rules, self._writer = rules, AnswerWriter()
+        self._rules = rules
+        self._writer = AnswerWriter()
 
-    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Came:
+    async def send(
+        self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any
+    ) -> Came:
         """As `Answers` says."""
-        stage, row, writer = attempts.connection.stage.name, attempts.active.new.row.id, self._writer
+        stage = attempts.connection.stage.name
+        row = attempts.active.new.row.id
+        writer = self._writer
         if self._rules is not None:
-            rule = next((one for one in self._rules if one.is_for(stage, row, attempts.request)), None)
+            rule = next(
+                (one for one in self._rules if one.is_for(stage, row, attempts.request)), None
+            )
             if rule is None:
                 return _missing(attempts, "none of the test's replies is for this call")
-            writer = AnswerWriter(script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])])
+            writer = AnswerWriter(
+                script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])]
+            )
         if attempts.connection.stage.runtime is not None:
             return _session(attempts, wire, writer)
         api, known = _APIS[attempts.connection.model.provider.dialect]
@@ -73,7 +85,8 @@ class SimulatedAnswers:
 
 
 def _session(attempts: TaskAttempts, wire: bytes, writer: AnswerWriter) -> Came:
-    """What a session of OpenCode comes to with the writer's answer to what was said last: no program is started."""
+    """What a session of OpenCode comes to with the writer's answer to what was said last: no
+    program is started."""
     from agac.providers.opencode import answered  # and what runs programs, where a stage has one
 
     asked = json.loads(wire)
@@ -91,18 +104,22 @@ def _session(attempts: TaskAttempts, wire: bytes, writer: AnswerWriter) -> Came:
 
 
 def as_data(value: Any) -> JSONValue:
-    """A request, or a recording, as JSON, without what is at its default: what later versions add changes no key."""
+    """A request, or a recording, as JSON, without what is at its default: what later versions add
+    changes no key."""
     if is_dataclass(value):
         given = ((one, getattr(value, one.name)) for one in fields(value))
         return {one.name: as_data(what) for one, what in given if what != one.default}
     if isinstance(value, dict):
         return {key: as_data(one) for key, one in value.items()}
-    return [as_data(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [as_data(one) for one in value]
+    return value
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded call: its stage, row and model, the whole request with its turns, and the body of the reply."""
+    """A recorded call: its stage, row and model, the whole request with its turns, and the body of
+    the reply."""
 
     stage: str
     row: RowId
@@ -118,23 +135,32 @@ class Recording:
 
     def difference(self, other: Recording) -> str:
         """What `other` asks differently: which parts, and the words."""
-        old, new = ({"model": f"{one.provider}/{one.model}", **one.request} for one in (self, other))
+        old, new = (
+            {"model": f"{one.provider}/{one.model}", **one.request} for one in (self, other)
+        )
         parts = [part for part in {**old, **new} if old.get(part) != new.get(part)]
         texts = (canonical({part: one.get(part) for part in parts}) for one in (old, new))
         return f"{' and '.join(parts)} changed, {as_text(word_diff(*texts), width=SHOWN)}"
 
 
 class Cassette:
-    """The recorded replies of a test: a `file` with a line of JSON for each call, and `tools`, what tools gave, as
-    stubs. Replies come in their order, of equal calls the last again and again. With the `redactor` of the run calls
-    without a reply go out, and what comes is recorded; what tools give is then noted in `calls`."""
+    """The recorded replies of a test: a `file` with a line of JSON for each call, and `tools`,
+    what tools gave, as stubs. Replies come in their order, of equal calls the last again and
+    again. With the `redactor` of the run calls without a reply go out, and what comes is recorded;
+    what tools give is then noted in `calls`."""
 
-    def __init__(self, file: Path, root: Path, redactor: Redactor | None, calls: Path | None) -> None:
-        """Reads the file of the project at `root`, if it is there. Raises AgacError where it cannot be read, or has a
-        line that is no recorded call."""
+    def __init__(
+        self, file: Path, root: Path, redactor: Redactor | None, calls: Path | None
+    ) -> None:
+        """Reads the file of the project at `root`, if it is there. Raises AgacError where it
+        cannot be read, or has a line that is no recorded call."""
         self._root = root
-        self.file, self.tools, self.calls = file, file.with_name(f"{file.stem}_calls.jsonl"), calls
-        self._redactor, self._seen, self._used = redactor, Counter[bytes](), set[int]()
+        self.file = file
+        self.tools = file.with_name(f"{file.stem}_calls.jsonl")
+        self.calls = calls
+        self._redactor = redactor
+        self._seen = Counter[bytes]()
+        self._used = set[int]()
         self.goes_out = redactor is not None
         if redactor is not None:  # before anything is paid
             for path in (file, self.tools):
@@ -144,35 +170,56 @@ class Cassette:
             self._recordings = [Recording(**json.loads(line)) for line in lines]
         except (ValueError, TypeError) as error:
             remedy = "Delete the file, and run `agac test --record`."
-            raise AgacError(f"{file.name} holds no recorded calls: {error}", remedy=remedy) from None
+            raise AgacError(
+                f"{file.name} holds no recorded calls: {error}", remedy=remedy
+            ) from None
 
     def _lines_of(self, file: Path) -> list[str]:
         """The lines of a recording, none where there is no file. Raises SpecError."""
         if not os.path.lexists(file):
             return []
         shown = self._shown(file)
-        return [line for line in required_text(file, shown, self._root, most=MAX_RECORDED).split("\n") if line]
+        return [
+            line
+            for line in required_text(file, shown, self._root, most=MAX_RECORDED).split("\n")
+            if line
+        ]
 
     def _shown(self, file: Path) -> str:
-        return file.relative_to(self._root).as_posix() if file.is_relative_to(self._root) else file.name
+        if file.is_relative_to(self._root):
+            return file.relative_to(self._root).as_posix()
+        return file.name
 
     @property
     def unused(self) -> list[Recording]:
         """Recordings that were not asked for."""
         return [one for place, one in enumerate(self._recordings) if place not in self._used]
 
-    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Came:
+    async def send(
+        self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any
+    ) -> Came:
         """As `Answers` says."""
         asked = self._asked(attempts, None)
-        places, seen = [n for n, one in enumerate(self._recordings) if one.key == asked.key], self._seen[asked.key]
+        places = [n for n, one in enumerate(self._recordings) if one.key == asked.key]
+        seen = self._seen[asked.key]
         self._seen[asked.key] += 1
         if places and (self._redactor is None or seen < len(places)):
             self._used.add(place := places[min(seen, len(places) - 1)])
             return HttpReply(200, {}, json.dumps(self._recordings[place].reply).encode(), 0.0)
         if self._redactor is None:
-            near = [one for one in self.unused if (one.stage, str(one.row)) == (asked.stage, str(asked.row))]
-            stale = f" (what is recorded is stale: {near[0].difference(asked)})" if near else ""
-            return _missing(attempts, f"no reply is recorded for this call{stale}; record it: `agac test --record`")
+            near = [
+                one
+                for one in self.unused
+                if (one.stage, str(one.row)) == (asked.stage, str(asked.row))
+            ]
+            if near:
+                stale = f" (what is recorded is stale: {near[0].difference(asked)})"
+            else:
+                stale = ""
+            return _missing(
+                attempts,
+                f"no reply is recorded for this call{stale}; record it: `agac test --record`",
+            )
         came: Came = await real(wire, timeout, **how)
         if isinstance(came, HttpReply) and came.status == 200:
             self._used.add(len(self._recordings))
@@ -181,18 +228,32 @@ class Cassette:
 
     def _asked(self, attempts: TaskAttempts, reply: JSONValue) -> Recording:
         """A call as it is recorded: without secrets."""
-        model, row = attempts.connection.model, attempts.active.new.row.id
+        model = attempts.connection.model
+        row = attempts.active.new.row.id
         text = json.dumps([as_data(replace(attempts.request, prefix=None)), reply])
-        request, reply = json.loads(self._redactor.clean(text) if self._redactor is not None else text)
-        return Recording(attempts.connection.stage.name, row, model.provider.name, model.model, request, reply)
+        request, reply = json.loads(
+            self._redactor.clean(text) if self._redactor is not None else text
+        )
+        return Recording(
+            attempts.connection.stage.name, row, model.provider.name, model.model, request, reply
+        )
 
     def write(self) -> list[Path]:
-        """Keeps the recordings that were asked for, and what tools gave: the files that there are then."""
-        kept = sorted((self._recordings[place] for place in self._used), key=lambda one: (one.stage, str(one.row)))
+        """Keeps the recordings that were asked for, and what tools gave: the files that there are
+        then."""
+        kept = sorted(
+            (self._recordings[place] for place in self._used),
+            key=lambda one: (one.stage, str(one.row)),
+        )
         calls = {*self._lines_of(self.tools)}
         if self.calls is not None and self.calls.is_file():  # agac wrote it, in a folder of its own
-            calls |= {*required_text(self.calls, self.calls.name, None, most=MAX_RECORDED).split("\n")} - {""}
-        texts = {self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept], self.tools: sorted(calls)}
+            calls |= {
+                *required_text(self.calls, self.calls.name, None, most=MAX_RECORDED).split("\n")
+            } - {""}
+        texts = {
+            self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept],
+            self.tools: sorted(calls),
+        }
         for path in (found := [path for path, lines in texts.items() if lines]):
             write_in_project(path, "\n".join(texts[path]) + "\n", self._shown(path), self._root)
         return found

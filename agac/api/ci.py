@@ -1,4 +1,5 @@
-"""`agac ci`: what it is run for, by what the forge says; what a change does (`agac-pr.json`); runs after a merge."""
+"""`agac ci`: what it is run for, by what the forge says; what a change does (`agac-pr.json`); runs
+after a merge."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, is_dataclass, replace
 from glob import escape
@@ -25,7 +26,16 @@ from agac.api.share import adopt_all, loses_disk, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
 from agac.api.workflow_tests import CaseResult, run_cases
-from agac.core.errors import AgacError, ExitCode, Problem, SpecError, UsageError, Where, any_error, key_path
+from agac.core.errors import (
+    AgacError,
+    ExitCode,
+    Problem,
+    SpecError,
+    UsageError,
+    Where,
+    any_error,
+    key_path,
+)
 from agac.engine.estimate import CostEstimate, PlanTotals, summed
 from agac.plan.changes import Change
 from agac.spec import loader
@@ -46,8 +56,9 @@ Kind = Literal["pull-request", "merge", "schedule"]
 
 
 class Event(NamedTuple):
-    """What `agac ci` is run for. `base` is the commit that a change is for, or that a push came after, of the branch
-    `into`; `head` the change's last one. `foreign`: it comes from another repository."""
+    """What `agac ci` is run for. `base` is the commit that a change is for, or that a push came
+    after, of the branch `into`; `head` the change's last one. `foreign`: it comes from another
+    repository."""
 
     kind: Kind
     base: str | None = None
@@ -57,29 +68,46 @@ class Event(NamedTuple):
 
 
 def event_of(env: Mapping[str, str], kind: Kind | None = None) -> Event:
-    """What the forge says in its variables, and in GitHub's file; `kind` overrules it. Raises UsageError."""
+    """What the forge says in its variables, and in GitHub's file; `kind` overrules it. Raises
+    UsageError."""
     found = _github(env) if env.get("GITHUB_EVENT_NAME") else _gitlab(env)
     if kind is not None:
-        return found if found is not None and found.kind == kind else Event(kind)
+        if found is not None and found.kind == kind:
+            return found
+        return Event(kind)
     if found is None:
         said = env.get("GITHUB_EVENT_NAME") or env.get("CI_PIPELINE_SOURCE")
-        what = f"nothing is done for {said!r} of this branch" if said else "no forge says what `agac ci` is run for"
+        if said:
+            what = f"nothing is done for {said!r} of this branch"
+        else:
+            what = "no forge says what `agac ci` is run for"
         remedy = "Add --event pull-request, --event merge or --event schedule."
         raise UsageError(what, remedy=remedy)
     return found
 
 
 def _github(env: Mapping[str, str]) -> Event | None:
-    name, body = env["GITHUB_EVENT_NAME"], _github_body(env)
+    name = env["GITHUB_EVENT_NAME"]
+    body = _github_body(env)
     if name == "schedule":
         return Event("schedule")
     if name == "pull_request_target":
-        remedy = "Use `on: pull_request`, and post the comment from a second job (`on: workflow_run`)."
-        raise UsageError("pull_request_target runs what anybody wrote with your secrets", remedy=remedy)
+        remedy = (
+            "Use `on: pull_request`, and post the comment from a second job (`on: workflow_run`)."
+        )
+        raise UsageError(
+            "pull_request_target runs what anybody wrote with your secrets", remedy=remedy
+        )
     if name == "pull_request":
         base, head = (_at(body, "pull_request", one) or {} for one in ("base", "head"))
         ours, theirs = (_at(one, "repo", "full_name") for one in (base, head))
-        return Event("pull-request", base.get("sha"), head.get("sha"), base.get("ref"), not ours or ours != theirs)
+        return Event(
+            "pull-request",
+            base.get("sha"),
+            head.get("sha"),
+            base.get("ref"),
+            not ours or ours != theirs,
+        )
     default = _at(body, "repository", "default_branch")
     if name == "push" and default and _at(body, "ref") == f"refs/heads/{default}":
         return Event("merge", _before(_at(body, "before")), _at(body, "after"), default)
@@ -87,7 +115,8 @@ def _github(env: Mapping[str, str]) -> Event | None:
 
 
 def _github_body(env: Mapping[str, str]) -> dict[str, Any]:
-    """Reads the file in which GitHub describes the event to a job; empty if there is none. Raises UsageError."""
+    """Reads the file in which GitHub describes the event to a job; empty if there is none. Raises
+    UsageError."""
     file = Path(env.get("GITHUB_EVENT_PATH", ""))
     if not file.is_file():
         return {}
@@ -95,7 +124,9 @@ def _github_body(env: Mapping[str, str]) -> dict[str, Any]:
         return dict(json.loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
         remedy = "Unset it, and say with --event what is meant."
-        raise UsageError(f"GITHUB_EVENT_PATH: {file} is no JSON object: {error}", remedy=remedy) from None
+        raise UsageError(
+            f"GITHUB_EVENT_PATH: {file} is no JSON object: {error}", remedy=remedy
+        ) from None
 
 
 def _at(body: Any, *keys: str) -> Any:
@@ -113,8 +144,11 @@ def _gitlab(env: Mapping[str, str]) -> Event | None:
     match get("CI_PIPELINE_SOURCE"):
         case "merge_request_event":
             ours, theirs = (get(f"CI_MERGE_REQUEST_{one}PROJECT_ID") for one in ("", "SOURCE_"))
-            base, into = (get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME"))
-            head = get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or head  # of a pipeline of the merged result
+            base, into = (
+                get(f"CI_MERGE_REQUEST_{one}") for one in ("DIFF_BASE_SHA", "TARGET_BRANCH_NAME")
+            )
+            # of a pipeline of the merged result
+            head = get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or head
             return Event("pull-request", base, head, into, not ours or ours != theirs)
         case "push" if get("CI_COMMIT_BRANCH") == (default := get("CI_DEFAULT_BRANCH", "")):
             return Event("merge", _before(get("CI_COMMIT_BEFORE_SHA")), head, default)
@@ -123,7 +157,8 @@ def _gitlab(env: Mapping[str, str]) -> Event | None:
     return None
 
 
-# What a change does: `agac-pr.json`, of which the comment is made, also by a job that has none of the code.
+# What a change does: `agac-pr.json`, of which the comment is made, also by a job that has none of
+# the code.
 
 MAX_BYTES = 10_000_000  # of a file with findings
 _Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
@@ -156,8 +191,9 @@ class PlanFigures(Figures, PlanTotals):
 
 
 class WorkflowFindings(Figures):
-    """A workflow that changed, or has `problems`. `plan` is that of the present version, and `usd_more` what it costs
-    more than that of the version before, where there was one; None: a price is not known."""
+    """A workflow that changed, or has `problems`. `plan` is that of the present version, and
+    `usd_more` what it costs more than that of the version before, where there was one; None: a
+    price is not known."""
 
     workflow: str
     how: str
@@ -176,9 +212,9 @@ def _bounded(version: Version | None) -> Version | None:
 
 
 class Findings(Figures):
-    """What a change does to the workflows of a `project` (its folder in the repository), `against` a version before:
-    `agac-pr.json`. `beside` is what it changes outside of workflows. `notes` say what was left out and why;
-    `max_usd` is the cap of the version before."""
+    """What a change does to the workflows of a `project` (its folder in the repository), `against`
+    a version before: `agac-pr.json`. `beside` is what it changes outside of workflows. `notes` say
+    what was left out and why; `max_usd` is the cap of the version before."""
 
     format: Literal[1] = 1
     agac: str = __version__
@@ -197,7 +233,9 @@ class Findings(Figures):
     @property
     def all(self) -> PlanFigures:
         """All plans as one."""
-        return PlanFigures(stages=[stage for one in self.workflows if one.plan for stage in one.plan.stages])
+        return PlanFigures(
+            stages=[stage for one in self.workflows if one.plan for stage in one.plan.stages]
+        )
 
     @property
     def usd(self) -> float | None:
@@ -225,7 +263,11 @@ class Findings(Figures):
         if self.told("error"):
             return ExitCode.USAGE
         failed = any(one.result != "passed" for one in self.tests)
-        return ExitCode.ROWS_FAILED if failed else ExitCode.LIMIT if self.over else ExitCode.DONE
+        if failed:
+            return ExitCode.ROWS_FAILED
+        if self.over:
+            return ExitCode.LIMIT
+        return ExitCode.DONE
 
 
 def read_findings(path: Path) -> Findings:
@@ -235,7 +277,8 @@ def read_findings(path: Path) -> Findings:
         if path.stat().st_size > MAX_BYTES:
             raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes", remedy=remedy)
         found = Findings.model_validate_json(path.read_bytes())
-        if "format" not in found.model_fields_set:  # as in `{}`, which would say that nothing changed
+        # as in `{}`, which would say that nothing changed
+        if "format" not in found.model_fields_set:
             raise UsageError(f"{path}: format: it is missing", remedy=remedy)
         return found
     except OSError as error:
@@ -243,31 +286,45 @@ def read_findings(path: Path) -> Findings:
     except ValidationError as error:
         (wrong, *_) = error.errors(include_url=False)
         at = key_path(wrong["loc"])
-        raise UsageError(f"{path}: {f'{at}: ' if at else ''}{wrong['msg']}", remedy=remedy) from None
+        raise UsageError(
+            f"{path}: {f'{at}: ' if at else ''}{wrong['msg']}", remedy=remedy
+        ) from None
 
 
-_FOREIGN = "From another repository: no Python of it is imported, no variable is looked up, no answer is pulled."
+_FOREIGN = (
+    "From another repository: no Python of it is imported, no variable is looked up, no "
+    "answer is pulled."
+)
 
 
 @calling
 async def check_change(
-    event: Event, *, against: str | None = None, untrusted: bool = False, project: Path | str | None = None
+    event: Event,
+    *,
+    against: str | None = None,
+    untrusted: bool = False,
+    project: Path | str | None = None,
 ) -> Findings:
-    """What a change does to the project's workflows: of those that differ from the version `against`, or from the last
-    commit shared with the event's base, the changes, plans of both versions and tests. Nothing is asked; answers are
-    pulled. Of a change from elsewhere, or `untrusted`, no Python is imported and no variable is looked up. Raises
-    UsageError where there is no project, or no version to compare with."""
+    """What a change does to the project's workflows: of those that differ from the version
+    `against`, or from the last commit shared with the event's base, the changes, plans of both
+    versions and tests. Nothing is asked; answers are pulled. Of a change from elsewhere, or
+    `untrusted`, no Python is imported and no variable is looked up. Raises UsageError where there
+    is no project, or no version to compare with."""
     untrusted = untrusted or event.foreign
     try:
         opened = open_project(project, untrusted=untrusted)
     except SpecError as error:
         place = _place(project_root(project))
-        return Findings(project=place, head=event.head, untrusted=untrusted, problems=error.problems)
+        return Findings(
+            project=place, head=event.head, untrusted=untrusted, problems=error.problems
+        )
     version = _version_before(opened, event, against)
     try:
         found = await _found(opened, event, version)
     except Exception as error:  # noqa: BLE001 - findings are written whatever a file does
-        found = failed_findings(event, error, untrusted=untrusted, project=opened.state, where=version.ref)
+        found = failed_findings(
+            event, error, untrusted=untrusted, project=opened.state, where=version.ref
+        )
     return Findings.model_validate(_cleaned(found.model_dump(mode="json"), opened.redactor().clean))
 
 
@@ -275,14 +332,19 @@ def failed_findings(
     event: Event, error: Exception, *, untrusted: bool = False, project: Path | str | None = None,
     where: str = "agac ci",
 ) -> Findings:  # fmt: skip
-    """The findings of a change that could not be looked at, so that another job has something to say. `where` stands
-    before what was wrong."""
+    """The findings of a change that could not be looked at, so that another job has something to
+    say. `where` stands before what was wrong."""
     try:
         place = _place(project_root(project))
     except UsageError:  # there is no project
         place = "."
-    problem = Problem(Where(where), _in_words(error)) if isinstance(error, AgacError) else bug_problem(error, where)
-    return Findings(project=place, head=event.head, untrusted=untrusted or event.foreign, problems=[problem])
+    if isinstance(error, AgacError):
+        problem = Problem(Where(where), _in_words(error))
+    else:
+        problem = bug_problem(error, where)
+    return Findings(
+        project=place, head=event.head, untrusted=untrusted or event.foreign, problems=[problem]
+    )
 
 
 async def _found(opened: Project, event: Event, version: Version) -> Findings:
@@ -290,51 +352,78 @@ async def _found(opened: Project, event: Event, version: Version) -> Findings:
     wrong, variables = _kept_in_git(opened, version)
     if wrong:
         return Findings(
-            project=_place(opened.state), head=event.head, against=version, untrusted=opened.untrusted, problems=wrong
+            project=_place(opened.state),
+            head=event.head,
+            against=version,
+            untrusted=opened.untrusted,
+            problems=wrong,
         )
     with ExitStack() as stack:
-        notes, earlier = [_FOREIGN] if opened.untrusted else list[str](), None
+        notes = [_FOREIGN] if opened.untrusted else list[str]()
+        earlier = None
         try:
             earlier = stack.enter_context(project_at(version.ref, opened))
         except UsageError as error:
-            notes.append(f"There is no version to compare with, so that all is new: {_in_words(error)}")
+            notes.append(
+                f"There is no version to compare with, so that all is new: {_in_words(error)}"
+            )
         change = _Change(opened, earlier, notes)
-        report = await differences(opened, earlier, version, _looked_at(opened, earlier), plans=False)
+        report = await differences(
+            opened, earlier, version, _looked_at(opened, earlier), plans=False
+        )
         whole = not any_error(report.problems)
-        sound = [one.workflow for one in report.workflows if one.sound] if whole else []
+        if whole:
+            sound = [one.workflow for one in report.workflows if one.sound]
+        else:
+            sound = []
         await change.pull(sound)
         if sound and not opened.store.exists():
             notes.append("No earlier answers are known here, so that all rows count as to be run.")
-        workflows = [await change.planned(one, plans=one.workflow in sound) for one in report.workflows]
+        workflows = [
+            await change.planned(one, plans=one.workflow in sound) for one in report.workflows
+        ]
         tests, wrong = await change.tested(sound) if whole else ([], [])
         return Findings(
-            project=_place(opened.state), head=event.head, against=version, untrusted=opened.untrusted,
-            workflows=workflows, problems=[*report.problems, *wrong], lint=change.linted(sound), tests=tests,
-            notes=notes, max_usd=(earlier or opened).spec.file.ci.max_usd, beside=[*report.beside, *variables],
-        )  # fmt: skip
+            project=_place(opened.state),
+            head=event.head,
+            against=version,
+            untrusted=opened.untrusted,
+            workflows=workflows,
+            problems=[*report.problems, *wrong],
+            lint=change.linted(sound),
+            tests=tests,
+            notes=notes,
+            max_usd=(earlier or opened).spec.file.ci.max_usd,
+            beside=[*report.beside, *variables],
+        )
 
 
 def _looked_at(opened: Project, earlier: Project | None) -> list[str]:
-    """The workflows that either version says: a change takes none away from its own review. Empty: all."""
+    """The workflows that either version says: a change takes none away from its own review. Empty:
+    all."""
     named = [one.spec.file.ci.workflows for one in (opened, earlier) if one is not None]
-    return list(dict.fromkeys(name for names in named for name in names)) if all(named) else []
+    if all(named):
+        return list(dict.fromkeys(name for names in named for name in names))
+    return []
 
 
 _STATE_IN_GIT = (
-    "the change brings files into the folder in which agac keeps its answers, and plans would count them; remove them "
-    "(`git rm -r --cached {0}`), and name the folder in .gitignore"
+    "the change brings files into the folder in which agac keeps its answers, and plans would "
+    "count them; remove them (`git rm -r --cached {0}`), and name the folder in .gitignore"
 )
 
 
 def _kept_in_git(opened: Project, version: Version) -> tuple[list[Problem], list[Change]]:
-    """What the change brings into agac's folder, and how its environment file differs, of which no value is told."""
+    """What the change brings into agac's folder, and how its environment file differs, of which no
+    value is told."""
     try:
         repository = Repository.of(opened.state, os.environ)
     except UsageError:  # there is none: another folder is compared with
         return [], []
     before = repository.at_top(version.commit) if version.commit else {}
     now = repository.at_top("HEAD")
-    problems, changes = list[Problem](), list[Change]()
+    problems = list[Problem]()
+    changes = list[Change]()
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) == now.get(name):
             continue
@@ -374,7 +463,9 @@ def _version_before(opened: Project, event: Event, against: str | None) -> Versi
     repository = Repository.of(opened.state, os.environ)
     base = repository.merged_into(event.head) or repository.commit(event.base)
     commit = repository.merge_base(base, event.base)
-    return Version(commit, commit, repository.made_at(commit), event.into, repository.behind(commit, base))
+    return Version(
+        commit, commit, repository.made_at(commit), event.into, repository.behind(commit, base)
+    )
 
 
 def _in_words(error: AgacError) -> str:
@@ -387,9 +478,11 @@ _MOST_IGNORED = 5
 
 
 def _new(now: Sequence[LintFinding], before: Sequence[LintFinding]) -> list[LintFinding]:
-    """The findings that were not there before: a file may have several that are told in the same words."""
+    """The findings that were not there before: a file may have several that are told in the same
+    words."""
     same = attrgetter("rule", "where.file", "where.path", "message")
-    known, new = Counter(map(same, before)), list[LintFinding]()
+    known = Counter(map(same, before))
+    new = list[LintFinding]()
     for one in now:
         known[same(one)] -= 1
         new += [one] if known[same(one)] < 0 else []
@@ -415,7 +508,8 @@ class _Change(NamedTuple):
             return
         try:
             await pull_in(self.now, names)
-            if self.before is not None and (had := self.had(names)):  # from where the present version says
+            # from where the present version says
+            if self.before is not None and (had := self.had(names)):
                 file = self.before.spec.file.model_copy(update={"remote": rules})
                 await pull_in(replace(self.before, spec=replace(self.before.spec, file=file)), had)
         except AgacError as error:
@@ -423,9 +517,14 @@ class _Change(NamedTuple):
 
     async def planned(self, found: WorkflowDiff, *, plans: bool) -> WorkflowFindings:
         """The workflow with its plan, beside what the version before would cost."""
-        plan, more, problems = None, None, list(found.problems)
+        plan = None
+        more = None
+        problems = list(found.problems)
         try:
-            plan = await plan_in(self.now, found.workflow, RunOptions(), keys=False) if plans else None
+            if plans:
+                plan = await plan_in(self.now, found.workflow, RunOptions(), keys=False)
+            else:
+                plan = None
             more = plan.usd if plan else None
             if more is not None and self.before is not None and self.had([found.workflow]):
                 before = (await plan_in(self.before, found.workflow, RunOptions())).usd
@@ -438,26 +537,40 @@ class _Change(NamedTuple):
             problems.append(bug_problem(error, found.workflow))
         problems += plan.warnings if plan else []
         return WorkflowFindings(
-            workflow=found.workflow, how=found.how, changes=list(found.changes), problems=list(dict.fromkeys(problems)),
-            plan=PlanFigures.model_validate(plan.as_json()) if plan else None, usd_more=more,
-        )  # fmt: skip
+            workflow=found.workflow,
+            how=found.how,
+            changes=list(found.changes),
+            problems=list(dict.fromkeys(problems)),
+            plan=PlanFigures.model_validate(plan.as_json()) if plan else None,
+            usd_more=more,
+        )
 
     def linted(self, names: Sequence[str]) -> list[LintFinding]:
-        """What lint finds in these workflows and in agac.yml, and not in the version before. A note says what comments
-        of the change tell it to ignore."""
+        """What lint finds in these workflows and in agac.yml, and not in the version before. A
+        note says what comments of the change tell it to ignore."""
         if not names:
             return []
-        now, before = lint_in(self.now, names), None
+        now = lint_in(self.now, names)
+        before = None
         if self.before and (now.findings or now.ignored):
             before = lint_in(self.before, self.had(names))
-        if ignored := _new(now.ignored, before.ignored if before else []):
-            first = ", ".join(f"{one.rule} ({one.where.file}:{one.where.line})" for one in ignored[:_MOST_IGNORED])
-            more = f" and {len(ignored) - _MOST_IGNORED} more" if len(ignored) > _MOST_IGNORED else ""
-            self.notes.append(f"Comments of the change tell lint to ignore what it finds: {first}{more}.")
+        ignored = _new(now.ignored, before.ignored if before else [])
+        if ignored:
+            first = ", ".join(
+                f"{one.rule} ({one.where.file}:{one.where.line})" for one in ignored[:_MOST_IGNORED]
+            )
+            if len(ignored) > _MOST_IGNORED:
+                more = f" and {len(ignored) - _MOST_IGNORED} more"
+            else:
+                more = ""
+            self.notes.append(
+                f"Comments of the change tell lint to ignore what it finds: {first}{more}."
+            )
         return _new(now.findings, before.findings if before else [])
 
     async def tested(self, names: Sequence[str]) -> tuple[list[CaseResult], list[Problem]]:
-        """The tests of these workflows, and those that changed themselves; what is wrong with files of tests."""
+        """The tests of these workflows, and those that changed themselves; what is wrong with
+        files of tests."""
         try:
             if not case_files(self.now.spec):
                 return [], []
@@ -470,7 +583,10 @@ class _Change(NamedTuple):
             tests = ", ".join(one.path.stem for one in left)
             self.notes.append(f"Tests that import its Python or call tools were not run: {tests}.")
         found = await run_cases(self.now, [one for one in cases if one not in left])
-        return [replace(one, failures=[replace(it, prompt=None) for it in one.failures]) for one in found], problems
+        return [
+            replace(one, failures=[replace(it, prompt=None) for it in one.failures])
+            for one in found
+        ], problems
 
     def _is_new(self, case: WorkflowCase) -> bool:
         """Whether the version before has not the same test, recorded replies and stored results."""
@@ -485,7 +601,8 @@ class _Change(NamedTuple):
 
 
 def _contents(root: Path, pattern: str) -> dict[Path, bytes | str]:
-    """What files beside the tests hold, by their path in the project; of one that cannot be read, why."""
+    """What files beside the tests hold, by their path in the project; of one that cannot be read,
+    why."""
     found = dict[Path, bytes | str]()
     for file in files_in(root / FOLDER, root, f"**/{pattern}"):
         if not file.is_dir():
@@ -498,7 +615,13 @@ def _contents(root: Path, pattern: str) -> dict[Path, bytes | str]:
 
 def _imports_python(value: Any) -> bool:
     """Whether a workflow, or a part of it, names Python of the project, which a run imports."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    parts: Iterable[Any]
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
+        parts = ()
     if is_dataclass(value):
         parts = [getattr(value, one.name) for one in fields(value)]
     return isinstance(value, FunctionRef | PythonSchema) or any(map(_imports_python, parts))
@@ -509,10 +632,13 @@ def _imports_python(value: Any) -> bool:
 
 @blocking
 async def workflows_to_run(event: Event, *, project: Path | str | None = None) -> list[str]:
-    """The workflows that changed since the event's base or have rows to run, once answers were pulled. Raises
-    UsageError where what a job of CI pays for would be lost with its machine, and for a base that is empty."""
+    """The workflows that changed since the event's base or have rows to run, once answers were
+    pulled. Raises UsageError where what a job of CI pays for would be lost with its machine, and
+    for a base that is empty."""
     refuse_empty(event.base)
-    opened, changed, notes = open_project(project, sound=True), set[str](), list[str]()
+    opened = open_project(project, sound=True)
+    changed = set[str]()
+    notes = list[str]()
     names = opened.spec.file.ci.workflows or loader.workflow_names(opened.spec)
     try:
         version = version_of(event.base, opened)
@@ -528,12 +654,19 @@ async def workflows_to_run(event: Event, *, project: Path | str | None = None) -
         except AgacError:
             changed.add(name)  # its run says it
             continue
-        changed |= {name} if any(one.run or one.blocked or one.in_flight for one in stages) else set()
+        changed |= (
+            {name} if any(one.run or one.blocked or one.in_flight for one in stages) else set()
+        )
         remote = opened.spec.file.remote.url or opened.env.get("AGAC_REMOTE")
         paid = any(one.run and one.run_mode and not one.simulated for one in stages)
         if paid and not remote and loses_disk(opened.env):
-            remedy = "Name a remote in agac.yml, or set AGAC_KEEPS_DISK=1 where .agac is kept from job to job."
-            raise UsageError("the answers that this job pays for would be lost with its machine", remedy=remedy)
+            remedy = (
+                "Name a remote in agac.yml, or set AGAC_KEEPS_DISK=1 where .agac is kept "
+                "from job to job."
+            )
+            raise UsageError(
+                "the answers that this job pays for would be lost with its machine", remedy=remedy
+            )
     for note in notes:
         _log.warning("%s", note)
     return [name for name in names if name in changed]
@@ -541,10 +674,17 @@ async def workflows_to_run(event: Event, *, project: Path | str | None = None) -
 
 @blocking
 async def open_runs(*, project: Path | str | None = None) -> dict[int, tuple[str, bool]]:
-    """The runs with open batches, oldest first: the workflow of each, and whether it may go on: it is the newest."""
+    """The runs with open batches, oldest first: the workflow of each, and whether it may go on: it
+    is the newest."""
     opened = open_project(project, sound=True)
     await adopt_all(opened)
     async with open_for_reading(opened.store) as database:
         found = await batches(database) if database else []
-        newer = {one.run_id: await superseded_by(database, one.run_id) for one in found} if database else {}
-    return {one.run_id: (one.workflow, newer[one.run_id] is None) for one in sorted(found, key=lambda one: one.run_id)}
+        if database:
+            newer = {one.run_id: await superseded_by(database, one.run_id) for one in found}
+        else:
+            newer = {}
+    return {
+        one.run_id: (one.workflow, newer[one.run_id] is None)
+        for one in sorted(found, key=lambda one: one.run_id)
+    }

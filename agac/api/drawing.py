@@ -1,4 +1,5 @@
-"""A drawing, boxes and lines between them, as Mermaid text, or as one SVG: its layers, places and text widths."""
+"""A drawing, boxes and lines between them, as Mermaid text, or as one SVG: its layers, places and
+text widths."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from typing import NamedTuple
 
 from agac.core.text import squeezed
 
-# Every text may be the user's: names, labels and counts are cut and escaped before they are drawn, never trusted.
+# Every text may be the user's: names, labels and counts are cut and escaped before they are drawn,
+# never trusted.
 
 WORDS = ("done", "reused", "failed", "skipped", "dropped")
 """Counts that have a colour, in the order in which they are shown; others come after them."""
@@ -31,7 +33,8 @@ BRACKETS = {
 
 @dataclass(frozen=True, slots=True)
 class DrawnNode:
-    """A box: a stage. `counts`: what became of its rows in the last run, if any. `level`: 0 for the input's rows."""
+    """A box: a stage. `counts`: what became of its rows in the last run, if any. `level`: 0 for
+    the input's rows."""
 
     name: str
     kind: str
@@ -49,19 +52,30 @@ class DrawnEdge(NamedTuple):
 
 def figures(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """The counts that are not nought, in the order in which they are shown."""
-    return [(word, counts[word]) for word in dict.fromkeys([*WORDS, *counts]) if counts.get(word, 0) > 0]
+    return [
+        (word, counts[word]) for word in dict.fromkeys([*WORDS, *counts]) if counts.get(word, 0) > 0
+    ]
 
 
 def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
-    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block. Lines between levels
-    are dotted. Mermaid draws 500 edges and 50,000 characters at most unless its page allows more."""
+    """The graph as Mermaid text (a flowchart), as GitHub and others draw it in a ```mermaid block.
+    Lines between levels are dotted. Mermaid draws 500 edges and 50,000 characters at most unless
+    its page allows more."""
     lines = ["flowchart TD"]
     for i, node in enumerate(nodes):
         opening, closing = BRACKETS.get(node.kind, ("[", "]"))
         level = f" · level {node.level}" if node.level else ""
-        shown = [f"<b>{_quoted(node.name)}</b>", f"<i>{_quoted(node.kind)}{level}</i>", *map(_quoted, node.label_lines)]
+        shown = [
+            f"<b>{_quoted(node.name)}</b>",
+            f"<i>{_quoted(node.kind)}{level}</i>",
+            *map(_quoted, node.label_lines),
+        ]
         if node.counts is not None:
-            shown.append(_quoted(" · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"))
+            shown.append(
+                _quoted(
+                    " · ".join(f"{n:,} {word}" for word, n in figures(node.counts)) or "no rows"
+                )
+            )
         text = "<br/>".join(shown)
         lines.append(f'    n{i}{opening}"{text}"{closing}')
     places = {node.name: place for place, node in enumerate(nodes)}
@@ -69,27 +83,38 @@ def mermaid(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge]) -> str:
         arrow = "-->" if nodes[source].level == nodes[target].level else "-.->"
         lines.append(f"    n{source} {arrow} n{target}")
     for kind, colour in BORDERS.items():
-        if members := ",".join(f"n{i}" for i, node in enumerate(nodes) if node.kind == kind):
-            lines += [f"    classDef {kind} stroke:{colour},stroke-width:2px", f"    class {members} {kind}"]
+        members = ",".join(f"n{i}" for i, node in enumerate(nodes) if node.kind == kind)
+        if members:
+            lines += [
+                f"    classDef {kind} stroke:{colour},stroke-width:2px",
+                f"    class {members} {kind}",
+            ]
     return "\n".join(lines) + "\n"
 
 
 def _quoted(text: str) -> str:
-    """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its number."""
+    """Text inside Mermaid's quotes: what could be markup, Markdown or a link is written as its
+    number."""
     line = squeezed(text)
     cut = line if len(line) <= MERMAID_LINE else line[: MERMAID_LINE - 1] + "…"
-    return re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut) or "#160;"
+    return (
+        re.sub(r"[^\w .,:/!=?…·-]|^\W|[.:-](?=\W|$)", lambda found: f"#{ord(found[0])};", cut)
+        or "#160;"
+    )
 
 
-# Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on top of another.
+# Where the boxes and lines of a drawing go: layers from top to bottom, few crossings, nothing on
+# top of another.
 #
-# Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards. A line that
-# passes a layer holds a place in it, as a box does: so no line runs behind a box.
+# Pure geometry, the same for the same input. Lengths are pixels; x grows to the right, y downwards.
+# A line that passes a layer holds a place in it, as a box does: so no line runs behind a box.
 
 PASSING = 8.0  # what a line takes of a layer that it passes
 BESIDE = 28.0  # between neighbours in a layer
 BETWEEN = 46.0  # from a layer to the next
-STEEP = 0.12  # how much of the furthest way to the side, at most another BETWEEN, a layer is further from the next
+# how much of the furthest way to the side, at most another BETWEEN, a layer is further from the
+# next
+STEEP = 0.12
 PORT = 18.0  # at most so far apart lines leave and enter a box
 STRAIGHT = 8.0  # how much more than to a box a line that passes several layers is drawn to itself
 SWEEPS = 24
@@ -107,7 +132,8 @@ class Area(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """What has a place in a layer: a box, or a passing line. `x` is its middle's; `top` and `depth` are the layer's."""
+    """What has a place in a layer: a box, or a passing line. `x` is its middle's; `top` and
+    `depth` are the layer's."""
 
     width: float
     height: float
@@ -127,17 +153,25 @@ class Cell:
         return Area(self.x - self.width / 2, middle - self.height / 2, self.width, self.height)
 
 
-def place(cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]) -> tuple[list[list[Cell]], float, float]:
-    """Places all: the cells that each line goes through from source to target, and the whole's width and height."""
+def place(
+    cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]
+) -> tuple[list[list[Cell]], float, float]:
+    """Places all: the cells that each line goes through from source to target, and the whole's
+    width and height."""
     links = list(links)
     above: dict[Cell, list[Cell]] = {cell: [] for cell in cells}
     for source, target in links:
         above[target].append(source)
-    for cell in TopologicalSorter(above).static_order():  # its layer is the length of the longest way to it
+    for cell in TopologicalSorter(
+        above
+    ).static_order():  # its layer is the length of the longest way to it
         cell.rank = max((source.rank + 1 for source in above[cell]), default=0)
     chains = []
     for first, last in links:
-        passed = [Cell(PASSING, 0, passing=True, rank=between) for between in range(first.rank + 1, last.rank)]
+        passed = [
+            Cell(PASSING, 0, passing=True, rank=between)
+            for between in range(first.rank + 1, last.rank)
+        ]
         chains.append([first, *passed, last])
         for upper, lower in pairwise(chains[-1]):
             upper.below.append(lower)
@@ -164,16 +198,20 @@ def place(cells: Sequence[Cell], links: Iterable[tuple[Cell, Cell]]) -> tuple[li
 
 
 def _order(ranks: list[list[Cell]]) -> None:
-    """Orders each layer by where its neighbours stand, downwards and upwards in turn; keeps what crosses least."""
-    best, least = [list(rank) for rank in ranks], _crossings(ranks)
+    """Orders each layer by where its neighbours stand, downwards and upwards in turn; keeps what
+    crosses least."""
+    best = [list(rank) for rank in ranks]
+    least = _crossings(ranks)
     for sweep in range(SWEEPS):
         if not least:
             break
         down = sweep % 2 == 0
         for rank in ranks if down else reversed(ranks):
             _number(sorted(rank, key=lambda cell: _middle(cell, down)), rank)
-        if (crossings := _crossings(ranks)) < least:
-            best, least = [list(rank) for rank in ranks], crossings
+        crossings = _crossings(ranks)
+        if crossings < least:
+            best = [list(rank) for rank in ranks]
+            least = crossings
     for rank, kept in zip(ranks, best, strict=True):
         _number(kept, rank)
 
@@ -186,7 +224,9 @@ def _number(ordered: list[Cell], rank: list[Cell]) -> None:
 
 def _middle(cell: Cell, down: bool) -> float:
     neighbours = cell.above if down else cell.below
-    return sum(other.place for other in neighbours) / len(neighbours) if neighbours else cell.place
+    if neighbours:
+        return sum(other.place for other in neighbours) / len(neighbours)
+    return cell.place
 
 
 def _crossings(ranks: list[list[Cell]]) -> int:
@@ -204,15 +244,21 @@ def _crossings(ranks: list[list[Cell]]) -> int:
 def _wanted(cell: Cell, down: bool, sweep: int) -> tuple[float, float]:
     """Where a cell would like to be, and how much; lines that pass pull each other straight."""
     one_way = cell.above if down else cell.below
-    pulling = one_way if sweep < LAYOUT_SWEEPS // 2 and one_way else [*cell.above, *cell.below]
+    if sweep < LAYOUT_SWEEPS // 2 and one_way:
+        pulling = one_way
+    else:
+        pulling = [*cell.above, *cell.below]
     weights = [STRAIGHT if cell.passing and other.passing else 1.0 for other in pulling]
     if not pulling:
         return cell.x, 0.01
-    return sum(w * other.x for w, other in zip(weights, pulling, strict=True)) / sum(weights), sum(weights)
+    return sum(w * other.x for w, other in zip(weights, pulling, strict=True)) / sum(weights), sum(
+        weights
+    )
 
 
 def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
-    """Puts a layer as near to what is wanted as order and distances allow: least squares; overlaps move as one."""
+    """Puts a layer as near to what is wanted as order and distances allow: least squares; overlaps
+    move as one."""
     offset = 0.0
     offsets: list[float] = []
     blocks: list[tuple[float, float, int]] = []  # sum of what is wanted, of its weights, cells
@@ -220,10 +266,13 @@ def _settle(rank: list[Cell], wanted: list[tuple[float, float]]) -> None:
         if i:
             offset += _apart(rank[i - 1], cell) + BESIDE
         offsets.append(offset)
-        total, count = weight * (x - offset), 1
+        total = weight * (x - offset)
+        count = 1
         while blocks and blocks[-1][0] / blocks[-1][1] > total / weight:
             before = blocks.pop()
-            total, weight, count = total + before[0], weight + before[1], count + before[2]
+            total = total + before[0]
+            weight = weight + before[1]
+            count = count + before[2]
         blocks.append((total, weight, count))
     shifts = [total / weight for total, weight, count in blocks for _ in range(count)]
     for cell, shift, along in zip(rank, shifts, offsets, strict=True):
@@ -235,29 +284,40 @@ def _apart(cell: Cell, neighbour: Cell) -> float:
 
 
 def _straighten(passing: list[Cell], ranks: list[list[Cell]]) -> None:
-    """Puts a line's places right below each other, as far down as what stands beside them leaves room for."""
+    """Puts a line's places right below each other, as far down as what stands beside them leaves
+    room for."""
     run: list[Cell] = []
-    least, most = -inf, inf
+    least = -inf
+    most = inf
     for cell in passing:
         rank = ranks[cell.rank]
-        left = max((one.x + _apart(one, cell) + BESIDE for one in rank[: cell.place][-1:]), default=-inf)
-        right = min((one.x - _apart(one, cell) - BESIDE for one in rank[cell.place + 1 :][:1]), default=inf)
+        left = max(
+            (one.x + _apart(one, cell) + BESIDE for one in rank[: cell.place][-1:]), default=-inf
+        )
+        right = min(
+            (one.x - _apart(one, cell) - BESIDE for one in rank[cell.place + 1 :][:1]), default=inf
+        )
         if max(least, left) > min(most, right):
-            run, least, most = [], -inf, inf
+            run = []
+            least = -inf
+            most = inf
         run.append(cell)
-        least, most = max(least, left), min(most, right)
+        least = max(least, left)
+        most = min(most, right)
         x = min(max(sum(c.x for c in run) / len(run), least), most)
         for c in run:
             c.x = x
 
 
 def _stack(ranks: list[list[Cell]]) -> float:
-    """Gives each layer its y: the further lines go to the side, the further down the next. Returns the whole height."""
+    """Gives each layer its y: the further lines go to the side, the further down the next. Returns
+    the whole height."""
     y = bottom = 0.0
     for rank in ranks:
         depth = max(cell.height for cell in rank)
         for cell in rank:
-            cell.top, cell.depth = y, depth
+            cell.top = y
+            cell.depth = depth
         bottom = y + depth
         aside = max((abs(cell.x - lower.x) for cell in rank for lower in cell.below), default=0.0)
         y += depth + BETWEEN + min(STEEP * aside, BETWEEN)
@@ -265,13 +325,15 @@ def _stack(ranks: list[list[Cell]]) -> float:
 
 
 def _port(cell: Cell, others: list[Cell], other: Cell) -> float:
-    """Where on its edge a box is left for, or entered from, `other`: side by side in the order of their places."""
+    """Where on its edge a box is left for, or entered from, `other`: side by side in the order of
+    their places."""
     order = sorted(others, key=lambda cell: cell.place)
     apart = min(PORT, cell.width / (len(order) + 1))
     return cell.x + (order.index(other) - (len(order) - 1) / 2) * apart
 
 
-# How wide a text is taken to be where no font can be asked: on the wide side of the usual sans serifs.
+# How wide a text is taken to be where no font can be asked: on the wide side of the usual sans
+# serifs.
 
 
 def text_width(text: str, size: float) -> float:
@@ -287,7 +349,9 @@ def cut_to(text: str, size: float, room: float) -> str:
     for end, c in enumerate(text):
         used += size * _em(c)
         if used > room:
-            return (text[: end + 1].rpartition(" ")[0] or text[:end]).rstrip() + "…"  # no word is cut that is not alone
+            return (
+                text[: end + 1].rpartition(" ")[0] or text[:end]
+            ).rstrip() + "…"  # no word is cut that is not alone
     return text
 
 
@@ -298,17 +362,22 @@ def _em(c: str) -> float:
         return 1.0
     if c in "iljtfrI.,:;'|!()[]·` ":
         return 0.38
-    return 0.92 if c in "mwMW@%" else 0.72 if c.isupper() or not c.isascii() else 0.6
+    if c in "mwMW@%":
+        return 0.92
+    if c.isupper() or not c.isascii():
+        return 0.72
+    return 0.6
 
 
 # A workflow as an image: one SVG that stands alone, on light and on dark, wherever it is shown.
 #
-# It asks no other host for anything, runs nothing, and has no ids, so that several may stand in one page. What does not
-# fit is cut, and its whole text is the tool tip.
+# It asks no other host for anything, runs nothing, and has no ids, so that several may stand in one
+# page. What does not fit is cut, and its whole text is the tool tip.
 
 MARGIN = 28.0
 INSIDE = 16.0  # from a box's side to its text
-NARROWEST, WIDEST = 168.0, 300.0
+NARROWEST = 168.0
+WIDEST = 300.0
 ROUND = 10.0
 STRIPE = 5.0
 BAR = 6.0
@@ -316,7 +385,8 @@ LINES = 3  # of a text in a box, at most
 TIP = 7.0  # how much of a line is its tip
 SMALL = 12.0  # the font size of all but names and kinds, in pixels
 LOOKS = {"kind": (12.5, 17.0), "name": (17.0, 21.0), "more": (SMALL, 17.0)}
-"""Of a line in a box: the size that its width is measured at (bold is wider than its size), and how far down it is."""
+"""Of a line in a box: the size that its width is measured at (bold is wider than its size), and
+how far down it is."""
 
 FONTS = {
     "text": "font-family:ui-sans-serif,system-ui,sans-serif;font-size:12px",
@@ -326,21 +396,37 @@ FONTS = {
     ".between": "stroke-dasharray:5 4",
 }
 COLOURS = {  # selectors: light, dark
-    ".page": ("#f6f8fa", "#0d1117"), ".box": ("#ffffff", "#161b22"), ".track": ("#e7ebef", "#2a313c"),
-    ".name,.figure": ("#1f2328", "#f0f6fc"), ".more,.label,.kind": ("#59636e", "#9198a1"),
-    ".tip": ("#8c959f", "#656c76"), ".done": ("#1a7f37", "#3fb950"), ".reused": ("#1b7c83", "#39c5cf"),
-    ".failed": ("#cf222e", "#f85149"), ".skipped": ("#818b98", "#7d8590"), ".dropped": ("#bc4c00", "#db6d28"),
-    ".others": ("#bf8700", "#d29922"), ".k-ask": ("#0969da", "#58a6ff"), ".k-python": ("#8250df", "#bc8cff"),
-    ".k-filter": ("#bc4c00", "#db6d28"), ".k-dedupe": ("#bf3989", "#f778ba"),
-    ".k-select,.k-rename": ("#1b7c83", "#39c5cf"), ".k-others": ("#59636e", "#9198a1"),
-}  # fmt: skip
+    ".page": ("#f6f8fa", "#0d1117"),
+    ".box": ("#ffffff", "#161b22"),
+    ".track": ("#e7ebef", "#2a313c"),
+    ".name,.figure": ("#1f2328", "#f0f6fc"),
+    ".more,.label,.kind": ("#59636e", "#9198a1"),
+    ".tip": ("#8c959f", "#656c76"),
+    ".done": ("#1a7f37", "#3fb950"),
+    ".reused": ("#1b7c83", "#39c5cf"),
+    ".failed": ("#cf222e", "#f85149"),
+    ".skipped": ("#818b98", "#7d8590"),
+    ".dropped": ("#bc4c00", "#db6d28"),
+    ".others": ("#bf8700", "#d29922"),
+    ".k-ask": ("#0969da", "#58a6ff"),
+    ".k-python": ("#8250df", "#bc8cff"),
+    ".k-filter": ("#bc4c00", "#db6d28"),
+    ".k-dedupe": ("#bf3989", "#f778ba"),
+    ".k-select,.k-rename": ("#1b7c83", "#39c5cf"),
+    ".k-others": ("#59636e", "#9198a1"),
+}
 STROKES = {".box": ("#d1d9e0", "#3d444d"), ".line": ("#8c959f", "#656c76")}
-BORDERS = {kind: light for of, (light, _) in COLOURS.items() for kind in re.findall(r"\.k-(?!others)(\w+)", of)}
+BORDERS = {
+    kind: light
+    for of, (light, _) in COLOURS.items()
+    for kind in re.findall(r"\.k-(?!others)(\w+)", of)
+}
 """Of the border of each kind of stage: strong enough on light and on dark."""
 
 
 class _Box(NamedTuple):
-    """What a box shows, downwards: lines as (look, text, whole text where it begins), figures as (colour, text)."""
+    """What a box shows, downwards: lines as (look, text, whole text where it begins), figures as
+    (colour, text)."""
 
     node: DrawnNode
     cell: Cell
@@ -348,17 +434,31 @@ class _Box(NamedTuple):
     rows: list[list[tuple[str, str]]]
 
 
-def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = "workflow", styled: bool = True) -> str:
-    """The graph as an SVG document; `title` is its tool tip and what a screen reader says. Not `styled`: it is part of
-    a page that has `page_style` in a file of its own, since its policy forbids styles within it."""
+def svg(
+    nodes: Sequence[DrawnNode],
+    edges: Iterable[DrawnEdge],
+    *,
+    title: str = "workflow",
+    styled: bool = True,
+) -> str:
+    """The graph as an SVG document; `title` is its tool tip and what a screen reader says. Not
+    `styled`: it is part of a page that has `page_style` in a file of its own, since its policy
+    forbids styles within it."""
     boxes = [_box(node) for node in nodes]
     named = {box.node.name: box for box in boxes}
     ends = [(named[source], named[target]) for source, target in edges]
-    chains, inner_width, inner_height = place([box.cell for box in boxes], [(a.cell, b.cell) for a, b in ends])
-    width, height = f"{inner_width + 2 * MARGIN:.0f}", f"{inner_height + 2 * MARGIN:.0f}"
-    size, name = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"', _escaped(title)
+    chains, inner_width, inner_height = place(
+        [box.cell for box in boxes], [(a.cell, b.cell) for a, b in ends]
+    )
+    width = f"{inner_width + 2 * MARGIN:.0f}"
+    height = f"{inner_height + 2 * MARGIN:.0f}"
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    name = _escaped(title)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" aria-label="{name}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="agac-graph" {size} role="img" '
+            f'aria-label="{name}">'
+        ),
         f"<title>{name}</title>",
         *([f"<style>{page_style(themed=False)}</style>"] if styled else []),
         f'<rect class="page" width="{width}" height="{height}" rx="12"/>',
@@ -372,9 +472,17 @@ def svg(nodes: Sequence[DrawnNode], edges: Iterable[DrawnEdge], *, title: str = 
 
 
 def page_style(*, themed: bool = True) -> str:
-    """The rules of drawings, on light and on dark; where it is `themed`, `data-theme` of the page may choose one."""
-    unless, chosen = (":root:not([data-theme=light]) ", _colours(1, "[data-theme=dark] ")) if themed else ("", "")
-    return f"{_rules(FONTS)}{_colours(0)}@media (prefers-color-scheme:dark){{{_colours(1, unless)}}}{chosen}"
+    """The rules of drawings, on light and on dark; where it is `themed`, `data-theme` of the page
+    may choose one."""
+    unless, chosen = (
+        (":root:not([data-theme=light]) ", _colours(1, "[data-theme=dark] "))
+        if themed
+        else ("", "")
+    )
+    return (
+        f"{_rules(FONTS)}{_colours(0)}@media "
+        f"(prefers-color-scheme:dark){{{_colours(1, unless)}}}{chosen}"
+    )
 
 
 def _colours(side: int, where: str = "") -> str:
@@ -386,7 +494,8 @@ def _colours(side: int, where: str = "") -> str:
 
 def _rules(looks: Mapping[str, str], where: str = "") -> str:
     return "".join(
-        ",".join(f"{where}.agac-graph {selector}" for selector in selectors.split(",")) + f"{{{look}}}"
+        ",".join(f"{where}.agac-graph {selector}" for selector in selectors.split(","))
+        + f"{{{look}}}"
         for selectors, look in looks.items()
     )
 
@@ -395,29 +504,52 @@ def _box(node: DrawnNode) -> _Box:
     """Cuts the texts of a box to the widest that it may be, and measures it."""
     room = WIDEST - 2 * INSIDE
     kind = squeezed(node.kind) + (f" · level {node.level}" if node.level else "")
-    texts = [("kind", kind), ("name", squeezed(node.name)), *(("more", squeezed(line)) for line in node.label_lines)]
-    lines = [(look, line, None if i else text) for look, text in texts for i, line in enumerate(_cut(look, text, room))]
+    texts = [
+        ("kind", kind),
+        ("name", squeezed(node.name)),
+        *(("more", squeezed(line)) for line in node.label_lines),
+    ]
+    lines = [
+        (look, line, None if i else text)
+        for look, text in texts
+        for i, line in enumerate(_cut(look, text, room))
+    ]
     rows: list[list[tuple[str, str]]] = []
     for word, n in figures(node.counts or {}):  # in as many rows as they need
-        piece = (word if word in WORDS else "others", cut_to(f"{n:,} {squeezed(word)}", SMALL, room - 2 * SMALL))
+        piece = (
+            word if word in WORDS else "others",
+            cut_to(f"{n:,} {squeezed(word)}", SMALL, room - 2 * SMALL),
+        )
         if rows and _row_width([*rows[-1], piece]) <= room:
             rows[-1].append(piece)
         else:
             rows.append([piece])
     if node.counts is not None and not rows:
         rows = [[("track", "no rows")]]
-    widths = [*(text_width(text, LOOKS[look][0]) for look, text, _ in lines), *map(_row_width, rows)]
+    widths = [
+        *(text_width(text, LOOKS[look][0]) for look, text, _ in lines),
+        *map(_row_width, rows),
+    ]
     width = min(max(NARROWEST, *(width + 2 * INSIDE for width in widths)), WIDEST)
-    height = sum(LOOKS[look][1] for look, *_ in lines) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
+    height = (
+        sum(LOOKS[look][1] for look, *_ in lines) + 20 + (10 + BAR + 17 * len(rows) if rows else 0)
+    )
     return _Box(node, Cell(width, height), lines, rows)
 
 
 def _cut(look: str, text: str, room: float) -> list[str]:
-    """A text in as many lines as it needs, of names and kinds one, of others LINES at most; what is more is cut."""
-    size, lines = LOOKS[look][0], [""]
+    """A text in as many lines as it needs, of names and kinds one, of others LINES at most; what
+    is more is cut."""
+    size = LOOKS[look][0]
+    lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".lstrip()
-        if look != "more" or len(lines) == LINES or not lines[-1] or text_width(longer, size) <= room:
+        if (
+            look != "more"
+            or len(lines) == LINES
+            or not lines[-1]
+            or text_width(longer, size) <= room
+        ):
             lines[-1] = longer
         else:
             lines.append(word)
@@ -439,53 +571,82 @@ def _stage(box: _Box) -> list[str]:
     (_, _, first), (_, _, name), *more = box.lines
     whole = [text for text in (name, first, *(text for _, _, text in more)) if text is not None]
     # along the left side of the box, within its round corners
-    far, near, down = f"{ROUND:g}", f"{ROUND - STRIPE:g}", f"{height - 2 * ROUND:.1f}"
+    far = f"{ROUND:g}"
+    near = f"{ROUND - STRIPE:g}"
+    down = f"{height - 2 * ROUND:.1f}"
     outside = f"a{far} {far} 0 0 0 -{far} {far}v{down}a{far} {far} 0 0 0 {far} {far}"
     inside = f"a{near} {far} 0 0 1 -{near} -{far}v-{down}a{near} {far} 0 0 1 {near} -{far}"
     parts = [
         f"<g><title>{'&#10;'.join(map(_escaped, whole))}</title>",
-        f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{ROUND:g}"/>',
+        (
+            f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+            f'rx="{ROUND:g}"/>'
+        ),
         f'<path class="k-{kind}" d="M{x + ROUND:.1f} {y:.1f}{outside}{inside}z"/>',
     ]
     at = y + 8
     for look, text, _ in box.lines:
         at += LOOKS[look][1]
         classes = f"kind k-{kind}" if look == "kind" else look
-        parts.append(f'<text class="{classes}" x="{x + INSIDE:.1f}" y="{at:.1f}">{_escaped(text)}</text>')
+        parts.append(
+            f'<text class="{classes}" x="{x + INSIDE:.1f}" y="{at:.1f}">{_escaped(text)}</text>'
+        )
     if box.rows:
         parts += _counts(box, Area(x + INSIDE, at + 12, width - 2 * INSIDE, BAR))
     return [*parts, "</g>"]
 
 
 def _counts(box: _Box, bar: Area) -> list[str]:
-    """What became of the rows: a bar, each part at least wide enough to be seen, and the figures below it."""
-    x, apart, parts = bar.x, 1.5, list[str]()
-    shown = [(word if word in WORDS else "others", n) for word, n in figures(box.node.counts or {})] or [("track", 1)]
+    """What became of the rows: a bar, each part at least wide enough to be seen, and the figures
+    below it."""
+    x = bar.x
+    apart = 1.5
+    parts = list[str]()
+    shown = [
+        (word if word in WORDS else "others", n) for word, n in figures(box.node.counts or {})
+    ] or [("track", 1)]
     least = min(5.0, bar.width / len(shown))
     scale = (bar.width + apart - least * len(shown)) / sum(n for _, n in shown)
     for colour, n in shown:
         width = least + scale * n
         parts.append(
-            f'<rect class="{colour}" x="{x:.1f}" y="{bar.y:.1f}" width="{width - apart:.1f}" height="{BAR:g}" rx="2"/>'
+            f'<rect class="{colour}" x="{x:.1f}" y="{bar.y:.1f}" width="{width - apart:.1f}" '
+            f'height="{BAR:g}" rx="2"/>'
         )
         x += width
     y = bar.y + bar.height
     for row in box.rows:
-        x, y = bar.x, y + 17
+        x = bar.x
+        y = y + 17
         for colour, text in row:
             parts.append(f'<circle class="{colour}" cx="{x + 4:.1f}" cy="{y - 4:.1f}" r="4"/>')
-            parts.append(f'<text class="figure" x="{x + SMALL:.1f}" y="{y:.1f}">{_escaped(text)}</text>')
+            parts.append(
+                f'<text class="figure" x="{x + SMALL:.1f}" y="{y:.1f}">{_escaped(text)}</text>'
+            )
             x += _figure_width(text)
     return parts
 
 
 def _line(chain: list[Cell], source: DrawnNode, target: DrawnNode) -> list[str]:
     """A line: straight down through each layer, bent between them; it ends straight, in a tip."""
-    first, last = chain[0], chain[-1]
-    xs = [_port(first, first.below, chain[1]), *(cell.x for cell in chain[1:-1]), _port(last, last.above, chain[-2])]
-    points = [(x, y) for x, cell in zip(xs, chain, strict=True) for y in (cell.top, cell.top + cell.depth)]
-    x, y = xs[-1], last.area.y
-    points = [(xs[0], first.area.y + first.height), *points[1:-2], (x, points[-2][1] - TIP), (x, y - TIP)]
+    first = chain[0]
+    last = chain[-1]
+    xs = [
+        _port(first, first.below, chain[1]),
+        *(cell.x for cell in chain[1:-1]),
+        _port(last, last.above, chain[-2]),
+    ]
+    points = [
+        (x, y) for x, cell in zip(xs, chain, strict=True) for y in (cell.top, cell.top + cell.depth)
+    ]
+    x = xs[-1]
+    y = last.area.y
+    points = [
+        (xs[0], first.area.y + first.height),
+        *points[1:-2],
+        (x, points[-2][1] - TIP),
+        (x, y - TIP),
+    ]
     way = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for i, ((x0, y0), (x1, y1)) in enumerate(pairwise(points)):
         half = (y0 + y1) / 2
@@ -495,7 +656,10 @@ def _line(chain: list[Cell], source: DrawnNode, target: DrawnNode) -> list[str]:
     return [
         f"<g><title>{_escaped(f'{source.name} → {target.name}')}</title>",
         f'<path class="line{between}" d="{"".join(way)}"/>',
-        f'<path class="tip" d="M{x - 4.5:.1f} {y - 8:.1f}L{x:.1f} {y - 0.5:.1f}L{x + 4.5:.1f} {y - 8:.1f}z"/>',
+        (
+            f'<path class="tip" d="M{x - 4.5:.1f} {y - 8:.1f}L{x:.1f} {y - 0.5:.1f}L{x + 4.5:.1f} '
+            f'{y - 8:.1f}z"/>'
+        ),
         "</g>",
     ]
 

@@ -1,5 +1,6 @@
-"""`agac runs`, `agac inspect`, `agac show` and `agac export`: runs; one row of a run with every task, its prompts, its
-parents and children; results read from the store, and files written from it."""
+"""`agac runs`, `agac inspect`, `agac show` and `agac export`: runs; one row of a run with every
+task, its prompts, its parents and children; results read from the store, and files written from
+it."""
 
 from __future__ import annotations
 
@@ -49,14 +50,21 @@ from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, grouped, open_for_reading
 from agac.store.history import AttemptRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, all_rows, group_sizes, kept_rows
-from agac.store.runs import RunRecord, counters, definition_of, row_counts, run_record, run_settings_of
+from agac.store.runs import (
+    RunRecord,
+    counters,
+    definition_of,
+    row_counts,
+    run_record,
+    run_settings_of,
+)
 from agac.store.writer import open_database
 
 
 @dataclass(frozen=True, slots=True)
 class RunsReport(Report):
-    """Runs, the one last worked on first. `total` counts those too that were left out; `sharded` are the runs whose
-    shards have stores in this folder, as `runs_in_shards` has them."""
+    """Runs, the one last worked on first. `total` counts those too that were left out; `sharded`
+    are the runs whose shards have stores in this folder, as `runs_in_shards` has them."""
 
     project: Path
     database_bytes: int
@@ -69,45 +77,68 @@ class RunsReport(Report):
 async def runs(
     workflow: str | None = None, *, newest: int | None = None, project: Path | str | None = None
 ) -> RunsReport:
-    """Runs of one workflow or all, with what changed between them. Raises UsageError for no such workflow."""
-    root, workflow = project_root(project), workflow_name(workflow)
+    """Runs of one workflow or all, with what changed between them. Raises UsageError for no such
+    workflow."""
+    root = project_root(project)
+    workflow = workflow_name(workflow)
     path = database_path(root)
     async with open_for_reading(path) as database:
         await refuse_unknown(database, root, workflow)
-        sharded = await runs_in_shards(root, workflow) if this_shard() is None else []
+        if this_shard() is None:
+            sharded = await runs_in_shards(root, workflow)
+        else:
+            sharded = []
         if database is None:
             return RunsReport(root, database_bytes(path), 0, [], sharded)
-        lines, batches = await history.run_lines(database, None), await open_batches(database)
+        lines = await history.run_lines(database, None)
+        batches = await open_batches(database)
         wanted = [line for line in lines if workflow in (None, line.workflow)]
-        before, last = dict[int, history.RunLine | None](), dict[str, history.RunLine]()
+        before = dict[int, history.RunLine | None]()
+        last = dict[str, history.RunLine]()
         for line in sorted(lines):
             before[line.id], last[line.workflow] = last.get(line.workflow), line
-        found = [await _line_report(database, line, before[line.id], batches.get(line.id)) for line in wanted[:newest]]
+        found = [
+            await _line_report(database, line, before[line.id], batches.get(line.id))
+            for line in wanted[:newest]
+        ]
     return RunsReport(root, database_bytes(path), len(wanted), found, sharded)
 
 
 async def _line_report(
-    database: Database, line: history.RunLine, before: history.RunLine | None, batches: OpenBatches | None
+    database: Database,
+    line: history.RunLine,
+    before: history.RunLine | None,
+    batches: OpenBatches | None,
 ) -> dict[str, Any]:
     record, _, state = await state_of(database, await run_record(database, line.id), batches)
     counts = await counters(database, line.id)
     changes = list[str]()
     if before is not None and before.definition_hash != line.definition_hash:
         bodies = await history.definitions(database, [before.definition_hash, line.definition_hash])
-        changes = [one.text for one in changes_of(bodies[before.definition_hash], bodies[line.definition_hash])]
+        changes = [
+            one.text
+            for one in changes_of(bodies[before.definition_hash], bodies[line.definition_hash])
+        ]
     return {
-        "run": line.id, "workflow": line.workflow,
-        "state": state, "open_batches": json_form(batches),
-        "selection": record.selection, "rows": row_counts(counts), "calls": calls_of(counts),
-        "started_at": iso(record.created_at), "last_worked_at": iso(line.last_at), "output": output_of(record),
+        "run": line.id,
+        "workflow": line.workflow,
+        "state": state,
+        "open_batches": json_form(batches),
+        "selection": record.selection,
+        "rows": row_counts(counts),
+        "calls": calls_of(counts),
+        "started_at": iso(record.created_at),
+        "last_worked_at": iso(line.last_at),
+        "output": output_of(record),
         "compared_with": before.id if before else None,
         "changes": [*changes, *(["--fresh"] if before and line.fresh_since is not None else [])],
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class InspectReport(Report):
-    """A run (as `status` gives it, with its definition) and, when a row was named, the rows that have its id."""
+    """A run (as `status` gives it, with its definition) and, when a row was named, the rows that
+    have its id."""
 
     project: Path
     run: dict[str, Any]
@@ -129,26 +160,33 @@ async def inspect(
     stage: str | None = None,
     project: Path | str | None = None,
 ) -> InspectReport:
-    """A run by its number, or the one last worked on; with `row` every stage, attempt, prompt and reply of that row. A
-    `row` that reads like a number finds the row numbers of an input without `id_field`, too. Changes nothing. Raises
-    UsageError for a run, a row or a stage that does not exist."""
+    """A run by its number, or the one last worked on; with `row` every stage, attempt, prompt and
+    reply of that row. A `row` that reads like a number finds the row numbers of an input without
+    `id_field`, too. Changes nothing. Raises UsageError for a run, a row or a stage that does not
+    exist."""
     root = project_root(project)
     async with stored_run(root, run) as (database, record):
         definition = await definition_of(database, record.id)
         if stage is not None:
             position_of(stage, [body["name"] for body in definition["stages"]], "--stage")
         report = {**await full_report(database, record), "definition": definition}
-        if remote := (await run_settings_of(database, record.id) or {}).get("remote"):
+        remote = (await run_settings_of(database, record.id) or {}).get("remote")
+        if remote:
             report["remote"] = remote
         if row is not None:
-            stages, named = recorded_stages(definition), await find_rows(database, record.id, [row])
+            stages = recorded_stages(definition)
+            named = await find_rows(database, record.id, [row])
             rows = [await row_report(database, record.id, stages, one, stage) for one in named]
-            met = rows if stage is None else [one for one in rows if one["stages"]]  # they came to the stage
+            # they came to the stage
+            met = rows if stage is None else [one for one in rows if one["stages"]]
             return InspectReport(root, report, met or rows)
     if stage is not None:
         report["stages"] = [body for body in report["stages"] if body["name"] == stage]
         report["errors"] = [error for error in report["errors"] if error["stage"] == stage]
-        report["definition"] = {**definition, "stages": [one for one in definition["stages"] if one["name"] == stage]}
+        report["definition"] = {
+            **definition,
+            "stages": [one for one in definition["stages"] if one["name"] == stage],
+        }
     return InspectReport(root, report, None)
 
 
@@ -161,22 +199,31 @@ async def show(
     head: int = 20,
     project: Path | str | None = None,
 ) -> InspectReport:
-    """The first `head` results of a run in the order of its outputs, whether it is finished or not, as `results.jsonl`
-    has them; with `row` those of the row with this id, or of the rows that were made of it, with their input and the
-    sources of their answers. Changes nothing. Of the store no more is read than is shown, and open rows before that.
-    Raises UsageError for a run or a row that does not exist."""
+    """The first `head` results of a run in the order of its outputs, whether it is finished or
+    not, as `results.jsonl` has them; with `row` those of the row with this id, or of the rows that
+    were made of it, with their input and the sources of their answers. Changes nothing. Of the
+    store no more is read than is shown, and open rows before that. Raises UsageError for a run or
+    a row that does not exist."""
     root = project_root(project)
     async with stored_run(root, run, workflow) as (database, record):
-        report, full = await full_report(database, record), row is not None
+        report = await full_report(database, record)
+        full = row is not None
         sources = full or bool(record.outputs.get("sources"))
         final = FinalRows(await definition_of(database, record.id), inputs=full, sources=sources)
-        named = await find_rows(database, record.id, [row]) if row is not None else []
-        shown, found = {one.key for one in named}, list[str]()
+        if row is not None:
+            named = await find_rows(database, record.id, [row])
+        else:
+            named = []
+        shown = {one.key for one in named}
+        found = list[str]()
         tops = [(await history.rows_above(database, one) or [one])[-1].key for one in named]
         for top in dict.fromkeys(tops) if full else [None]:
             async for rows in final.rows(database, record.id, top=top):
                 rows = [one for one in rows if not full or top in shown or one.key in shown]
-                rows = [one._replace(sources=one.sources or None) for one in rows] if full else rows
+                if full:
+                    rows = [one._replace(sources=one.sources or None) for one in rows]
+                else:
+                    rows = rows
                 found += Lines(rows, full).results
                 if len(found) >= head:
                     break
@@ -194,19 +241,23 @@ async def export(
     force: bool = False,
     project: Path | str | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Writes a run's output files again, from the store: the newest run of `workflow`, or the one numbered `run`. With
-    `to` only its results, into this file; its `format` is one of `FORMATS`; None: what its suffix says. The run's own
-    outputs and the store are left as they are, and an existing file is only replaced with `force`. A run with open rows
-    is refused unless `partial`, and without `to` one that writes no files, as that of a task. Gives the summary and the
-    files."""
+    """Writes a run's output files again, from the store: the newest run of `workflow`, or the one
+    numbered `run`. With `to` only its results, into this file; its `format` is one of `FORMATS`;
+    None: what its suffix says. The run's own outputs and the store are left as they are, and an
+    existing file is only replaced with `force`. A run with open rows is refused unless `partial`,
+    and without `to` one that writes no files, as that of a task. Gives the summary and the files.
+    """
     root = project_root(project)
-    path, file = database_path(root), Path(to) if to is not None else None
+    path = database_path(root)
+    file = Path(to) if to is not None else None
     if str(file) == "-":
         raise UsageError("to='-': only the command line prints results", remedy="Name a file.")
     kind = format or (file.suffix[1:].lower() if file is not None else "")
     if file is not None and kind not in FORMATS:
         what = f"{kind!r} is not a format" if kind else "its name tells no format"
-        raise UsageError(f"--to {file}: {what}", remedy=f"Choose one with --format: {', '.join(FORMATS)}.")
+        raise UsageError(
+            f"--to {file}: {what}", remedy=f"Choose one with --format: {', '.join(FORMATS)}."
+        )
     if not path.exists():
         raise no_runs_yet(path)
     async with open_database(path) if file is None else open_for_reading(path) as database:
@@ -220,16 +271,22 @@ async def export(
             )
         if file is None and record.outputs.get("places") == {}:
             what = f"run {record.id} of {record.workflow} writes no files"
-            either = f"agac export --run {record.id} --to FILE, or agac.export(run={record.id}, to=FILE)"
+            either = (
+                f"agac export --run {record.id} --to FILE, or agac.export(run={record.id}, to=FILE)"
+            )
             raise UsageError(what, remedy=f"Name one for its results: {either}.")
         summary = await summarise(database, record)
         if file is not None:
-            files, theirs = Outputs(record, root, 0).files(), "an output of the run, which `agac export` writes"
-            own = dict.fromkeys(database_files(path), "the database itself") | dict.fromkeys(files, theirs)
+            files = Outputs(record, root, 0).files()
+            theirs = "an output of the run, which `agac export` writes"
+            own = dict.fromkeys(database_files(path), "the database itself") | dict.fromkeys(
+                files, theirs
+            )
             refuse_target(file, own, f"{record.workflow}.{kind}", force=force)
             await export_file(database, record, root, file, kind)
             return summary, [file]
-        from agac.api.project import environment  # with what reads a project's files: other commands need none of it
+        # with what reads a project's files: other commands need none of it
+        from agac.api.project import environment
 
         exported = await export_run(database, record, root, summary, environment(root)[0])
     if exported.not_written is not None:
@@ -251,7 +308,8 @@ _CHILDREN = {"items": "child", "rows": "child", "kept": "kept", "groups": "group
 
 
 class ShownPrompt(NamedTuple):
-    """A stage's prompt for a row, or a `note` why it has none, and the fingerprints: the task's, then its replicas'."""
+    """A stage's prompt for a row, or a `note` why it has none, and the fingerprints: the task's,
+    then its replicas'."""
 
     messages: tuple[Message, ...] | None
     note: str | None
@@ -271,29 +329,44 @@ async def row_report(
     *,
     asked: bool = True,
 ) -> dict[str, Any]:
-    """The row with its stages, or `only` one; `asked`: also where a reused answer was asked for: a pass over all."""
+    """The row with its stages, or `only` one; `asked`: also where a reused answer was asked for: a
+    pass over all."""
     known = await RowHistory.read(database, run, stages, row)
     attempts = grouped(await history.attempts_of_row(database, row.key), lambda one: one.stage)
     turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for position, turn in await history.turns_of_row(database, row.key):
         turns[position].append(turn)
     tasks = [*known.tasks.values(), *known.replicas.values()]
-    reused = [task.result_id for task in tasks if task.outcome == Outcome.REUSED and task.result_id is not None]
+    reused = [
+        task.result_id
+        for task in tasks
+        if task.outcome == Outcome.REUSED and task.result_id is not None
+    ]
     origins = await history.origins(database, reused if asked else [])
     found: list[dict[str, Any]] = []
     for stage in known.stages_met():
-        prompt, task = _prompt(known, stage), known.tasks.get(stage.index)
+        prompt = _prompt(known, stage)
+        task = known.tasks.get(stage.index)
         if only in (None, stage.name):
             report = _stage_report(known, stage, prompt, attempts.get(stage.index, ()), origins)
             found.append(report | ({"turns": turns[stage.index]} if stage.index in turns else {}))
         known.learn(stage, task if task and task.fingerprint in (None, prompt.prints[0]) else None)
     return {
-        "id": row.id, "occurrence": max(row.occurrence, 0), "row_number": row.ordinal,
-        "in_input": row.ordinal is not None, "state": STATES[State(row.state)],
-        **({"kept_row": (await kept_rows(database, run, [row.id]))[row.id]} if row.state == State.DROPPED else {}),
-        "error": error_of(row), "fields": json.loads(row.data), "stages": found,
+        "id": row.id,
+        "occurrence": max(row.occurrence, 0),
+        "row_number": row.ordinal,
+        "in_input": row.ordinal is not None,
+        "state": STATES[State(row.state)],
+        **(
+            {"kept_row": (await kept_rows(database, run, [row.id]))[row.id]}
+            if row.state == State.DROPPED
+            else {}
+        ),
+        "error": error_of(row),
+        "fields": json.loads(row.data),
+        "stages": found,
         **await _relatives(database, stages, row),
-    }  # fmt: skip
+    }
 
 
 MAX_SPANS = 1000  # calls of a row that are shown by their times
@@ -304,13 +377,17 @@ MAX_SAME = 20  # rows of one id that are shown on a page
 async def row_page(
     run: int | str, row: RowId, *, project: Path | str | None = None
 ) -> tuple[RunRecord, list[dict[str, Any]]]:
-    """A run, and the rows with an id, MAX_SAME at most: each as `inspect` has it, but for where reused answers were
-    asked, and as its `trace` the first MAX_SPANS calls of models and tools by their time. Raises UsageError."""
+    """A run, and the rows with an id, MAX_SAME at most: each as `inspect` has it, but for where
+    reused answers were asked, and as its `trace` the first MAX_SPANS calls of models and tools by
+    their time. Raises UsageError."""
     async with stored_run(project_root(project), run) as (database, record):
-        stages, found = recorded_stages(await definition_of(database, record.id)), []
+        stages = recorded_stages(await definition_of(database, record.id))
+        found = []
         for one in (await find_rows(database, record.id, [row]))[:MAX_SAME]:
             report = await row_report(database, record.id, stages, one, None, asked=False)
-            found.append({**report, "trace": await history.spans_of_row(database, one.key, MAX_SPANS)})
+            found.append(
+                {**report, "trace": await history.spans_of_row(database, one.key, MAX_SPANS)}
+            )
         return record, found
 
 
@@ -318,17 +395,24 @@ _TRACE = re.compile(rf"[A-Za-z0-9._-]+-[0-9a-f]{{8}}\.json|{re.escape(PREFIX)}.*
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Traces are replaced: raises UsageError where a folder holds what no export made, or its list without any."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ["a file"] * folder.exists()
+    """Traces are replaced: raises UsageError where a folder holds what no export made, or its list
+    without any."""
+    if folder.is_dir():
+        names = sorted(path.name for path in folder.iterdir())
+    else:
+        names = ["a file"] * folder.exists()
     own = list(filter(_TRACE.fullmatch, names))
-    if others := [name for name in names if name not in own and (name != "manifest.jsonl" or not own)]:
+    others = [name for name in names if name not in own and (name != "manifest.jsonl" or not own)]
+    if others:
         what = f"--export-traces {folder}: {others[0]} was made by no export"
         raise UsageError(what, remedy="Name an empty folder, or a new one.")
 
 
-async def write_traces(database: Database, run: int, folder: Path, clean: Callable[[str], str]) -> None:
-    """Writes a file for each row of a run into a folder, with all that `inspect` knows of it, and `manifest.jsonl` with
-    the file of each. `clean` takes secrets out."""
+async def write_traces(
+    database: Database, run: int, folder: Path, clean: Callable[[str], str]
+) -> None:
+    """Writes a file for each row of a run into a folder, with all that `inspect` knows of it, and
+    `manifest.jsonl` with the file of each. `clean` takes secrets out."""
     stages = recorded_stages(await definition_of(database, run))
     folder.mkdir(parents=True, exist_ok=True)
     manifest = AtomicFile(folder / "manifest.jsonl", "")
@@ -337,26 +421,42 @@ async def write_traces(database: Database, run: int, folder: Path, clean: Callab
             shown = re.sub(r"[^A-Za-z0-9._-]+", "_", str(row.id))[:60].strip("._") or "row"
             about = {"run": run, **await row_report(database, run, stages, row, None)}
             name = f"{shown}-{digest(canonical([row.id, row.occurrence])).hex()[:8]}.json"
-            write_whole(folder / name, clean(f"{json.dumps(about, indent=1, ensure_ascii=False)}\n"))
-            line = {"id": row.id, "row_number": about["row_number"], "state": about["state"], "file": name}
+            write_whole(
+                folder / name, clean(f"{json.dumps(about, indent=1, ensure_ascii=False)}\n")
+            )
+            line = {
+                "id": row.id,
+                "row_number": about["row_number"],
+                "state": about["state"],
+                "file": name,
+            }
             manifest.append(f"{clean(json.dumps(line, ensure_ascii=False))}\n")
         manifest.commit()
     finally:
         manifest.abort()
 
 
-async def _relatives(database: Database, stages: Sequence[RecordedStage], row: StoredRow) -> dict[str, Any]:
-    """How the row came to be: `relation` is input, child, kept, group or part, `made_by` the stage; `parents` are the
-    nearest first. `children` and `groups` are what was made of it. `members` is None unless it is a group: of how many
-    rows that is made, and how many it lacks, since they failed before they came to it."""
+async def _relatives(
+    database: Database, stages: Sequence[RecordedStage], row: StoredRow
+) -> dict[str, Any]:
+    """How the row came to be: `relation` is input, child, kept, group or part, `made_by` the
+    stage; `parents` are the nearest first. `children` and `groups` are what was made of it.
+    `members` is None unless it is a group: of how many rows that is made, and how many it lacks,
+    since they failed before they came to it."""
 
     def made(one: StoredRow) -> dict[str, Any]:
         if one.origin is None:
             return {"relation": "input", "made_by": None}
-        maker, is_part = stages[one.origin], one.place is not None and one.place < 0
-        return {"relation": "part" if is_part else _CHILDREN[maker.makes or "items"], "made_by": maker.name}
+        maker = stages[one.origin]
+        is_part = one.place is not None and one.place < 0
+        return {
+            "relation": "part" if is_part else _CHILDREN[maker.makes or "items"],
+            "made_by": maker.name,
+        }
 
-    how, members, children = made(row), None, []
+    how = made(row)
+    members = None
+    children = []
     above = await history.rows_above(database, row)
     for below in await history.rows_below(database, row.key, MAX_IDS):
         maker = stages[below.origin]
@@ -376,11 +476,14 @@ async def _relatives(database: Database, stages: Sequence[RecordedStage], row: S
         }
     groups = await history.groups_of_row(database, row.key)
     return {
-        **how, "row_number": (above[-1] if above else row).ordinal,
+        **how,
+        "row_number": (above[-1] if above else row).ordinal,
         "place": row.place if how["relation"] == "child" else None,
-        "parents": [{"id": one.id, **made(one)} for one in above], "children": children, "members": members,
+        "parents": [{"id": one.id, **made(one)} for one in above],
+        "children": children,
+        "members": members,
         "groups": [{"id": name, "made_by": stages[origin].name} for origin, name in groups],
-    }  # fmt: skip
+    }
 
 
 def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
@@ -388,7 +491,9 @@ def _prompt(known: RowHistory, stage: RecordedStage) -> ShownPrompt:
         return ShownPrompt(None, "this record of the input could not be read")
     lacking = known.unknown(stage.ancestors)
     if lacking:
-        left = any(one.name == lacking[0] and known.outcome(one) == Outcome.DROPPED for one in known.stages)
+        left = any(
+            one.name == lacking[0] and known.outcome(one) == Outcome.DROPPED for one in known.stages
+        )
         why = "made the row leave" if left else "has no answer"
         return ShownPrompt(None, f"stage {lacking[0]!r}, upstream of this one, {why}")
     try:
@@ -407,7 +512,8 @@ def _stage_report(
     attempts: Sequence[AttemptRecord],
     origins: Mapping[int, Origin],
 ) -> dict[str, Any]:
-    """A stage with its attempts; where it has replicas with the answer of each, and the vote on them."""
+    """A stage with its attempts; where it has replicas with the answer of each, and the vote on
+    them."""
     task = known.tasks.get(stage.index)
     stale = bool(task and task.fingerprint and task.fingerprint != rebuilt.prints[0])
     note = json.loads(task.note) if task and task.note else {}
@@ -415,7 +521,10 @@ def _stage_report(
     prompt = None if stale or passed_over else rebuilt.messages
     replicated = {}
     if stage.replicas > 1:
-        replicas = {number: known.replicas.get((stage.index, number)) for number in range(1, stage.replicas + 1)}
+        replicas = {
+            number: known.replicas.get((stage.index, number))
+            for number in range(1, stage.replicas + 1)
+        }
         if stage.vote is not None and stage.vote.lead:  # those that were asked
             replicas = {number: one for number, one in replicas.items() if one is not None}
         reports = [
@@ -430,17 +539,28 @@ def _stage_report(
         voting = [replicas[one["replica"]] for one in reports if one["stale"] == stale]
         replicated = {"vote": _vote(stage.vote, note, voting), "replicas": reports}
     return {
-        "name": stage.name, "model": stage.model, "alias": dict(stage.alias) if stage.alias else None,
-        "params": dict(stage.params), "outcome": task.outcome if task else "open", "stale": stale,
-        "passed_over": passed_over, "operation": stage.operation.body() if stage.operation else None,
-        "traceback": note.get("traceback"), **(_task_report(task, origins) if task else {}),
-        **({"decided": note.get("review")} if stage.operation and stage.operation.key == "review" else {}),
-        "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index], **replicated,
+        "name": stage.name,
+        "model": stage.model,
+        "alias": dict(stage.alias) if stage.alias else None,
+        "params": dict(stage.params),
+        "outcome": task.outcome if task else "open",
+        "stale": stale,
+        "passed_over": passed_over,
+        "operation": stage.operation.body() if stage.operation else None,
+        "traceback": note.get("traceback"),
+        **(_task_report(task, origins) if task else {}),
+        **(
+            {"decided": note.get("review")}
+            if stage.operation and stage.operation.key == "review"
+            else {}
+        ),
+        "in_batches": [in_batch(one) for one in known.in_batches if one.stage == stage.index],
+        **replicated,
         **({"reviewed": note["review"]} if "review" in note else {}),
         "prompt": json_form(prompt) if prompt else None,
         "prompt_note": STALE if stale else None if passed_over else rebuilt.note,
         "attempts": _attempts(stage, rebuilt, attempts),
-    }  # fmt: skip
+    }
 
 
 def in_batch(task: RowTask) -> dict[str, Any]:
@@ -448,33 +568,50 @@ def in_batch(task: RowTask) -> dict[str, Any]:
     return {
         **({"replica": task.replica} if task.replica else {}),
         "fingerprint": task.fingerprint.hex(),
-        **{name: getattr(task, name) for name in ("waits", "round", "batch", "run", "provider_id", "step")},
+        **{
+            name: getattr(task, name)
+            for name in ("waits", "round", "batch", "run", "provider_id", "step")
+        },
         "submitted_at": iso(task.submitted_at) if task.provider_id is not None else None,
     }
 
 
-def _vote(vote: Vote | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]) -> dict[str, Any] | None:
-    """How replicas voted, as the task's note says, and which have no vote; None: they did not, or in vain."""
+def _vote(
+    vote: Vote | None, note: Mapping[str, Any], replicas: Sequence[TaskRecord | None]
+) -> dict[str, Any] | None:
+    """How replicas voted, as the task's note says, and which have no vote; None: they did not, or
+    in vain."""
     if vote is None or "agreement" not in note or not all(replicas):
         return None
     numbers: dict[str | None, list[int]] = defaultdict(list)
     for number, value in enumerate(votes([one and one.value for one in replicas], vote), 1):
         numbers[value].append(number)
-    without, ordered = numbers.pop(None, []), sorted(numbers.items(), key=lambda one: -len(one[1]))
+    without = numbers.pop(None, [])
+    ordered = sorted(numbers.items(), key=lambda one: -len(one[1]))
     return {
-        "field": vote.field, "agreement": round(share(note["agreement"]), 4), "taken": note["replica"],
+        "field": vote.field,
+        "agreement": round(share(note["agreement"]), 4),
+        "taken": note["replica"],
         **({"lead": vote.lead, "without": without} if vote.lead else {}),
         "values": [{"value": json.loads(value or ""), "replicas": own} for value, own in ordered],
-    }  # fmt: skip
+    }
 
 
-def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
-    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it quoted."""
+def _attempts(
+    stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]
+) -> list[dict[str, Any]]:
+    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it
+    quoted."""
     found: list[dict[str, Any]] = []
     wrong: AttemptRecord | None = None
     for attempt in sorted(attempts, key=lambda one: one.replica):
-        said, asked = None, (attempt.invocation, attempt.replica)
-        if attempt.purpose == "repair" and wrong is not None and (wrong.invocation, wrong.replica) == asked:
+        said = None
+        asked = (attempt.invocation, attempt.replica)
+        if (
+            attempt.purpose == "repair"
+            and wrong is not None
+            and (wrong.invocation, wrong.replica) == asked
+        ):
             kind = ErrorType(wrong.error_type or ErrorType.SCHEMA_MISMATCH)
             error = stored_failure(kind, wrong.error_message or "", stage.checks)
             said = complaint(error, wants_json=stage.wants_json)
@@ -497,19 +634,27 @@ def _attempts(stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[Att
 
 
 def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, Any]:
-    """What a task came to. A reused result has no run where the row that asked it changed since or is gone."""
+    """What a task came to. A reused result has no run where the row that asked it changed since or
+    is gone."""
     origin = origins.get(task.result_id or 0)
     run, row = (origin.run, origin.row_id) if origin else (None, None)
     reused_from = {"run": run, "row": row, "answered_at": iso(task.created_at)}
-    answered_by = {key: getattr(task, key) for key in ("provider", "model", "base_url", "simulated")}
+    answered_by = {
+        key: getattr(task, key) for key in ("provider", "model", "base_url", "simulated")
+    }
     return {
-        "fingerprint": task.fingerprint.hex() if task.fingerprint else None, "settled_at": iso(task.settled_at),
-        "result": json.loads(task.value) if task.value is not None else None, "error": error_of(task),
-        "failures": task.failures, "answered_by": answered_by if task.provider is not None else None,
+        "fingerprint": task.fingerprint.hex() if task.fingerprint else None,
+        "settled_at": iso(task.settled_at),
+        "result": json.loads(task.value) if task.value is not None else None,
+        "error": error_of(task),
+        "failures": task.failures,
+        "answered_by": answered_by if task.provider is not None else None,
         "how": task.how.split(",") if task.how else [],
         **({"sources": json.loads(task.sources)} if task.sources else {}),
-        "reused_from": reused_from if task.outcome == Outcome.REUSED and task.how != "adopted" else None,
-    }  # fmt: skip
+        "reused_from": reused_from
+        if task.outcome == Outcome.REUSED and task.how != "adopted"
+        else None,
+    }
 
 
 def error_of(record: TaskRecord | AttemptRecord | StoredRow) -> dict[str, Any] | None:
@@ -517,4 +662,8 @@ def error_of(record: TaskRecord | AttemptRecord | StoredRow) -> dict[str, Any] |
     if record.error_type is None:
         return None
     stage = record.error_stage if isinstance(record, StoredRow) else None
-    return {"type": record.error_type, "message": record.error_message, **({"stage": stage} if stage else {})}
+    return {
+        "type": record.error_type,
+        "message": record.error_message,
+        **({"stage": stage} if stage else {}),
+    }

@@ -1,4 +1,5 @@
-"""Jobs in files: one written down (`agac process --config`), and one as a workflow (`--save-workflow`)."""
+"""Jobs in files: one written down (`agac process --config`), and one as a workflow
+(`--save-workflow`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from agac.spec.yaml import Document, read_yaml, yaml_text
 
 
 class LlmFile(FileModel):
-    """Which model is asked. `base_url` and `api_key` replace these keys of the provider's entry in agac.yml."""
+    """Which model is asked. `base_url` and `api_key` replace these keys of the provider's entry in
+    agac.yml."""
 
     provider: NonEmpty | None = key("The provider's name.")
     model: NonEmpty | None = key("The model's name, or with its provider as `provider/model`.")
@@ -37,20 +39,29 @@ class LlmFile(FileModel):
 class ProcessingFile(FileModel):
     """How rows are asked."""
 
-    mode: Literal["async", "sequential"] = key("Several calls at a time, or one after the other.", default="async")
+    mode: Literal["async", "sequential"] = key(
+        "Several calls at a time, or one after the other.", default="async"
+    )
     batch_size: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
     max_retries: int | None = key("How often a call that failed is made again.", ge=0, le=99)
-    retry_delay: Duration | None = key("The wait before the first retry: seconds, or a text as `2s`.", ge=0)
+    retry_delay: Duration | None = key(
+        "The wait before the first retry: seconds, or a text as `2s`.", ge=0
+    )
 
 
 class JobOutputFile(FileModel):
     """What an answer has to be, and how it is written."""
 
     format: Literal["text", "json", "structured"] | None = key(
-        "The reply's text, the value of its JSON, or an object, that fits `schema` where there is one."
+        "The reply's text, the value of its JSON, or an object, that fits `schema` where "
+        "there is one."
     )
-    merge_strategy: Merge | None = key("How a result is written together with the fields of its row.")
-    output_schema: NonEmpty | dict[str, Any] | None = key("A JSON Schema: a file, or written out.", alias="schema")
+    merge_strategy: Merge | None = key(
+        "How a result is written together with the fields of its row."
+    )
+    output_schema: NonEmpty | dict[str, Any] | None = key(
+        "A JSON Schema: a file, or written out.", alias="schema"
+    )
 
 
 class JobFile(ProcessingFile):
@@ -63,40 +74,67 @@ class JobFile(ProcessingFile):
 
 
 _PLACES = {
-    "prompt": ("prompt", "prompt"), "output_schema": ("json_schema", "output", "schema"),
-    "merge": ("merge", "output", "merge_strategy"), "max_tokens": ("max_tokens", "llm", "max_tokens"),
-}  # fmt: skip
+    "prompt": ("prompt", "prompt"),
+    "output_schema": ("json_schema", "output", "schema"),
+    "merge": ("merge", "output", "merge_strategy"),
+    "max_tokens": ("max_tokens", "llm", "max_tokens"),
+}
 """Keys of a job's workflow, with the option and the place in the file that they come from."""
 
 
 @typed
 def read_job(path: str | Path, options: ProcessOptions | None = None) -> ProcessOptions:
-    """The options that a job's file says, under those that are given. Raises SpecError with all that is wrong."""
+    """The options that a job's file says, under those that are given. Raises SpecError with all
+    that is wrong."""
     document = read_yaml(Path(path), str(path), None)
     file, problems = check.validate(JobFile, document)
     if file is None or document.problems or problems:
         raise SpecError([*document.problems, *problems])
     options = options or ProcessOptions()
-    found = {"prompt": file.prompt, "merge": file.output.merge_strategy} | _asked(file.llm) | _paced(file)
+    found = (
+        {"prompt": file.prompt, "merge": file.output.merge_strategy}
+        | _asked(file.llm)
+        | _paced(file)
+    )
     given = options.given()
-    found |= _answers(file.output, Path(path), document) if not {"json_schema", "schema_model"} & given.keys() else {}
+    found |= (
+        _answers(file.output, Path(path), document)
+        if not {"json_schema", "schema_model"} & given.keys()
+        else {}
+    )
     given |= {"prompt": ""} if "template" in given else {}  # of both only one says what is asked
     kept = {name: value for name, value in found.items() if value is not None and name not in given}
-    places = {key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept}
+    places = {
+        key: document.where(tuple(at)) for key, (name, *at) in _PLACES.items() if name in kept
+    }
     return replace(options, **kept, places=places)
 
 
 def _asked(llm: LlmFile) -> dict[str, Any]:
-    model = f"{llm.provider}/{llm.model}" if llm.provider and llm.model else llm.model
-    found: dict[str, Any] = {"model": model, "temperature": llm.temperature, "max_tokens": llm.max_tokens}
-    if (llm.base_url or llm.api_key) and (name := llm.provider or (llm.model or "").partition("/")[0]):
+    model: str | None
+    if llm.provider and llm.model:
+        model = f"{llm.provider}/{llm.model}"
+    else:
+        model = llm.model
+    found: dict[str, Any] = {
+        "model": model,
+        "temperature": llm.temperature,
+        "max_tokens": llm.max_tokens,
+    }
+    if (llm.base_url or llm.api_key) and (
+        name := llm.provider or (llm.model or "").partition("/")[0]
+    ):
         found["provider"] = said(name=name, base_url=llm.base_url, api_key=llm.api_key)
     return found
 
 
 def _paced(file: JobFile) -> dict[str, Any]:
     pace = dict(file.processing) | {key: value for key, value in file if value is not None}
-    found = {"max_retries": pace["max_retries"], "retry_delay": pace["retry_delay"], "parallel": pace["batch_size"]}
+    found = {
+        "max_retries": pace["max_retries"],
+        "retry_delay": pace["retry_delay"],
+        "parallel": pace["batch_size"],
+    }
     return found | ({"parallel": 1} if "sequential" in (file.mode, file.processing.mode) else {})
 
 
@@ -109,8 +147,18 @@ def _answers(output: JobOutputFile, path: Path, document: Document) -> dict[str,
         }
         return found.get(output.format or "", {})
     if output.format == "text":
-        raise SpecError([document.problem(("output", "schema"), "a text has no schema; remove it, or `format: text`")])
-    return {"json_schema": schema if isinstance(schema, dict) or is_reference(schema) else str(path.parent / schema)}
+        raise SpecError(
+            [
+                document.problem(
+                    ("output", "schema"), "a text has no schema; remove it, or `format: text`"
+                )
+            ]
+        )
+    return {
+        "json_schema": schema
+        if isinstance(schema, dict) or is_reference(schema)
+        else str(path.parent / schema)
+    }
 
 
 @typed
@@ -122,19 +170,36 @@ def save_job(
     *,
     project: Path | str | None = None,
 ) -> Path:
-    """Writes a workflow file that does what the job does, with its results in a folder; gives its path. Raises
-    UsageError where the file is there already, unless `overwrite`, or the INPUT is outside of the project."""
-    job, path = Job(project_root(project, bare=True), str(input), str(output), options, None), Path(file)
+    """Writes a workflow file that does what the job does, with its results in a folder; gives its
+    path. Raises UsageError where the file is there already, unless `overwrite`, or the INPUT is
+    outside of the project."""
+    job = Job(project_root(project, bare=True), str(input), str(output), options, None)
+    path = Path(file)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_target(path, job.taken, "workflow.yml", force=options.overwrite)
     for one in filter(is_outside, (job.input, *job.allowed)):
-        raise UsageError(f"{one} is outside of the project, where no workflow can read it", remedy="Copy it.")
+        raise UsageError(
+            f"{one} is outside of the project, where no workflow can read it", remedy="Copy it."
+        )
     if job.providers:
         what = "--save-workflow: a workflow has no address or key of a provider"
-        raise UsageError(what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml.")
-    told = said(model=options.model, backend=options.backend, run_mode=options.run_mode, concurrency=options.parallel)
-    budget = said(**asdict(options.budget)) if isinstance(options.budget, Budget) else None
-    keys = job.keys | {"input": job.keys["input"] | said(sql=options.sql), "stages": [job.keys["stages"][0] | told]}
+        raise UsageError(
+            what, remedy=f"Put `providers: {{{', '.join(job.providers)}: …}}` into agac.yml."
+        )
+    told = said(
+        model=options.model,
+        backend=options.backend,
+        run_mode=options.run_mode,
+        concurrency=options.parallel,
+    )
+    if isinstance(options.budget, Budget):
+        budget = said(**asdict(options.budget))
+    else:
+        budget = None
+    keys = job.keys | {
+        "input": job.keys["input"] | said(sql=options.sql),
+        "stages": [job.keys["stages"][0] | told],
+    }
     keys |= said(budget=budget, max_errors=options.max_errors)
     write_whole(path, yaml_text(keys))
     return path

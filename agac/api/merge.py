@@ -1,4 +1,5 @@
-"""Runs in shards: what an invocation of one takes from the remote and leaves there, and `agac merge` of all."""
+"""Runs in shards: what an invocation of one takes from the remote and leaves there, and `agac
+merge` of all."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
 from agac.engine.invocation import Work
-from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardManifest, command_of, folder_key, runs_folder
+from agac.engine.sharding.folder import (
+    ShardFolder,
+    ShardLease,
+    ShardManifest,
+    command_of,
+    folder_key,
+    runs_folder,
+)
 from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
 from agac.engine.sharding.shard_run import ShardRun, added
@@ -41,7 +49,8 @@ _log = logging.getLogger("agac.shard")
 
 
 def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
-    """The folder of a plan's run in so many shards. Raises UsageError where the project has no remote."""
+    """The folder of a plan's run in so many shards. Raises UsageError where the project has no
+    remote."""
     key = folder_key(plan.hash, replace(plan.selection, shard=None).text(), of)
     trust = [*opened.spec.file.remote.trust, opened.env.get("AGAC_REMOTE_WRITER", "")]
     return ShardFolder(remote_of(opened), plan.workflow, key, trust)
@@ -51,45 +60,65 @@ def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
 async def sharded(
     opened: Project, database: Database, work: Work, checked: CheckedWorkflow | None = None
 ) -> AsyncIterator[Work]:
-    """The work as that of the shard alone that its selection names, for the block. Raises UsageError for what no shard
-    can do, LeaseHeld where another process is at work on it."""
+    """The work as that of the shard alone that its selection names, for the block. Raises
+    UsageError for what no shard can do, LeaseHeld where another process is at work on it."""
     plan, shard = work.plan, work.plan.selection.shard
     assert shard is not None
-    refused = {f"stage {stage.name!r} compares all rows (dedupe)": stage.makes == "kept" for stage in plan.stages}
+    refused = {
+        f"stage {stage.name!r} compares all rows (dedupe)": stage.makes == "kept"
+        for stage in plan.stages
+    }
     refused |= {
         "--fresh would ask again what other shards have": work.fresh,
         "row runs have none": is_job(plan.workflow),
     }
-    if wrong := [what for what, is_so in refused.items() if is_so]:
+    wrong = [what for what, is_so in refused.items() if is_so]
+    if wrong:
         raise UsageError(f"--shard {shard}: {'; '.join(wrong)}", remedy="Run it without --shard.")
-    lease = ShardLease(shard_folder(opened, plan, shard.of), shard, writer_of(opened), work.clocks.wall)
+    lease = ShardLease(
+        shard_folder(opened, plan, shard.of), shard, writer_of(opened), work.clocks.wall
+    )
     async with lease.held():
         with closing(KnownAnswers()) as known:
-            problems, read = list[Problem](), InputDigest()
+            problems = list[Problem]()
+            read = InputDigest()
             answers = ShardAnswers(opened, database, lease, SharedAnswers(opened, known, problems))
             await answers.take(plan)
             for problem in problems:
                 _log.warning("%s: %s", problem.where, problem.message)
-            rows = work.rows if checked is None else partial(checked.rows, plan.selection, read=read)
+            if checked is None:
+                rows = work.rows
+            else:
+                rows = partial(checked.rows, plan.selection, read=read)
             own = ShardRun(lease, read, answers.push, go_on)
-            yield replace(work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own))
+            yield replace(
+                work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own)
+            )
 
 
 class ShardAnswers:
     """The answers of a shard: pushed while it works, and taken back where its disk is lost."""
 
-    def __init__(self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers) -> None:
-        self._opened, self._database, self._folder, self._shared = opened, database, lease.folder, shared
-        self._writer, self._marks = lease.writer, f"answers/{lease.shard.name}"
+    def __init__(
+        self, opened: Project, database: Database, lease: ShardLease, shared: SharedAnswers
+    ) -> None:
+        self._opened = opened
+        self._database = database
+        self._folder = lease.folder
+        self._shared = shared
+        self._writer = lease.writer
+        self._marks = f"answers/{lease.shard.name}"
         self._said = False
 
     async def take(self, plan: Plan) -> None:
-        """Takes in the packs that the shard pushed and this store does not know: what a stage of today would take."""
+        """Takes in the packs that the shard pushed and this store does not know: what a stage of
+        today would take."""
         pattern = re.compile(rf"{re.escape(self._marks)}/([^/]+)/([0-9a-f]{{64}})")
         marks = filter(None, map(pattern.fullmatch, await self._folder.names(self._marks)))
         found = [(one[1], one[2]) for one in marks if one[1] in self._folder.trust]
         await self._shared.know(found)
-        there, checkers = await select(self._database, "packs_known", tuple[str, str]), [*map(Checker, plan.asking)]
+        there = await select(self._database, "packs_known", tuple[str, str])
+        checkers = [*map(Checker, plan.asking)]
         for writer, pack in found:
             name = f"{FOLDER}/{writer}/{pack}.pack"
             with self._shared.noting(name):
@@ -97,16 +126,29 @@ class ShardAnswers:
                     continue
                 content = await self._shared.remote.read(name, packs.MAX_BYTES)
                 answers = list(packs.unpacked(writer, pack, content, time.time()))
-                known = [one for one in answers if endpoint_mark(one.provider, one.base_url) in self._shared.committed]
-                fit = [one for one in known if any(check.kept(json.loads(one.value)) is not None for check in checkers)]
+                known = [
+                    one
+                    for one in answers
+                    if endpoint_mark(one.provider, one.base_url) in self._shared.committed
+                ]
+                fit = [
+                    one
+                    for one in known
+                    if any(check.kept(json.loads(one.value)) is not None for check in checkers)
+                ]
                 await packs.keep_pulled(self._database, fit, 0.0)
 
     async def push(self) -> None:
         """Pushes what came since the last time; the first time all that is not in the remote."""
         pushed = await push_since(self._database, self._opened, self._shared, self._mark)
         if pushed.kept and not self._said:
-            why = "they hold a secret, are over 8 MB, or came from an address that stands in the environment alone"
-            _log.warning("answers stay on this machine, and are paid again if its disk is lost: %s", why)
+            why = (
+                "they hold a secret, are over 8 MB, or came from an address that stands in "
+                "the environment alone"
+            )
+            _log.warning(
+                "answers stay on this machine, and are paid again if its disk is lost: %s", why
+            )
             self._said = True
 
     async def _mark(self, pack: str) -> None:
@@ -119,8 +161,8 @@ class ShardAnswers:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport(Report):
-    """The outputs of a run in `shards`: its `summary`, which adds up theirs, and the `files`. `not_written` is why a
-    table could not be written beside them."""
+    """The outputs of a run in `shards`: its `summary`, which adds up theirs, and the `files`.
+    `not_written` is why a table could not be written beside them."""
 
     JSON_KEYS = ("**summary", "exit_code", "files", "not_written")
 
@@ -128,7 +170,9 @@ class MergeReport(Report):
     shards: int
     exit_code: ExitCode
     files: list[Path]
-    not_written: Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None = None
+    not_written: (
+        Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None
+    ) = None
 
 
 @blocking
@@ -136,17 +180,23 @@ async def merge(
     workflow: WorkflowSource, options: RunOptions | None = None, *, of: int | None = None,
     project: Path | str | None = None,
 ) -> MergeReport:  # fmt: skip
-    """Writes the outputs of a run whose shards are complete, as one run of all rows would have written them; `of`: how
-    many there are, where there are several runs of today's files. Raises AgacError, with all that is in the way, while
-    a shard is missing, at work or waiting (exit code 75), or read another input than the others."""
-    opened, checked, options = await made_ready(project_of(workflow, project), workflow, options or RunOptions())
+    """Writes the outputs of a run whose shards are complete, as one run of all rows would have
+    written them; `of`: how many there are, where there are several runs of today's files. Raises
+    AgacError, with all that is in the way, while a shard is missing, at work or waiting (exit code
+    75), or read another input than the others."""
+    opened, checked, options = await made_ready(
+        project_of(workflow, project), workflow, options or RunOptions()
+    )
     selection = replace(options.selection(), shard=None)
     plan = make_plan(checked.workflow, checked.models, opened.root, selection, None)
     folder, manifests = await _complete(opened, plan, of)
     path = opened.root / SHARDS / MERGED / STORE.name  # knows the files that it wrote
     async with open_database(path) as database, lease_held(database, plan.workflow, time.time):
-        identity, now = (plan.workflow, plan.hash, selection.text()), time.time()
-        await write(database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now)
+        identity = (plan.workflow, plan.hash, selection.text())
+        now = time.time()
+        await write(
+            database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now
+        )
         where = opened.spec.shown(target_of(plan)), plan.output.include_input, outputs_text(plan)
         run = await runs.newest_run(database, *identity) or await write(
             database, "run_make", *identity, *where, None, now
@@ -154,11 +204,23 @@ async def merge(
         await write(database, "run_retarget", *where, run)
         await write(database, "run_finish", now, run)
         record = await runs.run_record(database, run)
-        about = {"run": run, "selection": record.selection, "output": record.output_dir, "shards": len(manifests)}
+        about = {
+            "run": run,
+            "selection": record.selection,
+            "output": record.output_dir,
+            "shards": len(manifests),
+        }
         summary = _added(folder, manifests) | about
-        exported = await export_run(database, record, opened.root, summary, opened.env, ShardRows(folder, manifests))
+        exported = await export_run(
+            database, record, opened.root, summary, opened.env, ShardRows(folder, manifests)
+        )
     failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
-    code = ExitCode.FAILED if exported.not_written else ExitCode.ROWS_FAILED if failed else ExitCode.DONE
+    if exported.not_written:
+        code = ExitCode.FAILED
+    elif failed:
+        code = ExitCode.ROWS_FAILED
+    else:
+        code = ExitCode.DONE
     return MergeReport(summary, len(manifests), code, exported.files, exported.not_written)
 
 
@@ -169,25 +231,37 @@ def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> dict[str,
         for one in (summary, *summary["levels"]):
             one["rows"]["failed"]
     except (ValueError, LookupError, TypeError) as error:
-        what = f"{folder.remote.url}/{folder.path}/ended: the summaries of the shards cannot be added up: {error}"
+        what = (
+            f"{folder.remote.url}/{folder.path}/ended: the summaries of the shards cannot "
+            f"be added up: {error}"
+        )
         remedy = "run the shard again whose last entry there is wrong, which costs nothing"
         raise AgacError(what, remedy=remedy) from None
     return dict(summary)
 
 
-async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardFolder, list[ShardManifest]]:
-    """The folder of the run, and how each of its shards ended. Raises AgacError where they cannot be merged."""
-    remote, told, other = remote_of(opened), dict[int, ShardFolder](), set[Shard]()
+async def _complete(
+    opened: Project, plan: Plan, of: int | None
+) -> tuple[ShardFolder, list[ShardManifest]]:
+    """The folder of the run, and how each of its shards ended. Raises AgacError where they cannot
+    be merged."""
+    remote = remote_of(opened)
+    told = dict[int, ShardFolder]()
+    other = set[Shard]()
     for key in await remote.folders(runs_folder(plan.workflow)):
         names = await remote.sizes(f"{runs_folder(plan.workflow)}/{key}/lease")
         shards = {one for name in names if (one := Shard.read(name.split("/")[-2], "-of-"))}
         for number in {one.of for one in shards}:
-            if (folder := shard_folder(opened, plan, number)).key == key:
+            folder = shard_folder(opened, plan, number)
+            if folder.key == key:
                 told[number] = folder
             else:
                 other |= shards
     if of is None and len(told) > 1:
-        raise UsageError(f"{plan.workflow} was run in {', '.join(map(str, sorted(told)))} shards", remedy="Add --of N.")
+        raise UsageError(
+            f"{plan.workflow} was run in {', '.join(map(str, sorted(told)))} shards",
+            remedy="Add --of N.",
+        )
     number = of or next(iter(told), None) or max((one.of for one in other), default=0)
     if not number:
         remedy = f"Begin with: agac run -a {plan.workflow} --shard 1/4"
@@ -195,8 +269,12 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
     folder = told.get(number) or shard_folder(opened, plan, number)
     problems, manifests = await _problems(folder, number, other)
     if problems:
-        again, what = [command for command, _ in problems if command], "; ".join(text for _, text in problems)
-        remedy = f"Run what is left, as: {again[0]}" if again else "Wait for them: agac status --shards"
+        again = [command for command, _ in problems if command]
+        what = "; ".join(text for _, text in problems)
+        if again:
+            remedy = f"Run what is left, as: {again[0]}"
+        else:
+            remedy = "Wait for them: agac status --shards"
         error = AgacError(f"{plan.workflow} cannot be merged: {what}", remedy=remedy)
         error.exit_code = ExitCode.NOT_READY
         raise error
@@ -206,19 +284,33 @@ async def _complete(opened: Project, plan: Plan, of: int | None) -> tuple[ShardF
 async def _problems(
     folder: ShardFolder, of: int, other: set[Shard]
 ) -> tuple[list[tuple[str, str]], list[ShardManifest]]:
-    """What is in the way of merging, each after a command that mends it (none: to wait); and how each shard ended."""
-    states, manifests, found = await folder.statuses(), await folder.manifests(), list[tuple[str, str]]()
+    """What is in the way of merging, each after a command that mends it (none: to wait); and how
+    each shard ended."""
+    states = await folder.statuses()
+    manifests = await folder.manifests()
+    found = list[tuple[str, str]]()
     old = await outdated(folder, manifests.values())
     for shard in (Shard(number, of) for number in range(1, of + 1)):
-        state, end, why = states.get(shard.number), manifests.get(shard.number), ""
+        state = states.get(shard.number)
+        end = manifests.get(shard.number)
+        why = ""
         if state is None:
-            why = "ran another version of the workflow" if shard in other else "has not been run"
+            if shard in other:
+                why = "ran another version of the workflow"
+            else:
+                why = "has not been run"
         elif state.state in ("running", "silent"):
             why = "is at work" if state.state == "running" else "shows no sign of life"
         elif end is None or not end.complete:
-            why = f"waits for {state.waits}" if state.waits else f"stopped: {state.why or 'it was interrupted'}"
+            if state.waits:
+                why = f"waits for {state.waits}"
+            else:
+                why = f"stopped: {state.why or 'it was interrupted'}"
         else:
             why = old.get(shard.number, "")
-        again = "" if state and state.state == "running" else command_of(shard, folder.workflow, states)
+        if state and state.state == "running":
+            again = ""
+        else:
+            again = command_of(shard, folder.workflow, states)
         found += [(again, f"shard {shard} {why}")] if why else []
     return found, [manifests[number] for number in sorted(manifests)]

@@ -1,6 +1,8 @@
-"""What the monitor shows, as values: runs, one run, its curves, its rows, its errors; and what it asks of a process.
+"""What the monitor shows, as values: runs, one run, its curves, its rows, its errors; and what it
+asks of a process.
 
-Each reader takes READ_SECONDS at most, whatever the store holds: counts come from roll-ups, lists go by an index."""
+Each reader takes READ_SECONDS at most, whatever the store holds: counts come from roll-ups, lists
+go by an index."""
 
 from __future__ import annotations
 
@@ -62,10 +64,11 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunCards(Report):
-    """Runs, the one last worked on first, each as `agac status` has it (`api.status.run_report`) with its `pace`:
-    `expected`, how many rows of the input there are to be (None: not known), which is `exact` once the input was read;
-    `rate`, rows that ended in a minute of late, while it is running; `eta_s`, seconds until its end at that rate.
-    `next`: the `after` of the next page, None: there is none."""
+    """Runs, the one last worked on first, each as `agac status` has it (`api.status.run_report`)
+    with its `pace`: `expected`, how many rows of the input there are to be (None: not known),
+    which is `exact` once the input was read; `rate`, rows that ended in a minute of late, while it
+    is running; `eta_s`, seconds until its end at that rate. `next`: the `after` of the next page,
+    None: there is none."""
 
     runs: tuple[dict[str, Any], ...]
     total: int
@@ -74,8 +77,9 @@ class RunCards(Report):
 
 @dataclass(frozen=True, slots=True)
 class BudgetBurn(Report):
-    """A budget: `spent` of its `limit` in `unit` (usd, tokens or calls), and `held`, which is perhaps spent too. At the
-    pace of late it is spent at `hit_at`; None: its rows end before, or nothing is spent now."""
+    """A budget: `spent` of its `limit` in `unit` (usd, tokens or calls), and `held`, which is
+    perhaps spent too. At the pace of late it is spent at `hit_at`; None: its rows end before, or
+    nothing is spent now."""
 
     name: str
     unit: str
@@ -88,10 +92,11 @@ class BudgetBurn(Report):
 
 @dataclass(frozen=True, slots=True)
 class MonitoredRun(Report):
-    """One run: its `report` as `agac status RUN` has it, with its `pace` as in RunCards; `rates`: tasks of each stage
-    that ended in a minute of late; `lanes`: the newest samples of those at work; the open `batches` and the newest of
-    the others; commands that may be of use now; what was lately `asked` of the process at work (id, kind, body, at,
-    applied_at, outcome), and `estimated_usd`, what it was expected to cost; None: nobody knew."""
+    """One run: its `report` as `agac status RUN` has it, with its `pace` as in RunCards; `rates`:
+    tasks of each stage that ended in a minute of late; `lanes`: the newest samples of those at
+    work; the open `batches` and the newest of the others; commands that may be of use now; what
+    was lately `asked` of the process at work (id, kind, body, at, applied_at, outcome), and
+    `estimated_usd`, what it was expected to cost; None: nobody knew."""
 
     report: dict[str, Any]
     rates: dict[str, float]
@@ -105,11 +110,12 @@ class MonitoredRun(Report):
 
 @dataclass(frozen=True, slots=True)
 class RunCurves(Report):
-    """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970. `lines` have a number
-    for each by name: COLUMNS, which are rows of the input by outcome (who is run again counts -1 where it stood before)
-    and calls of all stages; `p50_ms` and `p95_ms` of calls that were answered in the last minute with any (None: there
-    is none). `lanes`: samples by lane, one in `lane_step_s` seconds at most. `budgets`: by name and unit, what of it
-    was `spent` by the end of each step, and its `limit`."""
+    """A run over time. `at`: the beginnings of steps of `step_s` seconds, in seconds since 1970.
+    `lines` have a number for each by name: COLUMNS, which are rows of the input by outcome (who is
+    run again counts -1 where it stood before) and calls of all stages; `p50_ms` and `p95_ms` of
+    calls that were answered in the last minute with any (None: there is none). `lanes`: samples by
+    lane, one in `lane_step_s` seconds at most. `budgets`: by name and unit, what of it was `spent`
+    by the end of each step, and its `limit`."""
 
     run: int
     step_s: int
@@ -122,10 +128,11 @@ class RunCurves(Report):
 
 @dataclass(frozen=True, slots=True)
 class RowFilters:
-    """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what became of its task:
-    these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in the input, the result or the message; by
-    whole words, where `agac index` made an index of them (`wor*`: words that begin so), lists by id apart. `made_by`:
-    the stage that made the rows, None: those of the input. `sort`: one of `RowPage.sorts`; None: the first."""
+    """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what
+    became of its task: these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in
+    the input, the result or the message; by whole words, where `agac index` made an index of them
+    (`wor*`: words that begin so), lists by id apart. `made_by`: the stage that made the rows,
+    None: those of the input. `sort`: one of `RowPage.sorts`; None: the first."""
 
     state: str | None = None
     stage: str | None = None
@@ -138,12 +145,14 @@ class RowFilters:
 
 @dataclass(frozen=True, slots=True)
 class RowPage(Report):
-    """Rows, each with key, id, occurrence, number (its place in the input), state, stage (where it failed), error,
-    message, input and result (JSON; these three cut after 160 characters), and of its calls in this run: calls,
-    cost_usd, cost_is_simulated, duration_s, input_tokens, output_tokens. `next`: the `after` of the next page, None:
-    there is none. A page that is not full has a next one where only so many rows were `looked` at. `sorts`: place, id
-    or error, as far as an index gives that order; open rows by place come last first. With an index of words first of
-    all words: as rows came, those that changed last. `note`: how a text was looked for, and what may be missing."""
+    """Rows, each with key, id, occurrence, number (its place in the input), state, stage (where it
+    failed), error, message, input and result (JSON; these three cut after 160 characters), and of
+    its calls in this run: calls, cost_usd, cost_is_simulated, duration_s, input_tokens,
+    output_tokens. `next`: the `after` of the next page, None: there is none. A page that is not
+    full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as
+    far as an index gives that order; open rows by place come last first. With an index of words
+    first of all words: as rows came, those that changed last. `note`: how a text was looked for,
+    and what may be missing."""
 
     run: int
     rows: tuple[dict[str, Any], ...]
@@ -155,7 +164,8 @@ class RowPage(Report):
 
 
 class AlikeErrors(NamedTuple):
-    """Messages that differ in numbers and quoted texts alone: one of them, how many rows have it, some of their ids."""
+    """Messages that differ in numbers and quoted texts alone: one of them, how many rows have it,
+    some of their ids."""
 
     message: str
     rows: int
@@ -164,8 +174,9 @@ class AlikeErrors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup(Report):
-    """Rows that failed at a `stage` (None: before any) with one kind of error: `rows` in all, of which `looked` were
-    looked at for the `messages`, the most frequent first; and what tries them again."""
+    """Rows that failed at a `stage` (None: before any) with one kind of error: `rows` in all, of
+    which `looked` were looked at for the `messages`, the most frequent first; and what tries them
+    again."""
 
     stage: str | None
     type: str
@@ -178,50 +189,70 @@ class ErrorGroup(Report):
 # Runs, and one run.
 
 
-async def aruns(after: int | None = None, limit: int = 50, *, project: Path | str | None = None) -> RunCards:
+async def aruns(
+    after: int | None = None, limit: int = 50, *, project: Path | str | None = None
+) -> RunCards:
     """The runs of all workflows, from the one behind run `after` on."""
     root = project_root(project)
     async with open_for_reading(database_path(root), READ_SECONDS) as database:
         numbers = await runs.run_ids(database, None) if database else []
-        begin, cards = numbers.index(after) + 1 if after in numbers else 0, []
+        begin = numbers.index(after) + 1 if after in numbers else 0
+        cards = []
         page = numbers[begin : begin + limit] if database else []
         for number in page:
             assert database is not None
             record = await runs.run_record(database, number)
             paced, *_ = await _paced(root, database, record, await run_report(database, record))
             cards.append(paced)
-        return RunCards(tuple(cards), len(numbers), page[-1] if begin + limit < len(numbers) else None)
+        return RunCards(
+            tuple(cards), len(numbers), page[-1] if begin + limit < len(numbers) else None
+        )
 
 
 async def _paced(
     root: Path, database: Database, record: runs.RunRecord, report: dict[str, Any]
 ) -> tuple[dict[str, Any], Mapping[str, roll_ups.Lately], float]:
-    """The report with its `pace`; and what the stages came to in so many seconds of late, while the run is running."""
-    stages, seconds, now = dict[str, roll_ups.Lately](), 1.0, time.time()
+    """The report with its `pace`; and what the stages came to in so many seconds of late, while
+    the run is running."""
+    stages = dict[str, roll_ups.Lately]()
+    seconds = 1.0
+    now = time.time()
     if report["state"] == "running" and record.invocation is not None:
         first = int(now // 60) - LATELY
         stages = await roll_ups.lately(database, record.id, first)
         seconds = max(now - max(60 * first, record.invocation.at), 1.0)
-    rows, exact, expected = report["rows"], record.read_at is not None, None
+    rows = report["rows"]
+    exact = record.read_at is not None
+    expected = None
     if exact:
         expected = rows["total"]
     elif "sql" not in (await runs.definition_of(database, record.id))["input"]:
         with suppress(OSError, AgacError):  # it is only a guess
-            selection, file = Selection(**record.selection), root / report["input"]
+            selection = Selection(**record.selection)
+            file = root / report["input"]
             guess = estimated_rows(file) if file.is_file() else None
-            expected = guess and max(rows["total"], selection.taken(max(0, guess - selection.offset)))
+            expected = guess and max(
+                rows["total"], selection.taken(max(0, guess - selection.offset))
+            )
     rate = 60 * stages[""].settled / seconds if "" in stages else None
     eta = None
     if expected is not None and rate is not None and rate > 0:
         eta = 60 * (expected - rows["total"] + rows["open"]) / rate
-    return report | {"pace": {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}}, stages, seconds
+    return (
+        report | {"pace": {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}},
+        stages,
+        seconds,
+    )
 
 
 async def arun(run: int | str = "last", *, project: Path | str | None = None) -> MonitoredRun:
-    """A run by its number, or the one last worked on. Raises UsageError for a run that does not exist."""
+    """A run by its number, or the one last worked on. Raises UsageError for a run that does not
+    exist."""
     root = project_root(project)
     async with stored_run(root, run, seconds=READ_SECONDS) as (database, record):
-        report, stages, seconds = await _paced(root, database, record, await full_report(database, record))
+        report, stages, seconds = await _paced(
+            root, database, record, await full_report(database, record)
+        )
         since = {"since": time.time() - LANE_SECONDS, "step": LANE_SECONDS, "until": 0}
         lanes = await roll_ups.lanes_of(database, run=record.id, **since)
         stored = await batches.batches(database, run=record.id, closed=True)
@@ -251,28 +282,45 @@ async def _budgets(database: Database, record: runs.RunRecord) -> list[BudgetBal
 
 
 async def _burns(
-    database: Database, record: runs.RunRecord, lately: Mapping[str, roll_ups.Lately], seconds: float, eta: float | None
+    database: Database,
+    record: runs.RunRecord,
+    lately: Mapping[str, roll_ups.Lately],
+    seconds: float,
+    eta: float | None,
 ) -> list[BudgetBurn]:
     balances = await _budgets(database, record)
-    lost = await runs.lost_calls(database, record.id, record.invocation.id if record.invocation else 0)
+    lost = await runs.lost_calls(
+        database, record.id, record.invocation.id if record.invocation else 0
+    )
     loaded(balances, await runs.counters(database, record.id), lost)
-    burns, now = [], time.time()
+    burns = []
+    now = time.time()
     for balance, told in zip(balances, facts(balances), strict=True):
         own = [one for name, one in lately.items() if name and balance.holds_for(name)]
         for unit in told.keys() - {"name"}:
             about: Any = told[unit]
             pace = sum(getattr(one, unit) for one in own) / seconds
-            ends = max(about["limit"] - about["spent"] - about["held"], 0) / pace if pace > 0 else None
-            hit = None if ends is None or (eta is not None and eta < ends) else now + ends
+            if pace > 0:
+                ends = max(about["limit"] - about["spent"] - about["held"], 0) / pace
+            else:
+                ends = None
+            if ends is None or (eta is not None and eta < ends):
+                hit = None
+            else:
+                hit = now + ends
             burns.append(BudgetBurn(balance.name, unit, **about, an_hour=3600 * pace, hit_at=hit))
     return sorted(burns, key=lambda one: (one.name, one.unit), reverse=True)
 
 
 def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
-    found, number = [], record.id
+    found = []
+    number = record.id
     if report["open_batches"]:
-        found.append(Advice("takes what ended of its batches", f"agac batch retrieve --run {number}"))
-    if waiting := sum(stage.get("review", {}).get("waiting", 0) for stage in report["stages"]):
+        found.append(
+            Advice("takes what ended of its batches", f"agac batch retrieve --run {number}")
+        )
+    waiting = sum(stage.get("review", {}).get("waiting", 0) for stage in report["stages"])
+    if waiting:
         rows = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'} for a decision"
         found.append(Advice(rows, f"agac review next -a {report['workflow']}"))
     if report["state"] in ("killed", "stopped", "waiting"):
@@ -281,7 +329,12 @@ def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
         found.append(Advice("tries the failed rows again", f"agac retry {number}"))
     if report["rows"]["done"]:
         partial = "" if record.finished_at is not None else " --partial"
-        found.append(Advice("writes its results into a file", f"agac export --run {number}{partial} --to results.csv"))
+        found.append(
+            Advice(
+                "writes its results into a file",
+                f"agac export --run {number}{partial} --to results.csv",
+            )
+        )
     return found
 
 
@@ -294,18 +347,28 @@ COLUMNS = (*Outcome, "calls", "failed_calls", "input_tokens", "output_tokens", "
 async def acurves(run: int | str = "last", *, project: Path | str | None = None) -> RunCurves:
     """A run over time, in POINTS steps at most. Raises UsageError for a run that does not exist."""
     async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
-        last, begun = record.invocation, await roll_ups.first_minute(database, record.id)
+        last = record.invocation
+        begun = await roll_ups.first_minute(database, record.id)
         first = max(int(record.created_at // 60), begun or 0)
         until = (last.ended_at if last is not None else None) or time.time()
         step = max(1, -(-int(until // 60 + 1 - first) // POINTS))
-        asked = {"run": record.id, "since": first // step * step, "step": step, "until": until // 60 + 1}
+        asked = {
+            "run": record.id,
+            "since": first // step * step,
+            "step": step,
+            "until": until // 60 + 1,
+        }
         minutes = await roll_ups.minutes_of(database, **asked)
         times = defaultdict[int, Counter[int]](Counter)
         for point, bucket, count in await roll_ups.minute_timings_of(database, **asked):
             times[point][4 * bucket] += count
-        pause, lanes = max(2.0, (until - 60 * first) / POINTS), defaultdict(list)
-        since = 60 * (first - 1)  # calls are counted when they are stored, in the next minute perhaps
-        for sample in await roll_ups.lanes_of(database, run=record.id, since=since, step=pause, until=until):
+        pause = max(2.0, (until - 60 * first) / POINTS)
+        lanes = defaultdict(list)
+        # calls are counted when they are stored, in the next minute perhaps
+        since = 60 * (first - 1)
+        for sample in await roll_ups.lanes_of(
+            database, run=record.id, since=since, step=pause, until=until
+        ):
             lanes[sample.lane].append(sample)
         balances = await _budgets(database, record)
     sums = defaultdict[int, list[Any]](lambda: [0] * len(COLUMNS))
@@ -315,76 +378,145 @@ async def acurves(run: int | str = "last", *, project: Path | str | None = None)
     lines = {name: [sums[one][place] for one in at] for place, name in enumerate(COLUMNS)}
     lines |= {f"p{n}_ms": [_ms(quantile(times[one], n / 100)) for one in at] for n in (50, 95)}
     budgets = {title: lines for one in balances for title, lines in _spent(one, minutes, at)}
-    return RunCurves(record.id, 60 * step, tuple(60.0 * step * one for one in at), lines, pause, dict(lanes), budgets)
+    return RunCurves(
+        record.id,
+        60 * step,
+        tuple(60.0 * step * one for one in at),
+        lines,
+        pause,
+        dict(lanes),
+        budgets,
+    )
 
 
-def _spent(balance: BudgetBalance, minutes: Iterable[Any], at: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _spent(
+    balance: BudgetBalance, minutes: Iterable[Any], at: Sequence[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """How a budget was spent in each of its units, by the steps `at`."""
     steps = defaultdict[int, Amount](Amount)
     for point, stage, *numbers in minutes:
         if balance.holds_for(stage):
             calls, _, given, made, usd = numbers[-5:]
             steps[point] = steps[point].plus(Amount(usd, given + made, calls))
-    for unit, *spent in zip(Amount._fields, *accumulate((steps[one] for one in at), Amount.plus), strict=True):
-        if (limit := getattr(balance.budget, unit)) is not None:
-            yield f"{balance.name}, {unit}", {"spent": [round(one, 6) for one in spent], "limit": [limit] * len(at)}
+    for unit, *spent in zip(
+        Amount._fields, *accumulate((steps[one] for one in at), Amount.plus), strict=True
+    ):
+        limit = getattr(balance.budget, unit)
+        if limit is not None:
+            yield (
+                f"{balance.name}, {unit}",
+                {"spent": [round(one, 6) for one in spent], "limit": [limit] * len(at)},
+            )
 
 
 def _ms(seconds: float | None) -> float | None:
-    """Of a quantile of histograms with four buckets in one, told as the first of the four: the middle of them."""
-    return None if seconds is None else round(1000 * seconds * RATIO**1.5, 1)
+    """Of a quantile of histograms with four buckets in one, told as the first of the four: the
+    middle of them."""
+    if seconds is None:
+        return None
+    return round(float(1000 * seconds * RATIO**1.5), 1)
 
 
 # Rows.
 
 _INDEXED = "Found by whole words, all of them, with an index (wor*: words that begin so)."
-_OUTDATED = "Rows that came since are looked at one by one; those that changed are missing until: agac index --run {}"
+_OUTDATED = (
+    "Rows that came since are looked at one by one; those that changed are missing until: "
+    "agac index --run {}"
+)
 _ANY = 0b111111
 _STATES = {
-    "open": 1 << State.PENDING, "done": 1 << State.DONE, "failed": 1 << State.FAILED, "skipped": 1 << State.SKIPPED,
+    "open": 1 << State.PENDING,
+    "done": 1 << State.DONE,
+    "failed": 1 << State.FAILED,
+    "skipped": 1 << State.SKIPPED,
     "dropped": 1 << State.DROPPED | 1 << State.FILTERED,
-}  # fmt: skip
+}
 
 
 async def arows(
-    run: int | str = "last", filters: RowFilters | None = None, after: str | None = None, limit: int = 50,
-    *, project: Path | str | None = None,
-) -> RowPage:  # fmt: skip
-    """A page of the rows of a run, from behind the place `after` on. A row that comes while pages are read is on one of
-    those that follow, or on none; none is on two, unless its words were indexed anew meanwhile. Raises UsageError for
-    what is not there, or no index can sort."""
+    run: int | str = "last",
+    filters: RowFilters | None = None,
+    after: str | None = None,
+    limit: int = 50,
+    *,
+    project: Path | str | None = None,
+) -> RowPage:
+    """A page of the rows of a run, from behind the place `after` on. A row that comes while pages
+    are read is on one of those that follow, or on none; none is on two, unless its words were
+    indexed anew meanwhile. Raises UsageError for what is not there, or no index can sort."""
     filters = filters or RowFilters()
-    state, stage, error, text = filters.state, filters.stage, filters.error, filters.text
+    state = filters.state
+    stage = filters.stage
+    error = filters.error
+    text = filters.text
     if state is not None and state not in _STATES and not (stage and state == Outcome.REUSED):
-        raise UsageError(f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}.")
-    failed, note = state == "failed" or (error is not None and state is None), None
+        raise UsageError(
+            f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}."
+        )
+    failed = state == "failed" or (error is not None and state is None)
+    note = None
     async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         names = [body["name"] for body in (await runs.definition_of(database, record.id))["stages"]]
-        made_by = position_of(filters.made_by, names, "made_by") if filters.made_by is not None else None
+        if filters.made_by is not None:
+            made_by = position_of(filters.made_by, names, "made_by")
+        else:
+            made_by = None
         position = position_of(stage, names, "stage") if stage is not None else None
-        search = await word_search(database, record, text) if text and not filters.id else None
-        sorts = ("id",) if filters.id else ("error", "id") if failed else ("place", "id")
+        if text and not filters.id:
+            search = await word_search(database, record, text)
+        else:
+            search = None
+        sorts: tuple[str, ...]
+        if filters.id:
+            sorts = ("id",)
+        elif failed:
+            sorts = ("error", "id")
+        else:
+            sorts = ("place", "id")
         sorts = ("words", *sorts) if search else sorts
         sort = filters.sort or sorts[0]
         if sort not in sorts:
-            raise UsageError(f"these rows cannot be sorted by {sort}", remedy=f"They can by: {', '.join(sorts)}.")
+            raise UsageError(
+                f"these rows cannot be sorted by {sort}", remedy=f"They can by: {', '.join(sorts)}."
+            )
         values = {
-            "run": record.id, "origin": made_by, "error": error or "", "text": _like(text), "more": None,
+            "run": record.id,
+            "origin": made_by,
+            "error": error or "",
+            "text": _like(text),
+            "more": None,
             "states": _ANY if stage or state is None else _STATES[state],
-            "position": position, "outcome": "failed" if failed else state or "",
-        }  # fmt: skip
+            "position": position,
+            "outcome": "failed" if failed else state or "",
+        }
         if search and sort == "words":
             words, sources, whole = search
             note = _INDEXED if whole else f"{_INDEXED} {_OUTDATED.format(record.id)}"
-            values |= {"text": _like(words[0]), "more": json.dumps([_like(word) for word in words[1:]])}
+            values |= {
+                "text": _like(words[0]),
+                "more": json.dumps([_like(word) for word in words[1:]]),
+            }
         else:
             sources = await _in_order(database, record.id, filters, sort, made_by)
         try:
-            keys, following, looked = await roll_ups.page_of(database, sources, values, after, limit, LOOK_SECONDS)
+            keys, following, looked = await roll_ups.page_of(
+                database, sources, values, after, limit, LOOK_SECONDS
+            )
         except (ValueError, TypeError) as wrong:
-            raise UsageError(f"{after!r} is no place in this list", remedy="Begin at its first page.") from wrong
+            raise UsageError(
+                f"{after!r} is no place in this list", remedy="Begin at its first page."
+            ) from wrong
         found = await roll_ups.rows_shown(database, keys) if keys else {}
-    return RowPage(record.id, tuple(found[key] for key in keys if key in found), following, looked, sort, sorts, note)
+    return RowPage(
+        record.id,
+        tuple(found[key] for key in keys if key in found),
+        following,
+        looked,
+        sort,
+        sorts,
+        note,
+    )
 
 
 async def _in_order(
@@ -396,15 +528,23 @@ async def _in_order(
     if sort == "error":
         statement = "rows_failed_so" if made_by is None else "rows_made_failed_so"
         ways = sorted(way[::-1] for way in await _failures(database, run))
-        wanted = ((kind, at) for kind, at in ways if filters.error in (None, kind) and filters.stage in (None, at))
-        return [IndexedRows(statement, [*way], {"kind": way[0], "failed_at": way[1] or None}) for way in wanted]
+        wanted = (
+            (kind, at)
+            for kind, at in ways
+            if filters.error in (None, kind) and filters.stage in (None, at)
+        )
+        return [
+            IndexedRows(statement, [*way], {"kind": way[0], "failed_at": way[1] or None})
+            for way in wanted
+        ]
     if filters.state == "open" and filters.stage is None and made_by is None:
         return [roll_ups.FROM_THE_END]
     return [IndexedRows("rows_by_place" if made_by is None else "rows_made_by", [], {})]
 
 
 def _like(text: str | None) -> str | None:
-    """A pattern that finds a text within JSON, where quotes and backslashes are written with a backslash."""
+    """A pattern that finds a text within JSON, where quotes and backslashes are written with a
+    backslash."""
     escaped = re.sub(r"([\\%_])", r"\\\1", json.dumps(text or "", ensure_ascii=False)[1:-1])
     return f"%{escaped}%" if escaped else None
 
@@ -415,8 +555,10 @@ _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d.,:_-]*")
 
 
 async def _failures(database: Database, run: int) -> Counter[tuple[str, str]]:
-    """Failed rows by stage and kind, from roll-ups; those before any stage ('') may have come at a stage as well."""
-    found, others = Counter[tuple[str, str]](), Counter[str]()
+    """Failed rows by stage and kind, from roll-ups; those before any stage ('') may have come at a
+    stage as well."""
+    found = Counter[tuple[str, str]]()
+    others = Counter[str]()
     for one in await runs.counters(database, run):
         if one.outcome == Outcome.FAILED:
             found[one.stage, one.error_type] += one.tasks
@@ -429,9 +571,11 @@ async def _failures(database: Database, run: int) -> Counter[tuple[str, str]]:
     return found
 
 
-async def aerrors(run: int | str = "last", *, project: Path | str | None = None) -> tuple[ErrorGroup, ...]:
-    """How the rows of a run failed, the most frequent way first, with messages, some rows each, and what to do. Raises
-    UsageError for a run that does not exist."""
+async def aerrors(
+    run: int | str = "last", *, project: Path | str | None = None
+) -> tuple[ErrorGroup, ...]:
+    """How the rows of a run failed, the most frequent way first, with messages, some rows each,
+    and what to do. Raises UsageError for a run that does not exist."""
     groups = []
     async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         for (stage, kind), rows in (await _failures(database, record.id)).items():
@@ -446,7 +590,9 @@ async def aerrors(run: int | str = "last", *, project: Path | str | None = None)
             advice = _remedy(record, stage or None, kind)
             if some:
                 rows = max(rows, len(some))
-                groups.append(ErrorGroup(stage or None, kind, rows, len(some), tuple(messages), advice))
+                groups.append(
+                    ErrorGroup(stage or None, kind, rows, len(some), tuple(messages), advice)
+                )
     return tuple(sorted(groups, key=lambda one: one.rows, reverse=True))
 
 
@@ -457,8 +603,12 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
         "input": Advice("resumes the run, once the input is corrected", go_on(record)),
         "schema": Advice("runs them, once the output_schema requires the field", go_on(record)),
         "budget": Advice("tries them again, once a row may spend more", retry),
-        "calls": Advice("tries them again, and makes their calls of tools again", f"{retry} --repeat-calls"),
-        "people": Advice("discards what people decided, and asks them again", f"{retry} --discard-decisions"),
+        "calls": Advice(
+            "tries them again, and makes their calls of tools again", f"{retry} --repeat-calls"
+        ),
+        "people": Advice(
+            "discards what people decided, and asks them again", f"{retry} --discard-decisions"
+        ),
         "again": Advice("tries them again", retry),
     }[needs]
 
@@ -467,21 +617,37 @@ def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
 
 
 async def aask(project: Path | str | None, run: int | str, batch: int | None = None) -> None:
-    """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does, or to cancel a batch
-    of the run; where there is none, the next one that works on the workflow cancels it (`agac run`, `agac batch
-    retrieve`). Raises UsageError where nothing works on the run, and for a batch that it cannot cancel."""
+    """Asks the process that works on a run, which looks within seconds, to stop, as Ctrl-C does,
+    or to cancel a batch of the run; where there is none, the next one that works on the workflow
+    cancels it (`agac run`, `agac batch retrieve`). Raises UsageError where nothing works on the
+    run, and for a batch that it cannot cancel."""
     async with open_database(database_path(project_root(project))) as database:
         record = await find_run(database, None, run)
-        kind, event = "cancel_batch", 0
+        kind = "cancel_batch"
+        event = 0
         if batch is not None:
             lines = await batch_lines(database, {}, await batches.batches(database, run=record.id))
             if batch not in (may := [one.batch.id for one in lines if one.may_cancel]):
                 what = f"run {record.id} has no batch {batch} that could be cancelled"
-                raise UsageError(what, remedy=f"These can be: {', '.join(map(str, may)) or 'none'}.")
+                raise UsageError(
+                    what, remedy=f"These can be: {', '.join(map(str, may)) or 'none'}."
+                )
         else:
             _, last, _ = await state_of(database, record, None)
             if last is None or last["state"] != "running":
-                raise UsageError(f"nothing works on run {record.id}", remedy="There is nothing to stop.")
-            kind, event = "stop", last["number"]
+                raise UsageError(
+                    f"nothing works on run {record.id}", remedy="There is nothing to stop."
+                )
+            kind = "stop"
+            event = last["number"]
         body = json.dumps({"batch": batch} if batch is not None else {})
-        await write(database, "inbox_put", record.workflow, record.id, event or None, kind, body, time.time())
+        await write(
+            database,
+            "inbox_put",
+            record.workflow,
+            record.id,
+            event or None,
+            kind,
+            body,
+            time.time(),
+        )

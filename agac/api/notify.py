@@ -1,5 +1,5 @@
-"""Messages of the outbox on their way (`notify`): by webhooks, apprise and commands; heartbeats and standstills while a
-run is alive; `agac notify test`. Nothing of this changes how a run ends."""
+"""Messages of the outbox on their way (`notify`): by webhooks, apprise and commands; heartbeats
+and standstills while a run is alive; `agac notify test`. Nothing of this changes how a run ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ from agac.data.remote import apart
 from agac.engine.batch.doctor import stuck_seconds
 from agac.engine.invocation import Work
 from agac.engine.retry_policy import backoff
-from agac.spec.loader import load_project, load_workflow, read_workflow, workflow_files, workflow_names
+from agac.spec.loader import (
+    load_project,
+    load_workflow,
+    read_workflow,
+    workflow_files,
+    workflow_names,
+)
 from agac.spec.notify import WAYS, NotifyTarget, target_words
 from agac.spec.paths import Refused, home_of
 from agac.spec.rule_models import RunRulesFile
@@ -49,15 +55,30 @@ LOOK_SECONDS = 5.0  # so often a run that is alive looks what there is to send
 BEAT_SECONDS = 60.0  # so often the heartbeat of a run that is alive is called
 STUCK_SECONDS = 1800.0  # without any progress of an invocation, after which somebody is told
 CLAIMED_SECONDS = 60.0  # for which a message is left to the process that sends it
-MAX_ATTEMPTS, MAX_DELAY = 30, 3600.0  # after so many attempts a message is given up; seconds between two of them
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "SYSTEMROOT", "TEMP")
+MAX_ATTEMPTS = 30  # after so many attempts a message is given up; seconds between two of them
+MAX_DELAY = 3600.0
+_KEPT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "SYSTEMROOT",
+    "TEMP",
+)
 """The variables that a command gets: others may be secrets."""
 
 _log = logging.getLogger("agac.notify")
 
 
 class NotSent(Exception):
-    """Why a message did not arrive, without anything secret. `lacks`: something is not set or not installed here."""
+    """Why a message did not arrive, without anything secret. `lacks`: something is not set or not
+    installed here."""
 
     def __init__(self, why: str, *, lacks: bool = False) -> None:
         super().__init__(why)
@@ -65,17 +86,22 @@ class NotSent(Exception):
 
 
 def signature(secret: str, name: str, at: int, body: str) -> str:
-    """The signature of Standard Webhooks: HMAC-SHA256 over `ID.TIMESTAMP.BODY`. Raises NotSent for an unfit secret."""
+    """The signature of Standard Webhooks: HMAC-SHA256 over `ID.TIMESTAMP.BODY`. Raises NotSent for
+    an unfit secret."""
     key = b""
     with suppress(ValueError):
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     if not 24 <= len(key) <= 64:
         raise NotSent("its secret is not `whsec_` and 24 to 64 bytes in base64", lacks=True)
-    return "v1," + base64.b64encode(hmac.digest(key, f"{name}.{at}.{body}".encode(), "sha256")).decode()
+    return (
+        "v1,"
+        + base64.b64encode(hmac.digest(key, f"{name}.{at}.{body}".encode(), "sha256")).decode()
+    )
 
 
 async def send(place: Project | Work, one: Notification, seconds: float) -> None:
-    """One attempt to bring a message, or to call a heartbeat, with the `${VAR}` of a project. Raises NotSent."""
+    """One attempt to bring a message, or to call a heartbeat, with the `${VAR}` of a project.
+    Raises NotSent."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.wrap_future(apart(partial(_send, place, one, seconds)))
@@ -91,7 +117,13 @@ def _send(place: Project | Work, one: Notification, seconds: float) -> None:
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:
             ran = subprocess.run(  # noqa: S603 - the project's own, as its functions are
-                written, input=body.encode(), timeout=seconds, cwd=home_of(place.root), env=env, check=False, **quiet
+                written,
+                input=body.encode(),
+                timeout=seconds,
+                cwd=home_of(place.root),
+                env=env,
+                check=False,
+                **quiet,
             )
         except OSError as error:
             raise NotSent(f"it cannot be started: {error.strerror}") from None
@@ -103,7 +135,8 @@ def _send(place: Project | Work, one: Notification, seconds: float) -> None:
         _by_apprise(address, one.body)
         return
     headers = {"webhook-id": one.id, "webhook-timestamp": str(at := int(time.time()))}
-    if secret := one.target.get("secret"):
+    secret = one.target.get("secret")
+    if secret:
         headers["webhook-signature"] = signature(_filled(secret, place.env), one.id, at, body)
     web = place.remote if isinstance(place, Project) else place.web
     assert web is not None
@@ -125,12 +158,15 @@ def _filled(written: str, env: Mapping[str, str]) -> str:
 
 
 def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
-    if lack := lack_of("notify", "apprise"):
+    lack = lack_of("notify", "apprise")
+    if lack:
         raise NotSent(lack, lacks=True)
     from apprise import Apprise, AppriseAsset
 
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it quotes addresses, which hold secrets
-    # a message that is answered by a redirect would be asked for at another address with GET, and count as sent
+    # it quotes addresses, which hold secrets
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    # a message that is answered by a redirect would be asked for at another address with GET, and
+    # count as sent
     service = Apprise(asset=AppriseAsset(http_redirects=False))
     if not service.add(address):
         raise NotSent("it is no address that apprise knows")
@@ -142,8 +178,9 @@ def _by_apprise(address: str, body: Mapping[str, Any]) -> None:
         raise NotSent("apprise could not send it")
 
 
-# The files of a project say who is told. A target that was taken out of them gets nothing any more: neither messages
-# that wait in the store, nor those of a run that was stored with it. Its command may be why it was removed.
+# The files of a project say who is told. A target that was taken out of them gets nothing any more:
+# neither messages that wait in the store, nor those of a run that was stored with it. Its command
+# may be why it was removed.
 
 
 async def _named_now(database: Database, root: Path, workflow: str) -> frozenset[str] | None:
@@ -153,9 +190,10 @@ async def _named_now(database: Database, root: Path, workflow: str) -> frozenset
 
 
 def _named_targets(root: Path, workflow: str, *, in_python: bool) -> frozenset[str] | None:
-    """The targets that the files name for a workflow now, each as the store has it: those of its file, or without a
-    file those of agac.yml. None where the files cannot be read, and where a program has the keys, so that no file
-    does: a file of the workflow counts, whatever is stored, as that may have come from a remote."""
+    """The targets that the files name for a workflow now, each as the store has it: those of its
+    file, or without a file those of agac.yml. None where the files cannot be read, and where a
+    program has the keys, so that no file does: a file of the workflow counts, whatever is stored,
+    as that may have come from a remote."""
     project, _ = load_project(root, {})
     if project is None:
         return None
@@ -168,7 +206,11 @@ def _named_targets(root: Path, workflow: str, *, in_python: bool) -> frozenset[s
     elif any(file is None for file, *_ in read):
         return None
     else:
-        rules = [run_rules(file, document, project, Overrides()) for file, document, _ in read if file is not None]
+        rules = [
+            run_rules(file, document, project, Overrides())
+            for file, document, _ in read
+            if file is not None
+        ]
     return frozenset(canonical(target.stored()) for one in rules for target in one.notify)
 
 
@@ -176,7 +218,8 @@ _NOT_NAMED = "neither agac.yml nor the workflow {} names this target any more"
 
 
 async def with_named_targets(database: Database, work: Work) -> Work:
-    """The work on a stored plan, without targets that the files of the project do not name any more. Says which."""
+    """The work on a stored plan, without targets that the files of the project do not name any
+    more. Says which."""
     plan = work.plan
     if not plan.rules.notify:
         return work
@@ -193,9 +236,9 @@ async def with_named_targets(database: Database, work: Work) -> Work:
 
 
 async def _drop_unnamed(database: Database, work: Work) -> list[str]:
-    """Drops the messages that wait for targets which the files do not name any more; gives a sentence for each target.
-    Where files cannot be read, and of workflows made in Python, messages wait on. A crash leaves them waiting, or
-    dropped: the next invocation looks again."""
+    """Drops the messages that wait for targets which the files do not name any more; gives a
+    sentence for each target. Where files cannot be read, and of workflows made in Python, messages
+    wait on. A crash leaves them waiting, or dropped: the next invocation looks again."""
     sentences = list[str]()
     for workflow, target, count in await runs.waiting_messages(database):
         is_own = workflow == work.plan.workflow
@@ -208,14 +251,16 @@ async def _drop_unnamed(database: Database, work: Work) -> list[str]:
         await write(database, "notifications_dropped", f"dropped: {why}", workflow, target)
         messages = counted(count, "message")
         sentences.append(
-            f"Dropped: {messages} of the workflow {workflow} to {target_words(json.loads(target))}: {why}. "
+            f"Dropped: {messages} of the workflow {workflow} to "
+            f"{target_words(json.loads(target))}: {why}. "
             "They are not sent; to have later ones sent, add the target to `notify` again"
         )
     return sentences
 
 
 async def _deliver(database: Database, work: Work, *, again: bool = True) -> None:
-    """Sends what is due, and what does not arrive `again`, for a few seconds; once killed, again with the same id."""
+    """Sends what is due, and what does not arrive `again`, for a few seconds; once killed, again
+    with the same id."""
     until = time.monotonic() + MOST_SECONDS
     while (left := until - time.monotonic()) > 0:
         due = await runs.due_notifications(database, time.time())
@@ -227,25 +272,38 @@ async def _deliver(database: Database, work: Work, *, again: bool = True) -> Non
 
 
 async def _attempt(database: Database, work: Work, one: Notification, seconds: float) -> None:
-    now, error, again = time.time(), None, None
+    now = time.time()
+    error = None
+    again = None
     claim = now + CLAIMED_SECONDS, one.id, now
-    if not await change(database, lambda writer: writer.execute(sql("notification_claim"), claim).rowcount):
+    if not await change(
+        database, lambda writer: writer.execute(sql("notification_claim"), claim).rowcount
+    ):
         return  # another process sends it
     try:
         await send(work, one, seconds)
     except NotSent as problem:
-        error, delay = str(problem), CLAIMED_SECONDS if problem.lacks else min(backoff(one.attempts + 1), MAX_DELAY)
+        error = str(problem)
+        if problem.lacks:
+            delay = CLAIMED_SECONDS
+        else:
+            delay = min(backoff(one.attempts + 1), MAX_DELAY)
         again = time.time() + delay if one.attempts + 1 < MAX_ATTEMPTS else None
         if again is None:
             what = f"the message {one.body['message']!r} to {target_words(one.target)}"
             remedy = "It is not sent; try the target with `agac notify test`"
-            _log.warning("%s is given up after %d attempts: %s. %s", what, MAX_ATTEMPTS, error, remedy)
-    await write(database, "notification_ended", again, None if error else time.time(), error, one.id)
+            _log.warning(
+                "%s is given up after %d attempts: %s. %s", what, MAX_ATTEMPTS, error, remedy
+            )
+    await write(
+        database, "notification_ended", again, None if error else time.time(), error, one.id
+    )
 
 
 @asynccontextmanager
 async def notifying(database: Database, work: Work, invocation: Invocation) -> AsyncIterator[None]:
-    """Heartbeats are called and messages sent during the block, and what is left at its end, for a few seconds."""
+    """Heartbeats are called and messages sent during the block, and what is left at its end, for a
+    few seconds."""
     with suppress(StoreError):  # whoever works with the store hears of it
         invocation.dropped_messages += await _drop_unnamed(database, work)
     ended = asyncio.Event()
@@ -253,9 +311,15 @@ async def notifying(database: Database, work: Work, invocation: Invocation) -> A
     try:
         yield
     except Exception:  # whatever it is, somebody is told of it; it goes on to the caller
-        if (told := invocation.notifier) is not None:
+        told = invocation.notifier
+        if told is not None:
             with suppress(StoreError):  # whoever works with the store hears of it
-                await told.tell("failed", f"event {told.event}", f"run {told.run} stopped", f"agac status {told.run}")
+                await told.tell(
+                    "failed",
+                    f"event {told.event}",
+                    f"run {told.run} stopped",
+                    f"agac status {told.run}",
+                )
         raise
     finally:
         ended.set()
@@ -264,17 +328,25 @@ async def notifying(database: Database, work: Work, invocation: Invocation) -> A
             _log.warning("nobody could be told: %s", error)
 
 
-async def _watch(database: Database, work: Work, invocation: Invocation, ended: asyncio.Event) -> None:
-    totals, targets, failed = invocation.totals, work.plan.rules.notify, set[str]()
-    beat_at, seen, since = 0.0, "", time.monotonic()
+async def _watch(
+    database: Database, work: Work, invocation: Invocation, ended: asyncio.Event
+) -> None:
+    totals = invocation.totals
+    targets = work.plan.rules.notify
+    failed = set[str]()
+    beat_at = 0.0
+    seen = ""
+    since = time.monotonic()
     while targets and not ended.is_set():
-        now, mark = time.monotonic(), f"{totals.calls} {totals.seen} {totals.settled} {totals.tasks_done}"
+        now = time.monotonic()
+        mark = f"{totals.calls} {totals.seen} {totals.settled} {totals.tasks_done}"
         due, beat_at = (targets, now + BEAT_SECONDS) if beat_at <= now else ((), beat_at)
         for beat in (one for one in due if one.heartbeat is not None):
             try:
                 await send(work, Notification("", {}, beat.stored()), MOST_SECONDS)
             except NotSent as error:
-                if (said := f"the heartbeat {beat.heartbeat} is not called: {error}") not in failed:
+                said = f"the heartbeat {beat.heartbeat} is not called: {error}"
+                if said not in failed:
                     _log.warning("%s", said)
                 failed.add(said)
         seen, since = mark, since if mark == seen else now
@@ -289,26 +361,43 @@ async def _watch(database: Database, work: Work, invocation: Invocation, ended: 
     await _deliver(database, work)
 
 
-async def _tell_standstill(database: Database, invocation: Invocation, still: float, mark: str) -> None:
+async def _tell_standstill(
+    database: Database, invocation: Invocation, still: float, mark: str
+) -> None:
     """Tells of batches that are stuck, and of an invocation that stands still at this mark."""
-    if (notifier := invocation.notifier) is None or not notifier.targets:
+    notifier = invocation.notifier
+    if notifier is None or not notifier.targets:
         return
-    found = await batches.batches(database, workflow=notifier.workflow) if invocation.batches.touched else []
+    if invocation.batches.touched:
+        found = await batches.batches(database, workflow=notifier.workflow)
+    else:
+        found = []
     for one in found:
-        if seconds := stuck_seconds(one, time.time()):
+        seconds = stuck_seconds(one, time.time())
+        if seconds:
             said = f"batch {one.id} of run {one.run_id} has not moved for {seconds / 3600:.1f} h"
-            await notifier.tell("stuck", f"batch {one.id} since {one.moved_at}", said, "agac doctor")
+            await notifier.tell(
+                "stuck", f"batch {one.id} since {one.moved_at}", said, "agac doctor"
+            )
     asking = any(stage.in_flight for stage in invocation.totals.stages.values())
     if still > STUCK_SECONDS and (asking or not found):
         said = f"run {notifier.run} has made no progress for {still / 60:.0f} minutes"
-        await notifier.tell("stuck", f"event {notifier.event} at {mark}", said, f"agac status {notifier.run}")
+        await notifier.tell(
+            "stuck", f"event {notifier.event} at {mark}", said, f"agac status {notifier.run}"
+        )
 
 
-async def reported(database: Database, work: Work, invocation: Invocation, report: RunReport) -> RunReport:
-    """The report with what was not sent, if anything. A failure after the end of the work is told, too."""
-    if (told := invocation.notifier) and invocation.ended and report.exit_code is ExitCode.FAILED:
+async def reported(
+    database: Database, work: Work, invocation: Invocation, report: RunReport
+) -> RunReport:
+    """The report with what was not sent, if anything. A failure after the end of the work is told,
+    too."""
+    told = invocation.notifier
+    if told and invocation.ended and report.exit_code is ExitCode.FAILED:
         said = f"run {told.run} ended, and its results lack something"
-        await told.tell("failed", f"event {told.event}", said, f"agac status {told.run}", exit_code=1)
+        await told.tell(
+            "failed", f"event {told.event}", said, f"agac status {told.run}", exit_code=1
+        )
         await _deliver(database, work)
     left, _, error = await runs.notifications_left(database)
     facts: dict[str, Any] = {"notifications": {"left": left, "error": error}} if left else {}
@@ -319,26 +408,37 @@ async def reported(database: Database, work: Work, invocation: Invocation, repor
 
 @dataclass(frozen=True, slots=True)
 class NotifyReport(Report):
-    """The messages of a test, one for each target; the `error` of one says why it did not arrive."""
+    """The messages of a test, one for each target; the `error` of one says why it did not
+    arrive."""
 
     messages: list[Notification]
 
 
 @blocking
-async def notify_test(workflows: Sequence[str] = (), *, project: Path | str | None = None) -> NotifyReport:
-    """Sends a message of the kind `test` to every target of these workflows, or of all; heartbeats are called. Raises
-    UsageError where there are none, SpecError where agac.yml has problems."""
+async def notify_test(
+    workflows: Sequence[str] = (), *, project: Path | str | None = None
+) -> NotifyReport:
+    """Sends a message of the kind `test` to every target of these workflows, or of all; heartbeats
+    are called. Raises UsageError where there are none, SpecError where agac.yml has problems."""
     opened = open_project(project, sound=True)
     found: dict[NotifyTarget, str] = {}
     for name in workflows or workflow_names(opened.spec):
         workflow, _ = load_workflow(opened.spec, name)
         found |= dict.fromkeys(workflow.rules.notify, name) if workflow is not None else {}
     if not found:
-        raise UsageError("nobody is to be told: there is no `notify`", remedy="Add it to agac.yml or a workflow.")
+        raise UsageError(
+            "nobody is to be told: there is no `notify`", remedy="Add it to agac.yml or a workflow."
+        )
 
     async def test(target: NotifyTarget, name: str) -> Notification:
         now = time.time()
-        body = {"id": f"msg_test_{now:.0f}", "kind": "test", "workflow": name, "run": None, "at": iso(now)}
+        body = {
+            "id": f"msg_test_{now:.0f}",
+            "kind": "test",
+            "workflow": name,
+            "run": None,
+            "at": iso(now),
+        }
         body |= {"message": f"{name}: this is a test of `notify`", "next": f"agac run -a {name}"}
         one = Notification(str(body["id"]), body, target.stored(), 1)
         try:
@@ -347,4 +447,6 @@ async def notify_test(workflows: Sequence[str] = (), *, project: Path | str | No
             return one._replace(error=str(error))
         return one
 
-    return NotifyReport(await asyncio.gather(*(test(target, name) for target, name in found.items())))
+    return NotifyReport(
+        await asyncio.gather(*(test(target, name) for target, name in found.items()))
+    )

@@ -1,5 +1,6 @@
-"""What a run would do and cost before any call: `agac plan`, and what needs a yes first: a cost above `confirm_above`,
-batches that hold requests of older prompts; short names of models that mean something else now."""
+"""What a run would do and cost before any call: `agac plan`, and what needs a yes first: a cost
+above `confirm_above`, batches that hold requests of older prompts; short names of models that mean
+something else now."""
 
 from __future__ import annotations
 
@@ -56,38 +57,60 @@ async def plan(
     show: int = 0,
     project: Path | str | None = None,
 ) -> PlanReport:
-    """What `run` with the same arguments would do. Asks nobody, and writes nothing but rows that are given as `input`;
-    keys need not be there. `show` rendered prompts are kept in the report."""
+    """What `run` with the same arguments would do. Asks nobody, and writes nothing but rows that
+    are given as `input`; keys need not be there. `show` rendered prompts are kept in the report."""
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
     return await plan_in(project_of(workflow, project), workflow, options, show=show)
 
 
 async def plan_in(
-    opened: Project, workflow: WorkflowSource, options: RunOptions, *, show: int = 0, keys: bool = True
+    opened: Project,
+    workflow: WorkflowSource,
+    options: RunOptions,
+    *,
+    show: int = 0,
+    keys: bool = True,
 ) -> PlanReport:
-    """The same in a project that is open already; without `keys` it is not told which a run lacks."""
+    """The same in a project that is open already; without `keys` it is not told which a run
+    lacks."""
     opened, checked, options = await made_ready(opened, workflow, options, dry=True)
     scope = options.scope([stage.name for stage in checked.workflow.stages])
-    selection, untrusted = options.selection(), opened.untrusted
-    models, most = checked.models, options.concurrency
+    selection = options.selection()
+    untrusted = opened.untrusted
+    models = checked.models
+    most = options.concurrency
     plan = make_plan(checked.workflow, models, opened.root, selection, most, untrusted=untrusted)
-    lacking = missing_variables(checked.models, checked.workflow) if keys else []
+    if keys:
+        lacking = missing_variables(checked.models, checked.workflow)
+    else:
+        lacking = []
     missing = [replace(one, severity="warning") for one in lacking]
-    async with open_for_reading(opened.store) as database, shared_answers(opened, missing) as remote:
+    async with (
+        open_for_reading(opened.store) as database,
+        shared_answers(opened, missing) as remote,
+    ):
         rows = partial(checked.rows, plan.selection)
-        report = await planned(database, plan, scope, rows, fresh=options.fresh, show=show, remote=remote)
+        report = await planned(
+            database, plan, scope, rows, fresh=options.fresh, show=show, remote=remote
+        )
         report.budgets = await _budgets(database, plan, report)
-        loose = outside_strict(checked.workflow, checked.models, {one.name: one.schema for one in plan.asking})
+        loose = outside_strict(
+            checked.workflow, checked.models, {one.name: one.schema for one in plan.asking}
+        )
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         if database is not None:
             report.warnings[:0] = await remote_moves(database, opened, checked.workflow, ask=True)
-        if names := [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]:
+        names = [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]
+        if names:
             text = NOT_RECORDED.format(", ".join(names))
             report.warnings.append(Problem(Where("tools_mode"), text, "warning"))
-        if (refusal := refusal_in_ci(opened, plan.asking)) is not None and not untrusted:
+        refusal = refusal_in_ci(opened, plan.asking)
+        if refusal is not None and not untrusted:
             text = f"the run would end with exit code 2: {refusal.message}. {refusal.remedy}"
-            report.warnings.append(Problem(Where("agac.yml", path="remote.control"), text, "warning"))
+            report.warnings.append(
+                Problem(Where("agac.yml", path="remote.control"), text, "warning")
+            )
         try:
             _, text = await compare_input(database, plan, rows, opened.root)
         except UsageError as error:
@@ -113,18 +136,34 @@ async def planned(
     show: int = 0,
     remote: RemoteAnswers | None = None,
 ) -> PlanReport:
-    """What a run would do, or what is left of `run`; without `rows` for the stored ones, as `retry` chooses them."""
+    """What a run would do, or what is left of `run`; without `rows` for the stored ones, as
+    `retry` chooses them."""
     before = None
     if database is not None:
-        last = BaselineRun.of(database, plan) if run is None else BaselineRun.read(database, run, continued=True)
+        if run is None:
+            last = BaselineRun.of(database, plan)
+        else:
+            last = BaselineRun.read(database, run, continued=True)
         before = await last
-    known = Baseline(plan, database, before, scope=scope, now=time.time(), fresh=fresh, retry=retry, remote=remote)
+    known = Baseline(
+        plan,
+        database,
+        before,
+        scope=scope,
+        now=time.time(),
+        fresh=fresh,
+        retry=retry,
+        remote=remote,
+    )
     return await dry_run(known, rows, show=show)
 
 
-async def _budgets(database: Database | None, plan: Plan, report: PlanReport) -> list[dict[str, Any]]:
+async def _budgets(
+    database: Database | None, plan: Plan, report: PlanReport
+) -> list[dict[str, Any]]:
     """Every budget that bounds the run, in the form of a run's summary."""
-    balances, run = balances_of(plan), report.continues
+    balances = balances_of(plan)
+    run = report.continues
     if balances and database is not None and run is not None:
         counts = await runs.counters(database, run)
         balances = balances_of(plan, counts, await runs.lost_calls(database, run, 0))
@@ -143,10 +182,14 @@ async def _budgets(database: Database | None, plan: Plan, report: PlanReport) ->
 # Rows with results that are no longer in the input.
 
 
-async def compare_input(database: Database | None, plan: Plan, rows: Rows, root: Path) -> tuple[LeftRows | None, str]:
-    """Which rows with results left the input, and what is to be said of it: nothing while half of them are there.
-    Raises UsageError where the input has no rows any more, and they may not all leave."""
-    if plan.output.places is not None:  # a row run keeps the file as it was, whatever left the input
+async def compare_input(
+    database: Database | None, plan: Plan, rows: Rows, root: Path
+) -> tuple[LeftRows | None, str]:
+    """Which rows with results left the input, and what is to be said of it: nothing while half of
+    them are there. Raises UsageError where the input has no rows any more, and they may not all
+    leave."""
+    # a row run keeps the file as it was, whatever left the input
+    if plan.output.places is not None:
         told = database is not None and home_of(root) != root
         return None, await moved_rows(database, plan, rows) if told and database else ""
     folder = plan.output.dir.relative_to(root).as_posix()
@@ -155,32 +198,42 @@ async def compare_input(database: Database | None, plan: Plan, rows: Rows, root:
     except AgacError:  # the run itself meets what cannot be read, and says it
         return None, ""
     if found is not None and found.empty and not plan.input.allow_empty:
-        held = f"the results of {counted(found.rows, 'row')}" if found.rows else "results"
+        if found.rows:
+            held = f"the results of {counted(found.rows, 'row')}"
+        else:
+            held = "results"
         raise UsageError(
-            f"{plan.input.shown}: the input has no rows, and {folder} holds {held}: nothing is replaced",
+            (
+                f"{plan.input.shown}: the input has no rows, and {folder} holds {held}: nothing "
+                "is replaced"
+            ),
             remedy="Put the rows back, then run again. If the input is meant to be empty, set "
             f"`input: {{allow_empty: true}}` in {plan.input.where.file}.",
         )
     if found is None or not found.most_left:
         return found, ""
     return found, (
-        f"{found.left:,} of the {found.rows:,} rows with results in {folder} are no longer in the input. Those files "
-        "stay beside the new ones, as results.previous.jsonl and so on, until a run again has half of the rows"
+        f"{found.left:,} of the {found.rows:,} rows with results in {folder} are no longer in the "
+        "input. Those files stay beside the new ones, as results.previous.jsonl and so on, until "
+        "a run again has half of the rows"
     )
 
 
-# What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it no longer asks.
+# What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it
+# no longer asks.
 
 Confirm = Callable[[Any], bool | Literal["batch"] | None]
-"""Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer. It may block."""
+"""Asks the user a question, a text or the `Quote` of a row run; None: nobody is there to answer.
+It may block."""
 
 FIRST_ROWS = 20  # so many rows are run before the others are quoted
 
 
 class Quote(NamedTuple):
-    """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so far and the prompts
-    that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches; None: unknown, or not on offer. `answers`:
-    ids of the first rows, each with its result or its error. With both prices the answer may be "batch"."""
+    """What the rest of a row run is expected to cost: `rows` more, by the tokens of the answers so
+    far and the prompts that are left. `usd` by calls, in `seconds`, and `batch_usd` by batches;
+    None: unknown, or not on offer. `answers`: ids of the first rows, each with its result or its
+    error. With both prices the answer may be "batch"."""
 
     rows: int
     usd: float | None
@@ -192,34 +245,49 @@ class Quote(NamedTuple):
     def __str__(self) -> str:
         costs = ((self.usd, "now"), (self.batch_usd, "as a batch"))
         known = ((usd, how) for usd, how in costs if usd is not None)
-        said = [f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}" for usd, how in known]
+        said = [
+            f"{dollars(usd, 0 if usd >= 10 else None, simulated=self.simulated)} {how}"
+            for usd, how in known
+        ]
         said = said or ["price not known"]
         said += [] if self.seconds is None else [f"about {duration(max(1, self.seconds))}"]
-        found = ((plain(str(row)), text if isinstance(text, str) else encode(text)) for row, text in self.answers)
+        found = (
+            (plain(str(row)), text if isinstance(text, str) else encode(text))
+            for row, text in self.answers
+        )
         lines = (f"  {row}: {cropped(' '.join(plain(text).split()), 100)}" for row, text in found)
         return "\n".join([*lines, f"rest: {', '.join(said)}"])
 
     @property
     def choices(self) -> str:
         """What a terminal takes for an answer."""
-        return "; [y/n]" if None in (self.usd, self.batch_usd) else "; [y/batch/n]"
+        if None in (self.usd, self.batch_usd):
+            return "; [y/n]"
+        return "; [y/batch/n]"
 
 
 async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:
     """What the rest of a run of one stage is expected to cost."""
-    rows, stage, run = work.rows, work.plan.asking[0], summary["run"]
+    rows = work.rows
+    stage = work.plan.asking[0]
+    run = summary["run"]
     ended = summary["rows"]["total"] - summary["rows"]["open"]
     (left,) = (await planned(database, work.plan, work.scope, rows)).stages
     (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
-    first = (await anext(FinalRows(await runs.definition_of(database, run)).rows(database, run), []))[:FIRST_ROWS]
-    counts, longer = await runs.counters(database, run), left.characters * done.sampled / (left.sampled or 1)
+    first = (
+        await anext(FinalRows(await runs.definition_of(database, run)).rows(database, run), [])
+    )[:FIRST_ROWS]
+    counts = await runs.counters(database, run)
+    longer = left.characters * done.sampled / (left.sampled or 1)
     if not summary["calls"]["output_tokens"]:  # all answers were there before
         made = sum(len(row.value or "") for row in first) * done.sampled // (len(first) or 1)
-        given, made = done.characters // CHARACTERS_A_TOKEN, made // CHARACTERS_A_TOKEN
+        given = done.characters // CHARACTERS_A_TOKEN
+        made = made // CHARACTERS_A_TOKEN
         of_stage = Count(stage=stage.name, outcome="call", model=stage.lane)
         counts = [replace(of_stage, tasks=done.sampled, input_tokens=given, output_tokens=made)]
     longer /= done.characters or 1
-    past, took = PastUsage([PastRun(counts, {}, {})]), summary["timing_ms"]["duration"]["p50"]
+    past = PastUsage([PastRun(counts, {}, {})])
+    took = summary["timing_ms"]["duration"]["p50"]
     now = estimate(replace(stage, run_mode="sync"), left.questions, None, past, longer=longer)
     seconds = call_seconds(stage, now, work.plan.concurrency, took / 1000 if took else None)
     answers = [(row.id, row.error_message or json.loads(row.value or "null")) for row in first]
@@ -228,35 +296,51 @@ async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -
 
 async def _expected(database: Database, work: Work) -> PlanReport:
     """What an invocation is expected to do: over the input, or over rows of the store."""
-    retry, run = work.retry, work.batching.resume_run
+    retry = work.retry
+    run = work.batching.resume_run
     if retry is None and run is None:
         return await planned(database, work.plan, work.scope, work.rows, fresh=work.fresh)
-    return await planned(database, work.plan, work.scope, None, run=retry.run if retry else run, retry=retry)
-
-
-async def confirm_store(database: Database, work: Work, *, accept: bool = False) -> str | None:
-    """The mark of what is accepted (`accept`, or a fresh run) where results tell of another store or of a newer one;
-    None where they do not, or no call would be made. Raises UsageError where calls would be made and nobody accepts."""
-    lost = await lost_store(database, work.plan.workflow, work.root, work.output_dir)
-    if lost is None or accept or work.fresh:
-        return lost and lost[1]
-    report, from_input = await _expected(database, work), work.retry is None and work.batching.resume_run is None
-    if not report.calls:
-        return None
-    again = "the same command and" if from_input else f"`agac run -a {work.plan.workflow}` with"
-    about, calls = "" if report.exact else "about ", counted(report.calls, "call")
-    simulated = any(one.simulated for one in report.stages if one.run)
-    cost = "" if report.usd is None else f", {dollars(report.usd, simulated=simulated)}"
-    raise UsageError(
-        f"no calls were made: {lost[0]}. With this store {about}{calls} would be made{cost}",
-        remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its place. If you just did "
-        f"(a copy is older by nature), or if it is gone for good, continue with {again} --accept-store: those calls "
-        "are made and paid again. `--fresh` runs everything again.",
+    return await planned(
+        database, work.plan, work.scope, None, run=retry.run if retry else run, retry=retry
     )
 
 
-async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, quotes: str | None) -> Work:
-    """The work, or that of its first rows where a workflow `quotes`. UsageError for a high cost without a yes."""
+async def confirm_store(database: Database, work: Work, *, accept: bool = False) -> str | None:
+    """The mark of what is accepted (`accept`, or a fresh run) where results tell of another store
+    or of a newer one; None where they do not, or no call would be made. Raises UsageError where
+    calls would be made and nobody accepts."""
+    lost = await lost_store(database, work.plan.workflow, work.root, work.output_dir)
+    if lost is None or accept or work.fresh:
+        return lost and lost[1]
+    report = await _expected(database, work)
+    from_input = work.retry is None and work.batching.resume_run is None
+    if not report.calls:
+        return None
+    if from_input:
+        again = "the same command and"
+    else:
+        again = f"`agac run -a {work.plan.workflow}` with"
+    about = "" if report.exact else "about "
+    calls = counted(report.calls, "call")
+    simulated = any(one.simulated for one in report.stages if one.run)
+    if report.usd is None:
+        cost = ""
+    else:
+        cost = f", {dollars(report.usd, simulated=simulated)}"
+    raise UsageError(
+        f"no calls were made: {lost[0]}. With this store {about}{calls} would be made{cost}",
+        remedy="Restore the store: put it, or a copy of it (`agac backup` makes them), in its "
+        "place. If you just did (a copy is older by nature), or if it is gone for good, continue "
+        f"with {again} --accept-store: those calls are made and paid again. `--fresh` runs "
+        "everything again.",
+    )
+
+
+async def confirm_cost(
+    database: Database, work: Work, confirm: Confirm | None, quotes: str | None
+) -> Work:
+    """The work, or that of its first rows where a workflow `quotes`. UsageError for a high cost
+    without a yes."""
     plan, bound = work.plan, work.plan.rules.confirm_above
     if quotes == "made" or (bound is None and quotes != "always"):
         return work
@@ -264,10 +348,15 @@ async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, 
     if report is not None and not report.wants_yes:
         return work
     if report is None or quotes:
-        stages = (replace(one, run_mode="sync") if isinstance(one, PlannedStage) else one for one in plan.stages)
+        stages = (
+            replace(one, run_mode="sync") if isinstance(one, PlannedStage) else one
+            for one in plan.stages
+        )
         return replace(work, plan=replace(plan, stages=tuple(stages)), first=FIRST_ROWS)
     usd = needed(report.stages).usd
-    unknown = list(dict.fromkeys(one.stage.lane for one in report.stages if one.estimate.usd is None))
+    unknown = list(
+        dict.fromkeys(one.stage.lane for one in report.stages if one.estimate.usd is None)
+    )
     cost = dollars(usd, simulated=all(stage.provider.simulated for stage in plan.asking))
     if unknown:
         whose = f"{', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}"
@@ -278,34 +367,53 @@ async def confirm_cost(database: Database, work: Work, confirm: Confirm | None, 
     return work
 
 
-async def confirm_changes(database: Database, work: Work, run: int, confirm: Confirm | None) -> None:
-    """Asks before a resumed job asks rows again that `run` answered, because a file or setting changed since. Raises
-    UsageError without a yes; asks nothing while `run` would be continued, or all its answers are reused."""
-    before, plan = await BaselineRun.read(database, run, continued=False), work.plan
+async def confirm_changes(
+    database: Database, work: Work, run: int, confirm: Confirm | None
+) -> None:
+    """Asks before a resumed job asks rows again that `run` answered, because a file or setting
+    changed since. Raises UsageError without a yes; asks nothing while `run` would be continued, or
+    all its answers are reused."""
+    before = await BaselineRun.read(database, run, continued=False)
+    plan = work.plan
     if canonical(before.definition) == canonical(plan.body):
         return
-    report = await dry_run(Baseline(plan, database, before, scope=work.scope, now=time.time()), work.rows)
+    report = await dry_run(
+        Baseline(plan, database, before, scope=work.scope, now=time.time()), work.rows
+    )
     answered = sum(stage.answered for stage in report.stages)
     if not answered:
         return
     simulated = any(stage.simulated for stage in report.stages if stage.run)
-    cost = "an unknown price" if report.usd is None else f"about {dollars(report.usd, simulated=simulated)}"
+    if report.usd is None:
+        cost = "an unknown price"
+    else:
+        cost = f"about {dollars(report.usd, simulated=simulated)}"
     changes = "; ".join(change.text for change in changes_of(before.definition, plan.body))
-    said = f"{counted(answered, 'row')} that {job_alias(run)} answered would be asked again, since this changed: "
+    said = (
+        f"{counted(answered, 'row')} that {job_alias(run)} answered would be asked again, "
+        "since this changed: "
+    )
     said += f"{changes}. In all, {counted(report.calls, 'call')} for {cost}"
     remedy = "Add --yes to ask them again. To keep their answers, undo the change first."
     ask(confirm, "no calls were made", said, "Ask them again?", remedy)
 
 
-def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None) -> None:
-    """Raises UsageError when open batches hold requests that the workflow no longer asks, and nobody says yes to
-    submitting what it asks now. `stale`: `batch`, `requests`, `held_usd` (None: price unknown), `simulated` of each."""
+def confirm_stale(
+    workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None
+) -> None:
+    """Raises UsageError when open batches hold requests that the workflow no longer asks, and
+    nobody says yes to submitting what it asks now. `stale`: `batch`, `requests`, `held_usd` (None:
+    price unknown), `simulated` of each."""
     if not stale:
         return
-    requests, numbers = sum(one["requests"] for one in stale), list(dict.fromkeys(one["batch"] for one in stale))
+    requests = sum(one["requests"] for one in stale)
+    numbers = list(dict.fromkeys(one["batch"] for one in stale))
     held = [one["held_usd"] for one in stale]
     mark = "simulated " if any(one["simulated"] for one in stale) else ""
-    price = "price unknown" if None in held else f"up to {mark}{_exact(sum(held))}"
+    if None in held:
+        price = "price unknown"
+    else:
+        price = f"up to {mark}{_exact(sum(held))}"
     batches = counted(len(numbers), "open batch", "open batches")
     said = f"{workflow} no longer needs {requests:,} of the requests in {batches} ({price})"
     cancel = "; ".join(f"agac batch cancel {number}" for number in numbers)
@@ -315,7 +423,8 @@ def confirm_stale(workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Co
 
 
 def ask(confirm: Confirm | None, refusal: str, said: str, question: str, remedy: str) -> None:
-    """Raises UsageError, with what was `said` where nobody could be asked, unless somebody says yes to the question."""
+    """Raises UsageError, with what was `said` where nobody could be asked, unless somebody says
+    yes to the question."""
     answer = confirm(f"{said}. {question}") if confirm is not None else None
     if not answer:
         raise UsageError(f"{refusal}: {said}" if answer is None else refusal, remedy=remedy)
@@ -329,7 +438,8 @@ def _exact(usd: float) -> str:
 
 
 async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> list[Problem]:
-    """A warning for each short name that the workflow's last run understood otherwise: its rows are asked again."""
+    """A warning for each short name that the workflow's last run understood otherwise: its rows
+    are asked again."""
     if not any(stage.ref and stage.ref.written for stage in plan.asking):
         return []
     last = next(iter(await runs.run_ids(database, workflow.name)), None)
@@ -339,8 +449,8 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
     return [
         Problem(
             spec.at("model"),
-            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: its rows are run "
-            f"again; to keep the answers write {meant}",
+            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: "
+            f"its rows are run again; to keep the answers write {meant}",
             "warning",
         )
         for spec, stage in zip(workflow.asking, plan.asking, strict=True)
@@ -351,31 +461,51 @@ async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> lis
 # Remote content that is not what it was: a prompt, a schema, a card, the rows.
 
 
-async def remote_moves(database: Database, opened: Project, workflow: Workflow, *, ask: bool = False) -> list[Problem]:
-    """A warning for all that is not what the workflow's last run used; where it goes on with that, a warning that it
-    does, or, where whoever has it is to be asked (`ask`), for all that is another now, as far as it can be reached."""
-    last = next(iter(await runs.run_ids(database, workflow.name)), None) if workflow.remote else None
+async def remote_moves(
+    database: Database, opened: Project, workflow: Workflow, *, ask: bool = False
+) -> list[Problem]:
+    """A warning for all that is not what the workflow's last run used; where it goes on with that,
+    a warning that it does, or, where whoever has it is to be asked (`ask`), for all that is
+    another now, as far as it can be reached."""
+    if workflow.remote:
+        last = next(iter(await runs.run_ids(database, workflow.name)), None)
+    else:
+        last = None
     if last is None:
         return []
     used = _versions(remote_of(await runs.run_settings_of(database, last), opened.root))
-    now, goes_on = _versions(workflow.remote), ""
+    now = _versions(workflow.remote)
+    goes_on = ""
     if opened.remote.pinned and not ask:
-        message = f"run {last} goes on with the remote content that it began with; --refetch takes it as it is now"
+        message = (
+            f"run {last} goes on with the remote content that it began with; --refetch "
+            "takes it as it is now"
+        )
         return [Problem(Where(workflow.file), message, "warning")]
     if opened.remote.pinned:
         fetch = replace(opened.remote, pinned=()).fetch
         for what, reference in now:
             with suppress(Refused):
                 now |= _versions([replace(one, what=what) for one in fetch(reference, what)])
-        goes_on = f"; run {last} goes on with what it began with, and --refetch takes it as it is now"
+        goes_on = (
+            f"; run {last} goes on with what it began with, and --refetch takes it as it is now"
+        )
     message = f"the remote {{}} changed since run {last}: {{}} ({{}} → {{}}){goes_on}"
-    moved = [(*key, used[key], version) for key, version in now.items() if used.get(key, version) != version]
+    moved = [
+        (*key, used[key], version)
+        for key, version in now.items()
+        if used.get(key, version) != version
+    ]
     return [Problem(Where(workflow.file), message.format(*one), "warning") for one in moved]
 
 
 def _versions(contents: Iterable[RemoteContent]) -> dict[tuple[str, str], str]:
-    """What stands for the content of each reference, for people: the beginning of its hash, of several files of all."""
+    """What stands for the content of each reference, for people: the beginning of its hash, of
+    several files of all."""
     hashes: dict[tuple[str, str], list[str]] = {}
     for one in contents:
         hashes.setdefault((one.what, one.reference), []).append(one.hash)
-    return {key: (found[0] if len(found) == 1 else digest("".join(found)).hex())[:12] for key, found in hashes.items()}
+    return {
+        key: (found[0] if len(found) == 1 else digest("".join(found)).hex())[:12]
+        for key, found in hashes.items()
+    }

@@ -1,5 +1,6 @@
-"""Row runs (`agac process`): a file of rows and a prompt in, a file of results out, without a workflow file. A job is
-known by its OUTPUT; it is an `agac.Workflow` made in memory, and runs as every workflow does."""
+"""Row runs (`agac process`): a file of rows and a prompt in, a file of results out, without a
+workflow file. A job is known by its OUTPUT; it is an `agac.Workflow` made in memory, and runs as
+every workflow does."""
 
 from __future__ import annotations
 
@@ -61,10 +62,11 @@ async def process(
     began: Began | None = None,
     tell: Told | None = None,
 ) -> RunReport:
-    """Asks a model about each row of `input` and writes the results into the file `output`; called again it resumes. A
-    folder without a project is its own. With the OUTPUT `-` no file is written: `tell` is given the lines of rows as
-    they end. `began` is given the alias of the job. All others are those of `agac.run`, and so are the errors; an
-    OUTPUT that this job did not write raises UsageError."""
+    """Asks a model about each row of `input` and writes the results into the file `output`; called
+    again it resumes. A folder without a project is its own. With the OUTPUT `-` no file is
+    written: `tell` is given the lines of rows as they end. `began` is given the alias of the job.
+    All others are those of `agac.run`, and so are the errors; an OUTPUT that this job did not
+    write raises UsageError."""
     job = await _ready(input, str(output), options or ProcessOptions(), project, tell)
     if job.adopts:
         await adopt(job, confirm)
@@ -80,7 +82,8 @@ async def process_plan(
     show: int = 0,
     project: Path | str | None = None,
 ) -> PlanReport:
-    """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
+    """What `process` with the same arguments would do: makes no calls, and keeps `show` rendered
+    prompts."""
     job = await _ready(input, str(output), options or ProcessOptions(), project, None)
     if job.adopts:
         await adopt(job, None, dry=True)
@@ -105,21 +108,28 @@ async def resume(
     began: Began | None = None,
     tell: Told | None = None,
 ) -> RunReport:
-    """Resumes a row run by its alias (`job_3`) or the number of its run, with the options and the `input` that it had,
-    but for those that are given; their files are read again. If one of them changed, so that rows with answers would
-    be asked again, `confirm` is asked first, unless `yes` is given. Raises UsageError for another run, and without a
-    yes; otherwise as `process` does."""
+    """Resumes a row run by its alias (`job_3`) or the number of its run, with the options and the
+    `input` that it had, but for those that are given; their files are read again. If one of them
+    changed, so that rows with answers would be asked again, `confirm` is asked first, unless `yes`
+    is given. Raises UsageError for another run, and without a yes; otherwise as `process` does."""
     once = ProcessOptions(budget=budget, max_errors=max_errors, wait=wait, yes=yes, calls=calls)
     found = await _resumed(job, options, once, input, project_root(project), tell)
-    return await _run(found, began, progress=progress, confirm=confirm, handle_signals=handle_signals)
+    return await _run(
+        found, began, progress=progress, confirm=confirm, handle_signals=handle_signals
+    )
 
 
 @blocking
 async def resume_plan(
-    job: str | int, options: ProcessOptions | None = None, *, input: str | Path | None = None,  # noqa: A002
-    show: int = 0, project: Path | str | None = None,
-) -> PlanReport:  # fmt: skip
-    """What `resume` with the same arguments would do: makes no calls, and keeps `show` rendered prompts."""
+    job: str | int,
+    options: ProcessOptions | None = None,
+    *,
+    input: str | Path | None = None,  # noqa: A002
+    show: int = 0,
+    project: Path | str | None = None,
+) -> PlanReport:
+    """What `resume` with the same arguments would do: makes no calls, and keeps `show` rendered
+    prompts."""
     found = await _resumed(job, options, ProcessOptions(), input, project_root(project), None)
     return await asynchronous(plan)(found, found.of_run(), show=show, project=found.root)
 
@@ -131,10 +141,15 @@ _ONCE = ("fresh", "refetch", "refresh_tools", "stream", "wait", "yes", "export_t
 
 
 async def _resumed(
-    job: str | int, options: ProcessOptions | None, more: ProcessOptions, given_input: str | Path | None, root: Path,
+    job: str | int,
+    options: ProcessOptions | None,
+    more: ProcessOptions,
+    given_input: str | Path | None,
+    root: Path,
     tell: Told | None,
-) -> Job:  # fmt: skip
-    """A job as it was, but for what `options` change, and `more`, which names no file. Raises as `resume` does."""
+) -> Job:
+    """A job as it was, but for what `options` change, and `more`, which names no file. Raises as
+    `resume` does."""
     changes = options or ProcessOptions()
     async with stored_run(root, job) as (_, record):
         given = given_flags(record)
@@ -145,7 +160,9 @@ async def _resumed(
     source, output = (_from(stored.pop(name), root) for name in ("input", "output"))
     if is_file(root / stored.get("instruction", "")):
         stored["instruction"] = str(root / stored["instruction"])
-    stored |= {name: _from(stored[name], root) for name in FILES if isinstance(stored.get(name), str)}
+    stored |= {
+        name: _from(stored[name], root) for name in FILES if isinstance(stored.get(name), str)
+    }
     changed = changes.given() | more.given()
     for one, other in _EITHER:
         for name in ({one, other} - changed.keys()) if {one, other} & changed.keys() else ():
@@ -165,17 +182,32 @@ async def _resumed(
 
 def _from(stored: str, root: Path) -> str:
     """A stored path, as `stored_path` makes it, for the current folder."""
-    if stored in (PIPED, STDOUT) or POSTGRES.match(stored) or ("://" in stored and not stored.startswith(SCHEME)):
+    if (
+        stored in (PIPED, STDOUT)
+        or POSTGRES.match(stored)
+        or ("://" in stored and not stored.startswith(SCHEME))
+    ):
         return stored
     return f"{SCHEME if stored.startswith(SCHEME) else ''}{root / stored.removeprefix(SCHEME)}"
 
 
 async def _ready(
-    source: str | Path | GivenRows, output: str, options: ProcessOptions, project: Path | str | None, tell: Told | None
+    source: str | Path | GivenRows,
+    output: str,
+    options: ProcessOptions,
+    project: Path | str | None,
+    tell: Told | None,
 ) -> Job:
-    """The job, where it may write its OUTPUT; rows of a program are kept as piped ones are. Raises UsageError."""
+    """The job, where it may write its OUTPUT; rows of a program are kept as piped ones are. Raises
+    UsageError."""
     rows = None if isinstance(source, str | Path) else source
-    job = Job(job_root(options, project), PIPED if rows is not None else str(source), output, options, tell)
+    job = Job(
+        job_root(options, project),
+        PIPED if rows is not None else str(source),
+        output,
+        options,
+        tell,
+    )
     if rows is not None:
         job.piped = str(await keep_rows(rows, job.root / INPUTS))
     if options.overwrite and options.resume:
@@ -192,26 +224,39 @@ async def _ready(
             raise UsageError(what, remedy=f"{_OVERWRITE} --resume adopts its results.")
         known = [one for run in written for one in run.files.values()]
         # what an invocation was to write that was killed before it noted that it did
-        begun = {} if before is None or any(run.shown for run in written) else before
+        if before is None or any(run.shown for run in written):
+            begun = {}
+        else:
+            begun = before
         for one in WRITTEN:
             path = Path(getattr(options, one) or "")
-            if _is_foreign(path, known, job.name) and begun.get(one) != stored_path(str(path), job.root):
+            if _is_foreign(path, known, job.name) and begun.get(one) != stored_path(
+                str(path), job.root
+            ):
                 raise UsageError(f"{path} exists, and this job did not write it", remedy=_OVERWRITE)
         if before is not None and there and before["input"] != job.input:
-            raise UsageError(f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE)
+            raise UsageError(
+                f"{output} has the results of another INPUT, {before['input']}", remedy=_OVERWRITE
+            )
         if options.resume is False and there:
-            raise UsageError(f"{output} exists", remedy="Leave out --no-resume to resume the job, or add --overwrite.")
+            raise UsageError(
+                f"{output} exists",
+                remedy="Leave out --no-resume to resume the job, or add --overwrite.",
+            )
     return job
 
 
 def _is_foreign(path: Path, known: list[list[int]], job: str) -> bool:
-    """Whether a file has anything that no run of the job wrote, by its stamps or as a summary says."""
+    """Whether a file has anything that no run of the job wrote, by its stamps or as a summary
+    says."""
     if not path.is_file() or not path.stat().st_size or stamp(path) in known:
         return False
     return getattr(read_summary(path.parent, path.name), "workflow", None) != job
 
 
-_OVERWRITE = "Name another file, or replace it with --overwrite; stored answers are reused all the same."
+_OVERWRITE = (
+    "Name another file, or replace it with --overwrite; stored answers are reused all the same."
+)
 
 
 async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
@@ -226,7 +271,8 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
     if report.exit_code is not ExitCode.INTERRUPTED:
         await watcher.tell_others()
     async with stored_run(job.root, report.summary["run"]) as (database, record):
-        adopted, read = await adopted_rows(database, job.name, record.id), record.read_at is not None
+        adopted = await adopted_rows(database, job.name, record.id)
+        read = record.read_at is not None
         stage = (await runs.definition_of(database, record.id))["stages"][0]
         own = job.keys["stages"][0]
         keys = {name: value for name, value in stage.get("params", {}).items() if name not in own}
@@ -239,7 +285,8 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
 
 
 async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) -> RunReport:
-    """The run of the rows after the `first` ones, where they are wanted at that price. Raises UsageError."""
+    """The run of the rows after the `first` ones, where they are wanted at that price. Raises
+    UsageError."""
     if job.options.run_mode == "batch":
         quote = quote._replace(usd=None, seconds=None)
     elif job.options.provider or job.options.stream:  # which have no batches
@@ -247,26 +294,47 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     answer = more["confirm"](quote) if more["confirm"] is not None else None
     if not answer:
         shown = f":\n{quote}" if answer is None else ""
-        what = f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which are kept{shown}"
-        where = f" --work-dir {shlex.quote(job.options.work_dir)}" if job.options.work_dir else ""
-        raise UsageError(what, remedy=f"Continue with: agac resume {job_alias(first.summary['run'])}{where} --yes")
+        what = (
+            f"stopped after {counted(first.rows.done + first.rows.failed, 'row')}, which "
+            f"are kept{shown}"
+        )
+        if job.options.work_dir:
+            where = f" --work-dir {shlex.quote(job.options.work_dir)}"
+        else:
+            where = ""
+        raise UsageError(
+            what,
+            remedy=f"Continue with: agac resume {job_alias(first.summary['run'])}{where} --yes",
+        )
     if answer == "batch":
         job.options = replace(job.options, run_mode="batch")
         job.given["job"]["run_mode"] = "batch"
     job.given["job"].pop("quote", None)
-    job.quotes, job.watcher.tell_began, before = "made", None, first.invocation
+    job.quotes = "made"
+    job.watcher.tell_began = None
+    before = first.invocation
     job.watcher.close()
-    report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)  # which retries failed ones
-    both = {name: before[name] + report.invocation[name] for name in ("rows_done", "calls", "retries")}
+    # which retries failed ones
+    report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)
+    both = {
+        name: before[name] + report.invocation[name] for name in ("rows_done", "calls", "retries")
+    }
     return replace(report, invocation=report.invocation | both | {"continued": before["continued"]})
 
 
-def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: bool) -> dict[str, Any]:
-    """The summary of a run with what is asked of a row run besides: which rows were selected (None: not all of them
-    were `read`), processed in this invocation, skipped (they needed no call), failed, and `adopted` out of OUTPUT; the
-    `model` with its keys, the files, the duration in milliseconds."""
-    summary, rows, done, options = report.summary, report.rows, report.invocation, job.options
-    processed, calls = done["rows_done"] + done["rows_failed"], summary["calls"]
+def job_summary(
+    job: Job, report: RunReport, model: str, adopted: int, *, read: bool
+) -> dict[str, Any]:
+    """The summary of a run with what is asked of a row run besides: which rows were selected
+    (None: not all of them were `read`), processed in this invocation, skipped (they needed no
+    call), failed, and `adopted` out of OUTPUT; the `model` with its keys, the files, the duration
+    in milliseconds."""
+    summary = report.summary
+    rows = report.rows
+    done = report.invocation
+    options = job.options
+    processed = done["rows_done"] + done["rows_failed"]
+    calls = summary["calls"]
     named = {"prompt": "input", "completion": "output", "reasoning": "reasoning"}
     usage = {f"{name}_tokens": calls[f"{own}_tokens"] for name, own in named.items()}
     return {
@@ -275,7 +343,10 @@ def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: 
         "input": job.input,
         "output": job.output,
         "template": options.template or ("<inline>" if options.prompt else "<default>"),
-        **{name: getattr(options, name) for name in ("json_schema", "schema_model", *READ[2:], "agent", "sql")},
+        **{
+            name: getattr(options, name)
+            for name in ("json_schema", "schema_model", *READ[2:], "agent", "sql")
+        },
         "variables": sorted(options.vars),
         "output_mode": "structured" if options.json_schema or options.schema_model else "text",
         "input_rows": rows.total if read and not summary["selection"] else None,
@@ -288,8 +359,13 @@ def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: 
         "duration_ms": round(1000 * summary["duration_s"], 1),
         "interrupted": report.exit_code is ExitCode.INTERRUPTED,
         "exit_code": int(report.exit_code),
-        "exit_reason": "waiting" if report.exit_code is ExitCode.DONE and rows.open else report.exit_code.name.lower(),
+        "exit_reason": "waiting"
+        if report.exit_code is ExitCode.DONE and rows.open
+        else report.exit_code.name.lower(),
         "usage": usage | {"total_tokens": calls["input_tokens"] + calls["output_tokens"]},
-        "cache": {"read_tokens": calls["cached_tokens"], "write_tokens": calls["cache_write_tokens"]},
+        "cache": {
+            "read_tokens": calls["cached_tokens"],
+            "write_tokens": calls["cache_write_tokens"],
+        },
         **{name: value for name, value in summary.items() if name not in ("input", "output")},
     }

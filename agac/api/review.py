@@ -1,6 +1,7 @@
-"""What people are asked about results, and what they decide: the queue of reviews, decisions that are taken from
-anywhere (a terminal, a file, the monitor), and how people and the model agree. Nothing here needs the workflow's lease:
-a decision is stored at once, and the next `agac run` goes on with it."""
+"""What people are asked about results, and what they decide: the queue of reviews, decisions that
+are taken from anywhere (a terminal, a file, the monitor), and how people and the model agree.
+Nothing here needs the workflow's lease: a decision is stored at once, and the next `agac run` goes
+on with it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.run_compare import Agreement
-from agac.api.status import database_path, made_in_python, no_runs_yet, refuse_unknown, workflow_name
+from agac.api.status import (
+    database_path,
+    made_in_python,
+    no_runs_yet,
+    refuse_unknown,
+    workflow_name,
+)
 from agac.api.sync import blocking
 from agac.core.arguments import refuse_fields
 from agac.core.errors import RowError, UsageError
@@ -39,9 +46,10 @@ STATES = ("waiting", "conflict", "decided", "applied", "stale")
 
 @dataclass(frozen=True, slots=True)
 class Decision(Report):
-    """What somebody decides about a review, whose `item` is the id in hex. `value` is that of an edit. `seen` is what
-    the review said of itself when it was shown (None: it is not compared); `source`: `terminal`, `file`, `monitor` or
-    `api`. Of one that was stored `at` is when, in seconds since 1970."""
+    """What somebody decides about a review, whose `item` is the id in hex. `value` is that of an
+    edit. `seen` is what the review said of itself when it was shown (None: it is not compared);
+    `source`: `terminal`, `file`, `monitor` or `api`. Of one that was stored `at` is when, in
+    seconds since 1970."""
 
     item: str
     choice: str
@@ -58,11 +66,12 @@ class Decision(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReviewItem(Report):
-    """An answer that people are asked about. `shown` is what they see beside it, by name; `answer` is None where it is
-    `blind`; `schema` is what an edited value has to fit (None: it is a text). `why` is it asked: the condition with the
-    values that it read, the `sample`, in `redo` the answers before that somebody wanted to have given again, each with
-    the comment; nothing where every row is asked about, and where it is `blind`, as they tell of the answer.
-    `decisions` are those that count, and `sure` is from 0 to 1."""
+    """An answer that people are asked about. `shown` is what they see beside it, by name; `answer`
+    is None where it is `blind`; `schema` is what an edited value has to fit (None: it is a text).
+    `why` is it asked: the condition with the values that it read, the `sample`, in `redo` the
+    answers before that somebody wanted to have given again, each with the comment; nothing where
+    every row is asked about, and where it is `blind`, as they tell of the answer. `decisions` are
+    those that count, and `sure` is from 0 to 1."""
 
     id: str
     workflow: str
@@ -85,8 +94,8 @@ class ReviewItem(Report):
 
 @dataclass(frozen=True, slots=True)
 class ReviewPage(Report):
-    """Some reviews, least sure first within a stage; `next` is what to give as `after` for those that follow, None
-    where none do. `waiting` counts all that want a decision."""
+    """Some reviews, least sure first within a stage; `next` is what to give as `after` for those
+    that follow, None where none do. `waiting` counts all that want a decision."""
 
     items: list[ReviewItem]
     next: str | None
@@ -104,8 +113,9 @@ class DecisionProblem(Report):
 
 @dataclass(frozen=True, slots=True)
 class DecideReport(Report):
-    """What became of decisions: `taken` now, the `same` before, `stale` as the answer has changed since; `conflicts`
-    are the reviews that now have different decisions. With `problems` none was taken."""
+    """What became of decisions: `taken` now, the `same` before, `stale` as the answer has changed
+    since; `conflicts` are the reviews that now have different decisions. With `problems` none was
+    taken."""
 
     taken: int = 0
     same: int = 0
@@ -132,37 +142,60 @@ class ReviewedStage:
             return None
         judged = by_name[does.edit]
         read = ((compile_guard(one.guard.text, STORED)[0], one.message) for one in judged.checks)
-        judged = replace(judged, checks=tuple(Check(guard, message) for guard, message in read if guard is not None))
+        judged = replace(
+            judged,
+            checks=tuple(Check(guard, message) for guard, message in read if guard is not None),
+        )
         return ReviewedStage(does, judged, Checker(judged), stages)
 
     def choices(self, review: StoredReview) -> tuple[str, ...]:
         """What may be decided about a review."""
         often = len(review.why.get(store.REDO, ())) >= self.review.redo
-        never = ("approve", store.REDO) if review.blind else (store.REDO,) if often else ()
+        never: tuple[str, ...]
+        if review.blind:
+            never = ("approve", store.REDO)
+        elif often:
+            never = (store.REDO,)
+        else:
+            never = ()
         return tuple(one for one in self.review.choices if one not in never)
 
-    def standing(self, review: StoredReview, found: Sequence[StoredDecision], since: float) -> Standing:
+    def standing(
+        self, review: StoredReview, found: Sequence[StoredDecision], since: float
+    ) -> Standing:
         """How a review stands by the decisions about it."""
         asks = self.review
-        return store.standing(found, review.seen["answer"], reviewers=asks.reviewers, agree=asks.agree, since=since)
+        return store.standing(
+            found, review.seen["answer"], reviewers=asks.reviewers, agree=asks.agree, since=since
+        )
 
     async def fault(self, database: Database, review: StoredReview, one: Decision) -> str | None:
         """Why this cannot be decided about the review."""
         if one.choice not in (choices := self.choices(review)):
-            why = "it was asked without the answer" if review.blind else f"{review.row_id!r} has these choices"
-            return f"{one.choice!r} is no choice at stage {review.stage!r}; {why}: {', '.join(choices)}"
+            if review.blind:
+                why = "it was asked without the answer"
+            else:
+                why = f"{review.row_id!r} has these choices"
+            return (
+                f"{one.choice!r} is no choice at stage {review.stage!r}; {why}: "
+                f"{', '.join(choices)}"
+            )
         if not one.reviewer:
             return "nobody is named as its reviewer"
         if one.choice == store.REDO and not one.reason:
             return "redo takes a reason: what is wrong with the answer, for the model"
         if one.choice != "edit":
-            return None if one.value is None else f"a value is given with {one.choice!r}; write edit"
+            if one.value is None:
+                return None
+            return f"a value is given with {one.choice!r}; write edit"
         view = None
         if self.judged.checks:  # they may look at all that there is of the row
             views = RowViews(self.stages, self.stages[0].variables, database)
             view = (await views.ended([review.row_key])).get(review.row_key)
         checked = self.checker.check_value(one.value, view)
-        return checked.message if isinstance(checked, RowError) else None
+        if isinstance(checked, RowError):
+            return checked.message
+        return None
 
 
 @dataclass
@@ -176,7 +209,10 @@ class _Definitions:
         key = review.run_id, review.stage
         if key not in self.known:
             there = await read_run(self.database, review.run_id) is not None  # gc drops runs
-            stages = recorded_stages(await definition_of(self.database, review.run_id)) if there else ()
+            if there:
+                stages = recorded_stages(await definition_of(self.database, review.run_id))
+            else:
+                stages = ()
             self.known[key] = ReviewedStage.of(stages, review.stage)
         return self.known[key]
 
@@ -188,21 +224,42 @@ def _decision(one: StoredDecision) -> Decision:
 
 
 def _seen(review: StoredReview) -> str:
-    return seen_hash(review.seen["shown"], review.seen["answer"], review.why.get(store.REDO, ())).hex()
+    return seen_hash(
+        review.seen["shown"], review.seen["answer"], review.why.get(store.REDO, ())
+    ).hex()
 
 
 async def _items(database: Database, reviews: Sequence[StoredReview]) -> list[ReviewItem]:
-    definitions, found = _Definitions(database), await store.decisions_of(database, [one.key for one in reviews])
-    since = {name: await store.discarded_at(database, name) for name in {one.workflow for one in reviews}}
+    definitions = _Definitions(database)
+    found = await store.decisions_of(database, [one.key for one in reviews])
+    since = {
+        name: await store.discarded_at(database, name) for name in {one.workflow for one in reviews}
+    }
     items = []
     for one in reviews:
-        asked, said = await definitions.asked(one), store.counting(found.get(one.key, ()), since[one.workflow])
-        items.append(ReviewItem(
-            one.key.hex(), one.workflow, one.run_id, one.stage, asked.review.edit if asked else "", str(one.row_id),
-            one.seen["shown"], None if one.blind else one.seen["answer"], asked.judged.shape if asked else None,
-            asked.choices(one) if asked else (), {} if one.blind else one.why, one.blind, one.state, one.sure, one.at,
-            tuple(map(_decision, said)), _seen(one),
-        ))  # fmt: skip
+        asked = await definitions.asked(one)
+        said = store.counting(found.get(one.key, ()), since[one.workflow])
+        items.append(
+            ReviewItem(
+                one.key.hex(),
+                one.workflow,
+                one.run_id,
+                one.stage,
+                asked.review.edit if asked else "",
+                str(one.row_id),
+                one.seen["shown"],
+                None if one.blind else one.seen["answer"],
+                asked.judged.shape if asked else None,
+                asked.choices(one) if asked else (),
+                {} if one.blind else one.why,
+                one.blind,
+                one.state,
+                one.sure,
+                one.at,
+                tuple(map(_decision, said)),
+                _seen(one),
+            )
+        )
     return items
 
 
@@ -211,12 +268,16 @@ async def review_queue(
     project: Path | str | None = None, *, workflow: str | None = None, stage: str | None = None,
     state: str = "waiting", after: str | None = None, limit: int = 50, reviewer: str | None = None,
 ) -> ReviewPage:  # fmt: skip
-    """Reviews in a state by workflow and stage, the least sure first: `waiting`, `conflict`, `decided` and not taken up
-    by a run yet, `applied`, or `stale`. With a `reviewer` those on which this one has not decided. Changes nothing.
-    Raises UsageError for a workflow that is not there, and a `stage` without a workflow."""
-    root, workflow = project_root(project), workflow_name(workflow)
+    """Reviews in a state by workflow and stage, the least sure first: `waiting`, `conflict`,
+    `decided` and not taken up by a run yet, `applied`, or `stale`. With a `reviewer` those on
+    which this one has not decided. Changes nothing. Raises UsageError for a workflow that is not
+    there, and a `stage` without a workflow."""
+    root = project_root(project)
+    workflow = workflow_name(workflow)
     if state not in STATES:
-        raise UsageError(f"{state!r} is no state of a review", remedy=f"One of {', '.join(STATES)}.")
+        raise UsageError(
+            f"{state!r} is no state of a review", remedy=f"One of {', '.join(STATES)}."
+        )
     if stage is not None and workflow is None:
         raise UsageError("a stage was named without its workflow", remedy="Name the workflow too.")
     async with open_for_reading(database_path(root)) as database:
@@ -232,11 +293,19 @@ async def review_queue(
 
 
 def _which(
-    workflow: str | None, stage: str | None = None, reviewer: str | None = None, after: StoredReview | None = None
+    workflow: str | None,
+    stage: str | None = None,
+    reviewer: str | None = None,
+    after: StoredReview | None = None,
 ) -> dict[str, Any]:
-    """What statements are given on the reviews of a workflow and a stage, or of all, from behind one of them on."""
-    begin = (after.workflow, after.stage, after.sure, after.key) if after else (workflow or "", stage or "", -1.0, b"")
-    names, last = ("workflow", "stage", "sure", "key", "last_workflow", "last_stage", "reviewer"), "\U0010ffff"
+    """What statements are given on the reviews of a workflow and a stage, or of all, from behind
+    one of them on."""
+    if after:
+        begin = (after.workflow, after.stage, after.sure, after.key)
+    else:
+        begin = (workflow or "", stage or "", -1.0, b"")
+    names = ("workflow", "stage", "sure", "key", "last_workflow", "last_stage", "reviewer")
+    last = "\U0010ffff"
     return dict(zip(names, (*begin, workflow or last, stage or last, reviewer or ""), strict=True))
 
 
@@ -256,14 +325,17 @@ async def review_item(item: str, project: Path | str | None = None) -> ReviewIte
     """One review by its id; None: there is none. Changes nothing."""
     async with open_for_reading(database_path(project_root(project))) as database:
         found = await _review(database, item) if database is not None else None
-        return (await _items(database, [found]))[0] if found is not None and database is not None else None
+        if found is not None and database is not None:
+            return (await _items(database, [found]))[0]
+        return None
 
 
 @dataclass(slots=True)
 class StageReviews(Report):
-    """What people were asked at a stage: how many reviews stand in each of the `states`, and `rejected` ones. How far
-    people and the model agree: `blind`, where the answer was not shown; of the `sample` of rows that would have passed;
-    and of the `others`. `is_gone`: no file has this review stage any more, so that no run takes decisions up."""
+    """What people were asked at a stage: how many reviews stand in each of the `states`, and
+    `rejected` ones. How far people and the model agree: `blind`, where the answer was not shown;
+    of the `sample` of rows that would have passed; and of the `others`. `is_gone`: no file has
+    this review stage any more, so that no run takes decisions up."""
 
     workflow: str
     stage: str
@@ -276,7 +348,8 @@ class StageReviews(Report):
 
     def add(self, review: StoredReview, said: StoredDecision) -> None:
         """Counts a decision."""
-        answer, kind = review.seen["answer"], self.sample if "sample" in review.why else self.others
+        answer = review.seen["answer"]
+        kind = self.sample if "sample" in review.why else self.others
         self.rejected += said.choice == "reject"
         if said.choice in ("approve", "edit"):
             value = json.loads(said.value) if said.value is not None else answer
@@ -289,7 +362,10 @@ def _has_stage(root: Path, workflow: str, stage: str) -> bool:
     if project is None:
         return True
     home = home_of(root)
-    read = (read_workflow(path, project.shown(path), home)[0] for path in workflow_files(project, workflow))
+    read = (
+        read_workflow(path, project.shown(path), home)[0]
+        for path in workflow_files(project, workflow)
+    )
     return any(file is None or any(one.name == stage for one in file.stages) for file in read)
 
 
@@ -301,9 +377,13 @@ class ReviewReport(Report):
 
 
 @blocking
-async def review_report(project: Path | str | None = None, *, workflow: str | None = None) -> ReviewReport:
-    """How far people and the models agree, stage by stage, in one workflow or all. Changes nothing."""
-    root, workflow = project_root(project), workflow_name(workflow)
+async def review_report(
+    project: Path | str | None = None, *, workflow: str | None = None
+) -> ReviewReport:
+    """How far people and the models agree, stage by stage, in one workflow or all. Changes
+    nothing."""
+    root = project_root(project)
+    workflow = workflow_name(workflow)
     stages: dict[tuple[str, str], StageReviews] = {}
     async with open_for_reading(database_path(root)) as database:
         await refuse_unknown(database, root, workflow)
@@ -315,11 +395,15 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
         since = {name: await store.discarded_at(database, name) for name, _ in stages}
         for state in ("applied", "decided"):
             after: StoredReview | None = None
-            while page := await store.review_page(database, state=state, limit=512, **_which(workflow, after=after)):
+            while page := await store.review_page(
+                database, state=state, limit=512, **_which(workflow, after=after)
+            ):
                 found = await store.decisions_of(database, [one.key for one in page])
                 for review in page:
                     asked = await definitions.asked(review)
-                    stood = asked and asked.standing(review, found.get(review.key, ()), since[review.workflow])
+                    stood = asked and asked.standing(
+                        review, found.get(review.key, ()), since[review.workflow]
+                    )
                     if stood and stood.decision is not None:
                         stages[review.workflow, review.stage].add(review, stood.decision)
                 after = page[-1]
@@ -331,12 +415,17 @@ async def review_report(project: Path | str | None = None, *, workflow: str | No
 
 @blocking
 async def decide(
-    project: Path | str | None = None, decisions: Sequence[Decision] = (), *, force: bool = False, check: bool = False
+    project: Path | str | None = None,
+    decisions: Sequence[Decision] = (),
+    *,
+    force: bool = False,
+    check: bool = False,
 ) -> DecideReport:
-    """Stores what people decided, all of it or, where something is wrong with one of them, nothing. What is known
-    already changes nothing, so it may be given again. With `force` they override what others decided; with `check` they
-    are looked at, and nothing is stored. A crash before leaves nothing, one after it everything: it is one transaction.
-    Raises UsageError where nothing was run."""
+    """Stores what people decided, all of it or, where something is wrong with one of them,
+    nothing. What is known already changes nothing, so it may be given again. With `force` they
+    override what others decided; with `check` they are looked at, and nothing is stored. A crash
+    before leaves nothing, one after it everything: it is one transaction. Raises UsageError where
+    nothing was run."""
     path = database_path(project_root(project))
     if not path.exists():
         raise no_runs_yet(path)
@@ -370,7 +459,10 @@ def _standing(
 
 
 def _store(
-    writer: sqlite3.Connection, about: Sequence[tuple[Decision, StoredReview, ReviewedStage]], *, force: bool
+    writer: sqlite3.Connection,
+    about: Sequence[tuple[Decision, StoredReview, ReviewedStage]],
+    *,
+    force: bool,
 ) -> DecideReport:
     """Adds the decisions that are new, within a transaction, and says how their reviews stand."""
     taken = same = stale = 0
@@ -382,9 +474,19 @@ def _store(
             continue
         value = snapshot(one.value) if one.choice == "edit" else None
         own = StoredDecision(
-            now.key, 0, now.workflow, now.stage, now.row_id, one.choice, value, one.reason, one.reviewer, time.time(),
-            one.source, force,
-        )  # fmt: skip
+            now.key,
+            0,
+            now.workflow,
+            now.stage,
+            now.row_id,
+            one.choice,
+            value,
+            one.reason,
+            one.reviewer,
+            time.time(),
+            one.source,
+            force,
+        )
         before, counted = _standing(writer, asked, now)
         if store.is_known(counted, own):
             same += 1
@@ -395,7 +497,11 @@ def _store(
         after, _ = _standing(writer, asked, now)
         if after.state == "conflict":
             conflicts.append(one.item)
-        is_applied = now.state == "applied" and after.decision is not None and after.decision == before.decision
+        is_applied = (
+            now.state == "applied"
+            and after.decision is not None
+            and after.decision == before.decision
+        )
         if now.state != "stale" and not is_applied:
             writer.execute(sql("review_state"), (after.state, now.key))
     return DecideReport(taken, same, stale, conflicts)

@@ -1,4 +1,5 @@
-"""What people decide elsewhere: reviews in files, results set by hand (`agac fix`), and who it is that decides."""
+"""What people decide elsewhere: reviews in files, results set by hand (`agac fix`), and who it is
+that decides."""
 
 from __future__ import annotations
 
@@ -43,31 +44,39 @@ from agac.store.writer import open_database
 
 @typed
 def reviewer(named: str | None = None, *, project: Path | str | None = None) -> str:
-    """Who decides: who is named, else AGAC_REVIEWER, else git's user.name. Raises UsageError where nobody is."""
+    """Who decides: who is named, else AGAC_REVIEWER, else git's user.name. Raises UsageError where
+    nobody is."""
     root = project_root(project)
     env = environment(root)[0]
     found = " ".join((named or env.get("AGAC_REVIEWER") or user_name(root, env) or "").split())
     if not found:
-        raise UsageError("it is not known who decides", remedy="Name yourself: --reviewer NAME, or set AGAC_REVIEWER.")
+        raise UsageError(
+            "it is not known who decides",
+            remedy="Name yourself: --reviewer NAME, or set AGAC_REVIEWER.",
+        )
     return found
 
 
-# Reviews in files: a line each, with columns that people fill in; of the others `review_id` and `seen` are read back.
+# Reviews in files: a line each, with columns that people fill in; of the others `review_id` and
+# `seen` are read back.
 
 FILLED = ("decision", "value", "comment", "reviewer")
 _FORMATS: Mapping[str, InputFormat] = {".csv": "csv", ".xlsx": "xlsx", ".jsonl": "jsonl"}
 
 
 def _cell(value: JSONValue) -> str:
-    """A cell of a sheet, with an escape for what no sheet can hold and for what nobody would see; that of JSON is
-    JSON's own, so that a proposal which is copied means the same."""
-    return plain(safe_cell_text(value)) if isinstance(value, str) else json_shown(safe_cell_text(value))
+    """A cell of a sheet, with an escape for what no sheet can hold and for what nobody would see;
+    that of JSON is JSON's own, so that a proposal which is copied means the same."""
+    if isinstance(value, str):
+        return plain(safe_cell_text(value))
+    return json_shown(safe_cell_text(value))
 
 
 def _format(file: Path) -> InputFormat:
     kind = _FORMATS.get(file.suffix.lower())
     lack = f"{file}: no format has this ending" if kind is None else None
-    if lack := lack or (lack_of(f"{file}: a sheet", "openpyxl") if kind == "xlsx" else None):
+    lack = lack or (lack_of(f"{file}: a sheet", "openpyxl") if kind == "xlsx" else None)
+    if lack:
         raise UsageError(lack, remedy=f"Name a file that ends in {', '.join(_FORMATS)}.")
     return kind or "csv"
 
@@ -77,7 +86,9 @@ async def _queue(root: Path, **which: str | None) -> AsyncIterator[ReviewItem]:
     for state in ("waiting", "conflict"):
         page = ReviewPage([], "", 0)
         while page.next is not None:
-            page = await asynchronous(review_queue)(root, state=state, limit=500, after=page.next or None, **which)
+            page = await asynchronous(review_queue)(
+                root, state=state, limit=500, after=page.next or None, **which
+            )
             for item in page.items:
                 yield item
 
@@ -87,16 +98,28 @@ async def review_export(
     file: Path | str, *, workflow: str | None = None, stage: str | None = None, force: bool = False,
     project: Path | str | None = None,
 ) -> int:  # fmt: skip
-    """Writes a line for each review that waits into a csv, xlsx or jsonl file, as its ending says, and gives how many.
-    No cell is a formula. Raises UsageError as `refuse_target` does."""
-    root, path, written = project_root(project), Path(file), 0
-    kind, queue = _format(path), partial(_queue, root, workflow=workflow, stage=stage)
+    """Writes a line for each review that waits into a csv, xlsx or jsonl file, as its ending says,
+    and gives how many. No cell is a formula. Raises UsageError as `refuse_target` does."""
+    root = project_root(project)
+    path = Path(file)
+    written = 0
+    kind = _format(path)
+    queue = partial(_queue, root, workflow=workflow, stage=stage)
     own = dict.fromkeys(database_files(database_path(root)), "the database itself")
     refuse_target(path, own, "decisions.csv", force=force)
     names = dict.fromkeys([name async for item in queue() for name in item.shown])
-    header = ["review_id", "seen", "workflow", "stage", "row_id", "why", *(f"shown.{name}" for name in names)]
+    header = [
+        "review_id",
+        "seen",
+        "workflow",
+        "stage",
+        "row_id",
+        "why",
+        *(f"shown.{name}" for name in names),
+    ]
     header += ["proposal", *FILLED]
-    made, book = AtomicFile(path, "Name another file, or make room."), None
+    made = AtomicFile(path, "Name another file, or make room.")
+    book = None
     try:
         # the line end of the module's own makes it quote every line end in a cell
         add: Callable[[list[str]], object] = csv.writer(SimpleNamespace(write=made.append)).writerow
@@ -110,7 +133,14 @@ async def review_export(
             add([_cell(name) for name in header])
         async for item in queue():
             written += 1
-            about = f"r-{item.id}", f"r-{item.seen}", item.workflow, item.stage, item.row_id, canonical(item.why)
+            about = (
+                f"r-{item.id}",
+                f"r-{item.seen}",
+                item.workflow,
+                item.stage,
+                item.row_id,
+                canonical(item.why),
+            )
             shown = (item.shown.get(name) for name in names)
             cells: list[JSONValue] = [*about, *shown, item.answer, *[""] * len(FILLED)]
             if kind == "jsonl":
@@ -130,15 +160,23 @@ async def review_import(
     file: Path | str, *, who: str | None = None, some: bool = False, force: bool = False,
     project: Path | str | None = None,
 ) -> tuple[DecideReport, list[str]]:  # fmt: skip
-    """Takes the decisions of a file that `review_export` wrote and people filled in; lines without one stay open. Gives
-    what became of them, and what is wrong, each with its line: then nothing was taken, unless `some`, which takes the
-    others. The same file again changes nothing."""
-    path, root = Path(file), project_root(project)
+    """Takes the decisions of a file that `review_export` wrote and people filled in; lines without
+    one stay open. Gives what became of them, and what is wrong, each with its line: then nothing
+    was taken, unless `some`, which takes the others. The same file again changes nothing."""
+    path = Path(file)
+    root = project_root(project)
     usual = cache(partial(reviewer, who, project=root))  # of lines that name nobody
     source = open_source(path, _format(path), str(file))
-    if lacking := [name for name in ("review_id", "decision") if name not in (source.columns() or (name,))]:
-        raise UsageError(f"{file}: there is no column {lacking[0]!r}", remedy="`agac review export` writes such files.")
-    found, wrong = list[tuple[int, str, Decision]](), dict[int, str]()
+    lacking = [
+        name for name in ("review_id", "decision") if name not in (source.columns() or (name,))
+    ]
+    if lacking:
+        raise UsageError(
+            f"{file}: there is no column {lacking[0]!r}",
+            remedy="`agac review export` writes such files.",
+        )
+    found = list[tuple[int, str, Decision]]()
+    wrong = dict[int, str]()
     for number, record in enumerate(source.records()):
         try:
             if record.error is not None:
@@ -149,15 +187,21 @@ async def review_import(
             wrong[number] = f"{record.place(str(file))}: {problem}"
     take = partial(asynchronous(decide), root, force=force)
     report = await take([one for *_, one in found], check=True)
-    wrong |= {found[one.place][0]: f"{found[one.place][1]}: {one.message}" for one in report.problems}
+    wrong |= {
+        found[one.place][0]: f"{found[one.place][1]}: {one.message}" for one in report.problems
+    }
     if some or not wrong:
         report = await take([one for number, _, one in found if number not in wrong])
     return report, [wrong[number] for number in sorted(wrong)]
 
 
 def _read(line: Mapping[str, JSONValue], usual: Callable[[], str]) -> Decision | None:
-    """The decision of a line; None: it has none yet. Raises ValueError, which says what is wrong."""
-    cells = {name: "" if line.get(name) is None else line[name] for name in ("review_id", "seen", *FILLED)}
+    """The decision of a line; None: it has none yet. Raises ValueError, which says what is
+    wrong."""
+    cells = {
+        name: "" if line.get(name) is None else line[name]
+        for name in ("review_id", "seen", *FILLED)
+    }
     item, seen, choice, reason, named = (str(cells[k]).strip() for k in cells if k != "value")
     value = cells["value"]
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "[", '"'):
@@ -165,8 +209,16 @@ def _read(line: Mapping[str, JSONValue], usual: Callable[[], str]) -> Decision |
             value = json.loads(value)
     if (choice.lower() == "edit") != (value != ""):
         raise ValueError("a decision edit and a value go together; one of the two is missing")
-    given = None if value == "" else value, reason, named or usual(), "file", seen.removeprefix("r-") or None
-    return Decision(item.removeprefix("r-"), choice.lower(), *given) if choice else None
+    given = (
+        None if value == "" else value,
+        reason,
+        named or usual(),
+        "file",
+        seen.removeprefix("r-") or None,
+    )
+    if choice:
+        return Decision(item.removeprefix("r-"), choice.lower(), *given)
+    return None
 
 
 # Results set by hand.
@@ -187,12 +239,19 @@ class FixReport(Report):
 
 @blocking
 async def fix(
-    run: int | str, row: int | str, stage: str, value: str, *, reason: str = "", who: str | None = None,
+    run: int | str,
+    row: int | str,
+    stage: str,
+    value: str,
+    *,
+    reason: str = "",
+    who: str | None = None,
     project: Path | str | None = None,
-) -> FixReport:  # fmt: skip
-    """Sets the result that a stage has for a row, from the text that a model would have answered (JSON where the stage
-    has a schema). It holds for this row and this question of the stage. Raises UsageError for what the stage would not
-    take as an answer, and while a process or a batch works on the row."""
+) -> FixReport:
+    """Sets the result that a stage has for a row, from the text that a model would have answered
+    (JSON where the stage has a schema). It holds for this row and this question of the stage.
+    Raises UsageError for what the stage would not take as an answer, and while a process or a
+    batch works on the row."""
     opened = open_project(project_root(project), bare=True)
     who = reviewer(who, project=opened.root)
     async with open_database(database_path(opened.root)) as database:
@@ -201,16 +260,30 @@ async def fix(
         place = position_of(stage, [one.name for one in stages], "--stage")
         (found,) = (await find_rows(database, record.id, [row]))[:1]
         known = await RowHistory.read(database, record.id, stages, found)
-        task, shown = known.tasks.get(place), f"row {found.id!r} of run {record.id}"
+        task = known.tasks.get(place)
+        shown = f"row {found.id!r} of run {record.id}"
         if task is None or task.fingerprint is None or stage in known.lists:
-            what = f"{shown} has no result of stage {stage!r} that could be set: it is {STATES[State(found.state)]}"
-            raise UsageError(what, remedy=f"`agac inspect {record.id} {found.id}` shows what it came to.")
+            what = (
+                f"{shown} has no result of stage {stage!r} that could be set: it is "
+                f"{STATES[State(found.state)]}"
+            )
+            raise UsageError(
+                what, remedy=f"`agac inspect {record.id} {found.id}` shows what it came to."
+            )
         if known.in_batches:
-            remedy = "Take them in with `agac batch retrieve`, or cancel them with `agac batch cancel`."
+            remedy = (
+                "Take them in with `agac batch retrieve`, or cancel them with `agac batch cancel`."
+            )
             raise UsageError(f"{shown} has requests in a batch", remedy=remedy)
-        holder = await holder_of(database, record.workflow) if found.state == State.PENDING else None
+        if found.state == State.PENDING:
+            holder = await holder_of(database, record.workflow)
+        else:
+            holder = None
         if holder is not None:
-            raise UsageError(f"{shown} is at work: {holder} has the workflow", remedy="Wait until that run has ended.")
+            raise UsageError(
+                f"{shown} is at work: {holder} has the workflow",
+                remedy="Wait until that run has ended.",
+            )
         plan = await recorded_plan(opened, opened.providers, database, record.id, functions=False)
         for one in stages[:place]:  # what the stage's checks see of the row
             known.learn(one, known.tasks.get(one.index))
@@ -224,7 +297,9 @@ async def fix(
 
 def _checked(stage: AnyStage, text: str, view: RowView) -> ValidReply:
     """A result, held to the schema and the checks of its stage. Raises UsageError."""
-    found: ValidReply | RowError = RowError(ErrorType.INVALID_ROW, "it is no row: give its fields as a JSON object")
+    found: ValidReply | RowError = RowError(
+        ErrorType.INVALID_ROW, "it is no row: give its fields as a JSON object"
+    )
     if isinstance(stage, PlannedStage):
         reply = text if stage.wants_json else text.removesuffix("\n")
         found = Checker(stage).check(Reply(reply, Finish.STOP, Usage(), ""), view=view)
@@ -232,7 +307,9 @@ def _checked(stage: AnyStage, text: str, view: RowView) -> ValidReply:
         with suppress(ValueError):
             encoded, value = parsed(text)
             found = ValidReply(encoded, value) if isinstance(value, dict) else found
-            found = (isinstance(found, ValidReply) and ResultChecks(stage).error(view, value)) or found
+            found = (
+                isinstance(found, ValidReply) and ResultChecks(stage).error(view, value)
+            ) or found
     if isinstance(found, RowError):
         raise UsageError(f"--value: {found.message}", remedy="Correct it; nothing was set.")
     return found

@@ -1,4 +1,5 @@
-"""What the store alone says of runs: runs and rows found by name, the state of a run, its last invocation, counts."""
+"""What the store alone says of runs: runs and rows found by name, the state of a run, its last
+invocation, counts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from agac.api.sync import blocking
 from agac.core.arguments import typed
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, sentence
 from agac.core.keys import JOB, job_alias
-from agac.core.types import Outcome, Report, RowId, Shard, dollars_in_all, iso, json_form, waits_left
+from agac.core.types import (
+    Outcome,
+    Report,
+    RowId,
+    Shard,
+    dollars_in_all,
+    iso,
+    json_form,
+    waits_left,
+)
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root
 from agac.spec.project_files import files_in, read_bytes
@@ -43,8 +53,10 @@ SHARD = "AGAC_SHARD"
 """The variable of the environment that names a shard; `--shard` of the command line sets it."""
 
 
-SHARDS, MERGED = STORE.parent / "shards", "merged"
-"""Where the stores of shards are, relative to the project; and that of what `agac merge` wrote, among them."""
+SHARDS = STORE.parent / "shards"
+MERGED = "merged"
+"""Where the stores of shards are, relative to the project; and that of what `agac merge` wrote,
+among them."""
 
 
 def this_shard() -> Shard | None:
@@ -60,7 +72,9 @@ def this_shard() -> Shard | None:
 def database_path(root: Path) -> Path:
     """Where a project keeps its state: each shard of a run has a store of its own."""
     shard = this_shard()
-    return root / STORE if shard is None else root / SHARDS / shard.name / STORE.name
+    if shard is None:
+        return root / STORE
+    return root / SHARDS / shard.name / STORE.name
 
 
 def database_files(path: Path) -> list[Path]:
@@ -84,14 +98,19 @@ def shard_folders(state: Path) -> list[Path]:
 
 
 def no_runs_yet(path: Path) -> UsageError:
-    """The error for a database without any run; its remedy names the shards that have stores beside it."""
-    if hint := _shards_hint(path):
+    """The error for a database without any run; its remedy names the shards that have stores
+    beside it."""
+    hint = _shards_hint(path)
+    if hint:
         return UsageError("nothing was run in this project, except in shards", remedy=hint)
-    return UsageError("nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first.")
+    return UsageError(
+        "nothing was run in this project yet", remedy="Run `agac run -a WORKFLOW` first."
+    )
 
 
 def _shards_hint(path: Path) -> str:
-    """How to look into the stores that shards have beside a project's database; empty if there are none."""
+    """How to look into the stores that shards have beside a project's database; empty if there are
+    none."""
     if this_shard() is not None:
         return ""
     shards = [Shard.read(folder.name, "-of-") for folder in shard_folders(path.parent)]
@@ -106,7 +125,8 @@ def _shards_hint(path: Path) -> str:
 async def stored_run(
     root: Path, run: int | str | None, workflow: str | None = None, seconds: float | None = None
 ) -> AsyncIterator[tuple[Database, runs.RunRecord]]:
-    """The database, opened for reading, for so many seconds if named, and a run. Raises UsageError as `find_run`."""
+    """The database, opened for reading, for so many seconds if named, and a run. Raises UsageError
+    as `find_run`."""
     path = database_path(root)
     async with open_for_reading(path, seconds) as database:
         if database is None:
@@ -114,9 +134,11 @@ async def stored_run(
         yield database, await find_run(database, workflow, run)
 
 
-async def find_run(database: Database, workflow: str | None = None, run: int | str | None = None) -> runs.RunRecord:
-    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where one is named. Raises
-    UsageError, naming the runs there are."""
+async def find_run(
+    database: Database, workflow: str | None = None, run: int | str | None = None
+) -> runs.RunRecord:
+    """The run numbered `run`, or the one last worked on for `last` and None; of `workflow` where
+    one is named. Raises UsageError, naming the runs there are."""
     run = run.removeprefix(JOB) if isinstance(run, str) else run
     ids = [line.id for line in await history.run_lines(database, workflow)]
     if run is None or run == "last":
@@ -124,8 +146,13 @@ async def find_run(database: Database, workflow: str | None = None, run: int | s
     elif isinstance(run, int) or (run.isascii() and run.isdigit()):
         number = int(run)
     else:
-        raise UsageError(f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them.")
-    record = await runs.read_run(database, number) if number is not None and number in ids else None
+        raise UsageError(
+            f"{run!r} is not a run", remedy="Give its number, or `last`. `agac runs` lists them."
+        )
+    if number is not None and number in ids:
+        record = await runs.read_run(database, number)
+    else:
+        record = None
     if record is None and not ids and workflow is None:
         raise no_runs_yet(database.path)
     if record is None:
@@ -138,8 +165,8 @@ async def find_run(database: Database, workflow: str | None = None, run: int | s
 
 
 async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> list[StoredRow]:
-    """The rows of a run that are called so, repeated ids too; a text that reads like a number may be a row number.
-    Raises UsageError for names that no row has."""
+    """The rows of a run that are called so, repeated ids too; a text that reads like a number may
+    be a row number. Raises UsageError for names that no row has."""
     found = await history.rows_with_ids(database, run, list(row_ids(named)))
     known = {str(row.id) for row in found}
     missing = [name for name in dict.fromkeys(map(str, named)) if name not in known]
@@ -158,7 +185,8 @@ async def find_rows(database: Database, run: int, named: Sequence[RowId]) -> lis
 
 @typed
 def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
-    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where rows have no ids."""
+    """The ids that names on a command line may mean: `7` is the id "7", and row number 7 where
+    rows have no ids."""
     found: dict[RowId, None] = {}
     for name in names:
         found[name] = None
@@ -168,11 +196,14 @@ def row_ids(names: Iterable[RowId]) -> tuple[RowId, ...]:
 
 
 def _as_number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    return None
 
 
 def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage") -> int:
-    """The position of a name. Raises UsageError, with what was probably meant, when there is none of that name."""
+    """The position of a name. Raises UsageError, with what was probably meant, when there is none
+    of that name."""
     if name in known:
         return known.index(name)
     hint = sentence(did_you_mean(name, known, f"the {what}s are"))
@@ -182,18 +213,25 @@ def position_of(name: str, known: Sequence[str], flag: str, what: str = "stage")
 def workflow_name(workflow: Any) -> str | None:
     """A workflow's name, where its file was given, or what was made in Python."""
     name: str | None = getattr(workflow, "name", workflow)
-    return Path(name).stem if name and name.endswith(YAML_SUFFIXES) else name
+    if name and name.endswith(YAML_SUFFIXES):
+        return Path(name).stem
+    return name
 
 
 def root_of(workflow: Any, project: Path | str | None) -> Path:
-    """The root for a call about `workflow`: of one made in Python also the current folder. Raises UsageError."""
+    """The root for a call about `workflow`: of one made in Python also the current folder. Raises
+    UsageError."""
     in_python = workflow is not None and not isinstance(workflow, str | Path)
     return project_root(project, bare=in_python)
 
 
 async def refuse_unknown(database: Database | None, root: Path, name: str | None) -> None:
-    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever run."""
-    known = {line.workflow for line in await history.run_lines(database, None)} if database else set()
+    """Raises UsageError when no workflow is called `name`: it neither has a file nor was ever
+    run."""
+    if database:
+        known = {line.workflow for line in await history.run_lines(database, None)}
+    else:
+        known = set()
     if name is None or name in known:
         return
     names = sorted({*known, *names_of_files(root)})
@@ -204,13 +242,16 @@ async def refuse_unknown(database: Database | None, root: Path, name: str | None
 
 
 def names_of_files(root: Path) -> set[str]:
-    """The names of the workflows that have files; agac.yml is only read when it may name another folder."""
-    home, text = home_of(root), b""
+    """The names of the workflows that have files; agac.yml is only read when it may name another
+    folder."""
+    home = home_of(root)
+    text = b""
     folder = home / "workflows"
     with suppress(Unusable):  # said by commands that need it
         text = read_bytes(home / PROJECT_FILE, PROJECT_FILE, home)
     if b"workflows" in text:
-        from agac.spec.loader import load_project  # loads pydantic and YAML: most projects do without
+        # loads pydantic and YAML: most projects do without
+        from agac.spec.loader import load_project
 
         spec, _ = load_project(root, {})
         folder = spec.paths.workflows if spec else folder
@@ -220,18 +261,23 @@ def names_of_files(root: Path) -> set[str]:
 # The state of a run.
 
 State = Literal["running", "killed", "waiting", "stopped", "finished"]
-"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no end, *waiting* while
-it has open batches, or rows that wait for people, *stopped* after an interrupt, a fault or a limit, *finished* when
-every row is settled."""
+"""What a run is doing: *running* while its lease is held, *killed* when its last invocation has no
+end, *waiting* while it has open batches, or rows that wait for people, *stopped* after an
+interrupt, a fault or a limit, *finished* when every row is settled."""
 
 
 async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that resumes it. `shown`: its results are
-    what was last written into its output folder; `not_written` are databases that could not be written then."""
+    """The run's summary with its state, its last invocation and the command that resumes it.
+    `shown`: its results are what was last written into its output folder; `not_written` are
+    databases that could not be written then."""
     open_batches = (await batches.open_batches(database)).get(record.id)
     record, last, state = await state_of(database, record, open_batches)
     summary = await summarise(database, record)
-    if last and last["ended_at"] is None and (again := await runs.waiting_for(database, last["number"])):
+    if (
+        last
+        and last["ended_at"] is None
+        and (again := await runs.waiting_for(database, last["number"]))
+    ):
         last["waiting_for"] = again
     return {
         **summary,
@@ -239,7 +285,9 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
         "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
         "not_written": [
-            name.removeprefix("to:") for name, stamp in record.exported_files.items() if stamp == runs.UNWRITTEN
+            name.removeprefix("to:")
+            for name, stamp in record.exported_files.items()
+            if stamp == runs.UNWRITTEN
         ],
         "last_invocation": last,
         "go_on": go_on(record),
@@ -247,7 +295,8 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
 
 
 async def full_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The same, with errors and calls by stage, what calls without an answer may have cost, and its invocations."""
+    """The same, with errors and calls by stage, what calls without an answer may have cost, and
+    its invocations."""
     report = await run_report(database, record)
     counts = await runs.counters(database, record.id)
     last = record.invocation
@@ -267,29 +316,40 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
             "tokens": sum(c.held_tokens for c in counts),
         },
         "replaced_by": await runs.superseded_by(database, record.id),
-        "invocations": [_invocation_report(event, at_work=report["state"] == "running") for event in events],
+        "invocations": [
+            _invocation_report(event, at_work=report["state"] == "running") for event in events
+        ],
     }
 
 
 async def state_of(
     database: Database, record: runs.RunRecord, open_batches: batches.OpenBatches | None
 ) -> tuple[runs.RunRecord, dict[str, Any] | None, State]:
-    """A run read anew, how its last invocation ended (None: it has none yet), and its state. Whether a process works on
-    it is looked at first: who comes to the end says so before the lease is given back, and would else seem killed."""
+    """A run read anew, how its last invocation ended (None: it has none yet), and its state.
+    Whether a process works on it is looked at first: who comes to the end says so before the lease
+    is given back, and would else seem killed."""
     held = await holder_of(database, record.workflow) is not None
     record = await runs.run_record(database, record.id)
-    last = _invocation_report(record.invocation, at_work=held) if record.invocation else None
-    if held if last is None else last["state"] == "running":  # a run is made before its first invocation
+    if record.invocation:
+        last = _invocation_report(record.invocation, at_work=held)
+    else:
+        last = None
+    # a run is made before its first invocation
+    if held if last is None else last["state"] == "running":
         return record, last, "running"
     if last and last["state"] == "killed":
         return record, last, "killed"
     waits = open_batches is not None or (last and last.get("wait_for_people"))
-    return record, last, "finished" if record.finished_at is not None else "waiting" if waits else "stopped"
+    return (
+        record,
+        last,
+        "finished" if record.finished_at is not None else "waiting" if waits else "stopped",
+    )
 
 
 def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """How many failed rows need another `input`, `schema`, row `budget`, answer on `calls`, of `people`, or to go
-    `again`."""
+    """How many failed rows need another `input`, `schema`, row `budget`, answer on `calls`, of
+    `people`, or to go `again`."""
     found = Counter[str]()
     for error in errors:
         found[_REMEDIES.get(error["type"], "again") if error["stage"] else "input"] += error["rows"]
@@ -308,11 +368,14 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The command that resumes a run: with the same flags, since they are part of what the run is, or `more`."""
-    words, given = ["agac", "run", "-a", record.workflow], {**given_flags(record), **more}
+    """The command that resumes a run: with the same flags, since they are part of what the run is,
+    or `more`."""
+    words = ["agac", "run", "-a", record.workflow]
+    given = {**given_flags(record), **more}
     words += ["--shard", str(Shard(*shard))] if (shard := record.selection.get("shard")) else []
     if "trial" in given:
-        words, given = ["agac", given["trial"].get("command", "try"), *words[2:]], given["trial"] | {"command": None}
+        words = ["agac", given["trial"].get("command", "try"), *words[2:]]
+        given = given["trial"] | {"command": None}
     if "job" in given:
         return f"agac resume {job_alias(record.id)}"
     if "task" in given:
@@ -321,7 +384,9 @@ def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})
         return f"agac.run(agac.Workflow({record.workflow!r}, …))"
     for name, value in given.items():
         if name == "var":
-            words += [word for variable, text in value.items() for word in ("--var", f"{variable}={text}")]
+            words += [
+                word for variable, text in value.items() for word in ("--var", f"{variable}={text}")
+            ]
         elif isinstance(value, list):
             words += [word for one in value for word in (f"--{name}", str(one))]
         elif value is not None:
@@ -331,11 +396,15 @@ def go_on(record: runs.RunRecord, more: Mapping[str, Any] = MappingProxyType({})
 
 def given_flags(record: runs.RunRecord) -> dict[str, Any]:
     """The flags of a run's last invocation, by name."""
-    return record.invocation.body.get("given", {}) if record.invocation else {}
+    given: dict[str, Any] = {}
+    if record.invocation:
+        given = record.invocation.body.get("given", given)
+    return given
 
 
 async def made_in_python(database: Database, workflow: str) -> bool:
-    """Whether the keys of a workflow are those of a program or of a command, so that no file has them."""
+    """Whether the keys of a workflow are those of a program or of a command, so that no file has
+    them."""
     last = await runs.last_invocation(database, workflow)
     return bool(last and last.invocation.body.get("given", {}).get("in_python"))
 
@@ -349,15 +418,20 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
     if waits and state == "running":
         body["waits"] = waits
     return {
-        "number": invocation.id, "state": state, "started_at": iso(invocation.at), "ended_at": iso(invocation.ended_at),
-        "exit_code": invocation.exit_code, **body,
-    }  # fmt: skip
+        "number": invocation.id,
+        "state": state,
+        "started_at": iso(invocation.at),
+        "ended_at": iso(invocation.ended_at),
+        "exit_code": invocation.exit_code,
+        **body,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
-    """The state of a project: its newest runs, what they came to, how large the store is, and its indexes of words.
-    `sharded` are the runs whose shards have stores in this folder, as `runs_in_shards` has them."""
+    """The state of a project: its newest runs, what they came to, how large the store is, and its
+    indexes of words. `sharded` are the runs whose shards have stores in this folder, as
+    `runs_in_shards` has them."""
 
     project: Path
     database_bytes: int
@@ -379,36 +453,47 @@ async def status(
     project: Path | str | None = None,
     newest: int = 10,
 ) -> StatusReport:
-    """The newest runs, of one workflow or of all; or one run in full: its number, or `last`. Changes nothing. Raises
-    UsageError for a workflow that neither has a file nor was ever run, and for a run that does not exist."""
-    root, workflow = root_of(workflow, project), workflow_name(workflow)
+    """The newest runs, of one workflow or of all; or one run in full: its number, or `last`.
+    Changes nothing. Raises UsageError for a workflow that neither has a file nor was ever run, and
+    for a run that does not exist."""
+    root = root_of(workflow, project)
+    workflow = workflow_name(workflow)
     path = database_path(root)
-    size, indexes = database_bytes(path), index_bytes(path)
+    size = database_bytes(path)
+    indexes = index_bytes(path)
     if run is not None:
         async with stored_run(root, run, workflow) as (database, record):
             return StatusReport(root, size, [await full_report(database, record)], indexes)
     async with open_for_reading(database_path(root)) as found:
         await refuse_unknown(found, root, workflow)
-        sharded = await runs_in_shards(root, workflow) if this_shard() is None else []
+        if this_shard() is None:
+            sharded = await runs_in_shards(root, workflow)
+        else:
+            sharded = []
         if found is None:
             return StatusReport(root, 0, [], sharded=sharded)
         numbers = (await runs.run_ids(found, workflow))[:newest]
-        listed = [await run_report(found, await runs.run_record(found, number)) for number in numbers]
+        listed = [
+            await run_report(found, await runs.run_record(found, number)) for number in numbers
+        ]
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
         return StatusReport(root, size, listed, indexes, sharded)
 
 
 async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any]]:
-    """What the stores of shards in this folder hold of the newest run of each workflow, or of one: its `shards`, of
-    which others may have run elsewhere, and their `rows` together; `merged`, where that was done here: into which
-    folder, and how many rows it wrote."""
+    """What the stores of shards in this folder hold of the newest run of each workflow, or of one:
+    its `shards`, of which others may have run elsewhere, and their `rows` together; `merged`,
+    where that was done here: into which folder, and how many rows it wrote."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     merged: dict[str, dict[str, Any]] = {}
     for path in sorted((root / SHARDS).glob(f"*/{STORE.name}")):
         shard = Shard.read(path.parent.name, "-of-")
         async with open_for_reading(path) as database:
-            numbers = await runs.run_ids(database, workflow) if database is not None else []
+            if database is not None:
+                numbers = await runs.run_ids(database, workflow)
+            else:
+                numbers = []
             for number in reversed(numbers):  # the newest one comes last
                 assert database is not None
                 record = await runs.run_record(database, number)
@@ -416,15 +501,20 @@ async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any
                     merged[record.workflow] = _merged(root, record)
                     continue
                 key = record.workflow, shard.of
-                one = found.setdefault(key, {"workflow": record.workflow, "of": shard.of, "shards": {}})
+                one = found.setdefault(
+                    key, {"workflow": record.workflow, "of": shard.of, "shards": {}}
+                )
                 one["shards"][str(shard)] = runs.row_counts(await runs.counters(database, number))
     return [
         {
-            "workflow": name, "of": of, "shards": list(one["shards"]),
-            "rows": dict(sum(map(Counter, one["shards"].values()), Counter[str]())), "merged": merged.get(name),
+            "workflow": name,
+            "of": of,
+            "shards": list(one["shards"]),
+            "rows": dict(sum(map(Counter, one["shards"].values()), Counter[str]())),
+            "merged": merged.get(name),
         }
         for (name, of), one in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _merged(root: Path, record: runs.RunRecord) -> dict[str, Any]:
@@ -432,5 +522,8 @@ def _merged(root: Path, record: runs.RunRecord) -> dict[str, Any]:
     rows: dict[str, int] = {}
     with suppress(OSError, ValueError, LookupError):
         told = json.loads((root / record.output_dir / "summary.json").read_bytes())
-        rows = told["rows"] if told["workflow"] == record.workflow and told["shards"] else {}
+        if told["workflow"] == record.workflow and told["shards"]:
+            rows = told["rows"]
+        else:
+            rows = {}
     return {"output": record.output_dir, "rows": rows}

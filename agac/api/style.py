@@ -34,13 +34,17 @@ from agac.spec.yaml import read_yaml
 def _tests_and_cards(spec: ProjectSpec) -> list[Path]:
     """The files of all tests of workflows, and of all cards in their folder."""
     tests = files_in(spec.root / FOLDER, home_of(spec.root), "**/*.y*ml")
-    return [*tests, *(path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None)]
+    return [
+        *tests,
+        *(path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class LintReport(Report):
-    """What `lint` found in these workflows, in their cards and in agac.yml. `problems` are errors as `validate` has
-    them: of a workflow with any, only its cards and its text were searched for secrets."""
+    """What `lint` found in these workflows, in their cards and in agac.yml. `problems` are errors
+    as `validate` has them: of a workflow with any, only its cards and its text were searched for
+    secrets."""
 
     workflows: list[str]
     findings: list[LintFinding]
@@ -51,8 +55,9 @@ class LintReport(Report):
 
 @typed
 def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = None) -> LintReport:
-    """Looks for what is allowed and seldom meant, in these workflows or in all of the project. Nothing is asked.
-    Raises UsageError for a workflow that does not exist, SpecError where agac.yml cannot be read."""
+    """Looks for what is allowed and seldom meant, in these workflows or in all of the project.
+    Nothing is asked. Raises UsageError for a workflow that does not exist, SpecError where
+    agac.yml cannot be read."""
     opened = open_project(project)
     return lint_in(opened, list(workflows) or loader.workflow_names(opened.spec))
 
@@ -60,8 +65,11 @@ def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = N
 def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
     """The same in a project that is open already."""
     opened = opened.reading_once()
-    spec, home = opened.spec, home_of(opened.root)
-    files, findings, problems = {home / PROJECT_FILE}, list[LintFinding](), list(opened.problems)
+    spec = opened.spec
+    home = home_of(opened.root)
+    files = {home / PROJECT_FILE}
+    findings = list[LintFinding]()
+    problems = list(opened.problems)
     for name in names:
         workflow, models, found = defined(opened, name, Overrides())
         problems += found
@@ -74,7 +82,9 @@ def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
             texts = Texts(workflow, document, home)
             readers = Readers(workflow, texts)
             findings += file_findings(workflow, document, texts, readers)
-            findings += lint_models(workflow, models, readers, document.where(("stages",), key=True))
+            findings += lint_models(
+                workflow, models, readers, document.where(("stages",), key=True)
+            )
     read = dict[str, str]()
     for file in sorted(files):
         try:

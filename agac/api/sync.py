@@ -1,5 +1,6 @@
-"""Functions that wait, called without `await`: `blocking` makes one of a coroutine function, which works within
-a loop, too, and `asynchronous` gives that back; `iterating` does it for iterators; what Ctrl-C does meanwhile."""
+"""Functions that wait, called without `await`: `blocking` makes one of a coroutine function, which
+works within a loop, too, and `asynchronous` gives that back; `iterating` does it for iterators;
+what Ctrl-C does meanwhile."""
 
 from __future__ import annotations
 
@@ -24,14 +25,17 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from agac.core.arguments import typed
 from agac.core.errors import UsageError
 
-_LOOK_SECONDS = 0.1  # so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
+# so often a thread that waits looks for a Ctrl-C, of which the system may have told another one
+_LOOK_SECONDS = 0.1
 
 _INSIST_SECONDS = 0.3
-"""How long the event loop may take to notice a Ctrl-C. Work that keeps it busy for longer is broken off."""
+"""How long the event loop may take to notice a Ctrl-C. Work that keeps it busy for longer is
+broken off."""
 
 _HASTY_SECONDS = 0.0001
-"""After a signal, how long a thread of Python may compute while another waits for its turn. The event loop waits in one
-line with functions of the project that compute; with Python's own 5 ms and 20 such threads it took 14 s to end."""
+"""After a signal, how long a thread of Python may compute while another waits for its turn. The
+event loop waits in one line with functions of the project that compute; with Python's own 5 ms and
+20 such threads it took 14 s to end."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +45,8 @@ class StopSwitch(Protocol):
     """What ends the work of a function in good order."""
 
     asked: bool
-    """Set at once by a signal, also while the event loop is busy: work in pieces looks at it before each piece."""
+    """Set at once by a signal, also while the event loop is busy: work in pieces looks at it
+    before each piece."""
 
     def interrupt(self) -> None:
         """Ends the work; called on the event loop, as soon as it is free."""
@@ -49,9 +54,9 @@ class StopSwitch(Protocol):
 
 @dataclass(slots=True)
 class Interrupts:
-    """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends it in good order;
-    without it its task is cancelled, and the second Ctrl-C does not wait for that. Where the event loop is too busy to
-    notice the first one, a second one is sent."""
+    """Ctrl-C while a function that `blocking` made is at work. `stop`, which the work sets, ends
+    it in good order; without it its task is cancelled, and the second Ctrl-C does not wait for
+    that. Where the event loop is too busy to notice the first one, a second one is sent."""
 
     count: int = 0
     stop: StopSwitch | None = None
@@ -111,7 +116,8 @@ class Interrupts:
             self.insisting.join()
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """The call, on this thread; in another one where a loop runs on this one already, as in a notebook."""
+        """The call, on this thread; in another one where a loop runs on this one already, as in a
+        notebook."""
         if asyncio._get_running_loop() is None:
             return call()
         with futures.ThreadPoolExecutor(1, "agac") as threads:
@@ -127,21 +133,25 @@ class Interrupts:
         return called.result()
 
 
-INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")  # those of the function of `blocking` that is at work
+# those of the function of `blocking` that is at work
+INTERRUPTS: ContextVar[Interrupts] = ContextVar("INTERRUPTS")
 
 
 def blocking(
-    work: Callable[P, Coroutine[Any, Any, T]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    work: Callable[P, Coroutine[Any, Any, T]],
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> Callable[P, T]:
-    """`work` as an ordinary function, which runs it to its end on an event loop of its own, also where a loop runs
-    already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes out; other exceptions come as they are.
-    Awaited by mistake, or given arguments of a wrong type, it raises UsageError before it begins."""
+    """`work` as an ordinary function, which runs it to its end on an event loop of its own, also
+    where a loop runs already. Ctrl-C ends the work in good order, then KeyboardInterrupt comes
+    out; other exceptions come as they are. Awaited by mistake, or given arguments of a wrong type,
+    it raises UsageError before it begins."""
     work = typed(work)
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         _refuse_awaited(work.__name__, sys._getframe(1))
-        interrupts, context = Interrupts(), copy_context()  # a notebook knows its cell by the context
+        interrupts = Interrupts()  # a notebook knows its cell by the context
+        context = copy_context()
 
         def finish() -> T:
             INTERRUPTS.set(interrupts)
@@ -151,9 +161,14 @@ def blocking(
                     task.cancel()
                 return runner.get_loop().run_until_complete(task)
 
-        before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-        runner = getattr(getattr(before, "func", None), "__self__", None)  # asyncio's own cancels who waits for us
-        ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)  # no program handles it
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+        else:
+            before = None
+        # asyncio's own cancels who waits for us
+        runner = getattr(getattr(before, "func", None), "__self__", None)
+        # no program handles it
+        ours = before is signal.default_int_handler or isinstance(runner, asyncio.Runner)
         if ours:
             signal.signal(signal.SIGINT, interrupts.handle)
         try:
@@ -181,12 +196,13 @@ def _is_awaited(caller: FrameType) -> bool:
 
 
 _OF_ASYNCIO = {"as_completed", "ensure_future", "gather", "run", "shield", "wait", "wait_for"}
-_OF_LOOPS = {"create_task", "run_until_complete"}  # functions and methods by these names await what they are given
+# functions and methods by these names await what they are given
+_OF_LOOPS = {"create_task", "run_until_complete"}
 
 
 def _may_use_asyncio(code: CodeType, known: Mapping[str, Any]) -> bool:
-    """Whether the source is worth a look, which takes some milliseconds. In Python 3.11 a comprehension has a code of
-    its own, without the names around it."""
+    """Whether the source is worth a look, which takes some milliseconds. In Python 3.11 a
+    comprehension has a code of its own, without the names around it."""
     if code.co_name.startswith("<") and code.co_name != "<module>":
         return True
     of_asyncio = _OF_ASYNCIO - {"run"} | _OF_LOOPS
@@ -198,8 +214,8 @@ def _may_use_asyncio(code: CodeType, known: Mapping[str, Any]) -> bool:
 
 @lru_cache(64)
 def _taker(code: CodeType, at: int) -> ast.expr | None:
-    """The function to which the value of the call at `at` in `code` is given at once, also in a list; None: to none, or
-    the source is not there."""
+    """The function to which the value of the call at `at` in `code` is given at once, also in a
+    list; None: to none, or the source is not there."""
     line, _, column, _ = list(code.co_positions())[at // 2]
     source = "".join(linecache.getlines(code.co_filename))
     try:
@@ -207,10 +223,27 @@ def _taker(code: CodeType, at: int) -> ast.expr | None:
     except SyntaxError:  # it was edited meanwhile
         return None
     parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
-    calls = (one for one in nodes if isinstance(one, ast.Call) and (one.lineno, one.col_offset) == (line, column))
-    node = parents.get(max(calls, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), default=ast.Pass()))
+    calls = (
+        one
+        for one in nodes
+        if isinstance(one, ast.Call) and (one.lineno, one.col_offset) == (line, column)
+    )
+    node = parents.get(
+        max(
+            calls,
+            key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0),
+            default=ast.Pass(),
+        )
+    )
     while isinstance(
-        node, ast.Starred | ast.List | ast.Tuple | ast.Set | ast.ListComp | ast.SetComp | ast.GeneratorExp
+        node,
+        ast.Starred
+        | ast.List
+        | ast.Tuple
+        | ast.Set
+        | ast.ListComp
+        | ast.SetComp
+        | ast.GeneratorExp,
     ):
         node = parents.get(node)
     return node.func if isinstance(node, ast.Call) else None
@@ -228,9 +261,11 @@ def _awaits(taker: ast.expr | None, known: Mapping[str, Any]) -> bool:
 
 
 def _refuse_awaited(name: str, caller: FrameType) -> None:
-    """Raises UsageError before a function that waits by itself does anything that would be lost with its result: where
-    it is awaited, or given to what awaits it. Not where its result is kept and awaited later."""
-    code, taker = caller.f_code, None
+    """Raises UsageError before a function that waits by itself does anything that would be lost
+    with its result: where it is awaited, or given to what awaits it. Not where its result is kept
+    and awaited later."""
+    code = caller.f_code
+    taker = None
     awaited = asyncio._get_running_loop() is not None and _is_awaited(caller)
     if not awaited and _may_use_asyncio(code, caller.f_globals):
         taker = _taker(code, caller.f_lasti)
@@ -241,7 +276,9 @@ def _refuse_awaited(name: str, caller: FrameType) -> None:
     remedy = f"Write `await agac.{twin}(…)`, or leave out `await`."
     if taker is not None:
         remedy = f"Write `{ast.unparse(taker)}(agac.{twin}(…))`."
-    raise UsageError(f"agac.{twin[1:]} waits by itself, and what it gives cannot be awaited", remedy=remedy)
+    raise UsageError(
+        f"agac.{twin[1:]} waits by itself, and what it gives cannot be awaited", remedy=remedy
+    )
 
 
 def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -251,19 +288,26 @@ def asynchronous(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 
 def calling(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU a call."""
-    return blocking(work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop())
+    """`work` as an ordinary function, on uvloop's loop where that is installed: it takes less CPU
+    a call."""
+    return blocking(
+        work, lambda: import_module("uvloop" if find_spec("uvloop") else "asyncio").new_event_loop()
+    )
 
 
 def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]:
-    """`work` as an ordinary generator function, whose loop runs in a thread, and so where a loop runs already, too. Who
-    leaves it early, also by Ctrl-C, waits until it has ended in good order."""
+    """`work` as an ordinary generator function, whose loop runs in a thread, and so where a loop
+    runs already, too. Who leaves it early, also by Ctrl-C, waits until it has ended in good order.
+    """
 
     @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> Generator[T]:
-        interrupts, context, loop = Interrupts(), copy_context(), asyncio.new_event_loop()
+        interrupts = Interrupts()
+        context = copy_context()
+        loop = asyncio.new_event_loop()
         context.run(INTERRUPTS.set, interrupts)
-        values, thread = work(*args, **kwargs), threading.Thread(target=loop.run_forever, name="agac", daemon=True)
+        values = work(*args, **kwargs)
+        thread = threading.Thread(target=loop.run_forever, name="agac", daemon=True)
         thread.start()
 
         async def following() -> list[T]:
@@ -294,10 +338,12 @@ def iterating(work: Callable[P, AsyncGenerator[T]]) -> Callable[P, Generator[T]]
 
 @contextmanager
 def interruptible(stop: StopSwitch, *, signals: bool) -> Iterator[None]:
-    """Within it Ctrl-C turns `stop`, which asks for a good order once and for an end at once the second time: that of a
-    function of `blocking`, and as `signals` SIGINT and SIGTERM, which only the main thread gets."""
+    """Within it Ctrl-C turns `stop`, which asks for a good order once and for an end at once the
+    second time: that of a function of `blocking`, and as `signals` SIGINT and SIGTERM, which only
+    the main thread gets."""
     on_main = threading.current_thread() is threading.main_thread()
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM) if signals and on_main else ()
     within = INTERRUPTS.get(None)
     interrupts = within or Interrupts()
 
@@ -306,7 +352,8 @@ def interruptible(stop: StopSwitch, *, signals: bool) -> Iterator[None]:
         interrupts.hurry()
 
     for number in numbers:
-        loop.add_signal_handler(number, stop.interrupt)  # tells of each signal, once the loop is free
+        # tells of each signal, once the loop is free
+        loop.add_signal_handler(number, stop.interrupt)
         signal.signal(number, ask)  # at once, in the place of a handler that does nothing
     interrupts.stop = stop
     try:

@@ -1,5 +1,6 @@
-"""`agac try`: a changed stage over a sample of rows, beside the stored answers of the version before. A trial is a run
-of a selection that asks this stage alone and writes no files; later runs reuse its answers."""
+"""`agac try`: a changed stage over a sample of rows, beside the stored answers of the version
+before. A trial is a run of a selection that asks this stage alone and writes no files; later runs
+reuse its answers."""
 
 from __future__ import annotations
 
@@ -39,14 +40,16 @@ from agac.store.rows import export_rows, results_of_rows, rows_by_id
 from agac.store.writer import open_database
 
 FIRST_ROWS = 30
-"""Rows that are tried where nobody says how many, and in the first round of a trial that goes on until it is sure."""
+"""Rows that are tried where nobody says how many, and in the first round of a trial that goes on
+until it is sure."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTrial(Report):
-    """A stage that was `tried` for so many of the `rows` with a stored answer of another version. To `failed` of them
-    no answer came; the `comparison` is of those that have both, `altered` the share of these whose answer is another
-    one. To ask the `rest` of the rows would cost `rest_usd`. None: not known. `stopped`: why it ended early."""
+    """A stage that was `tried` for so many of the `rows` with a stored answer of another version.
+    To `failed` of them no answer came; the `comparison` is of those that have both, `altered` the
+    share of these whose answer is another one. To ask the `rest` of the rows would cost
+    `rest_usd`. None: not known. `stopped`: why it ended early."""
 
     workflow: str
     stage: str
@@ -64,8 +67,9 @@ class StageTrial(Report):
 
 @dataclass(frozen=True, slots=True)
 class SampledVersion:
-    """A version of a workflow, with what the `options` change, of which the stages of the `scope` are asked, by calls,
-    for chosen rows of the input: as many as the sample of the options. No files are written of its run."""
+    """A version of a workflow, with what the `options` change, of which the stages of the `scope`
+    are asked, by calls, for chosen rows of the input: as many as the sample of the options. No
+    files are written of its run."""
 
     opened: Project
     checked: CheckedWorkflow
@@ -73,18 +77,32 @@ class SampledVersion:
     scope: Scope
 
     @staticmethod
-    async def ready(workflow: Path | str, options: RunOptions, project: Path | str | None) -> SampledVersion:
-        """The version, checked, with the stages that the options name. Raises SpecError, UsageError."""
+    async def ready(
+        workflow: Path | str, options: RunOptions, project: Path | str | None
+    ) -> SampledVersion:
+        """The version, checked, with the stages that the options name. Raises SpecError,
+        UsageError."""
         options = replace(options, run_mode="sync")
-        opened, checked, options = await made_ready(project_of(workflow, project), workflow, options)
-        if missing := missing_variables(checked.models, checked.workflow):
+        opened, checked, options = await made_ready(
+            project_of(workflow, project), workflow, options
+        )
+        missing = missing_variables(checked.models, checked.workflow)
+        if missing:
             raise SpecError(missing)
-        return SampledVersion(opened, checked, options, options.scope([one.name for one in checked.workflow.stages]))
+        return SampledVersion(
+            opened, checked, options, options.scope([one.name for one in checked.workflow.stages])
+        )
 
     @property
     def plan(self) -> Plan:
         """What is asked, as far as it is known before providers are reached."""
-        return make_plan(self.checked.workflow, self.checked.models, self.opened.root, self.options.selection(), None)
+        return make_plan(
+            self.checked.workflow,
+            self.checked.models,
+            self.opened.root,
+            self.options.selection(),
+            None,
+        )
 
     def stage(self, name: str) -> PlannedStage:
         """A stage that asks a model."""
@@ -100,43 +118,81 @@ class SampledVersion:
         return await planned(database, self.plan, self.scope, self.rows(chosen))
 
     async def ask(
-        self, database: Database, chosen: Collection[RowId], given: Mapping[str, Any], progress: Watch | bool, *,
+        self,
+        database: Database,
+        chosen: Collection[RowId],
+        given: Mapping[str, Any],
+        progress: Watch | bool,
+        *,
         signals: bool,
-    ) -> Invocation:  # fmt: skip
-        """Asks these rows, in an invocation of which `given` is noted: what it takes to type it again."""
+    ) -> Invocation:
+        """Asks these rows, in an invocation of which `given` is noted: what it takes to type it
+        again."""
         async with AsyncExitStack() as stack:
             work = await ready_work(stack, database, self.opened, self.checked, self.options, None)
             work = replace(work, scope=self.scope, rows=self.rows(chosen))
-            invocation = Invocation(given={"trial": dict(given)}, accepted=await confirm_store(database, work))
+            invocation = Invocation(
+                given={"trial": dict(given)}, accepted=await confirm_store(database, work)
+            )
             count = partial(RowCount, len(chosen), exact=True)
             with interruptible(invocation.stop_signal, signals=signals):
-                await walk_through(database, work, invocation, list(self.checked.warnings), progress, count)
+                await walk_through(
+                    database, work, invocation, list(self.checked.warnings), progress, count
+                )
             return invocation
 
 
-def confirm_price(confirm: Confirm | None, plans: Sequence[PlanReport], what: str, rows: int, bound: str = "") -> None:
-    """Tells what is expected, and raises UsageError unless somebody says yes; says nothing where no call is made."""
-    if not (calls := sum(one.calls for one in plans)):
+def confirm_price(
+    confirm: Confirm | None, plans: Sequence[PlanReport], what: str, rows: int, bound: str = ""
+) -> None:
+    """Tells what is expected, and raises UsageError unless somebody says yes; says nothing where
+    no call is made."""
+    calls = sum(one.calls for one in plans)
+    if not calls:
         return
-    cost, stages = summed(one.usd for one in plans), [stage for one in plans for stage in one.stages if stage.run]
+    cost = summed(one.usd for one in plans)
+    stages = [stage for one in plans for stage in one.stages if stage.run]
     simulated = any(one.simulated for one in stages)
-    words = "price not known" if cost is None else dollars(cost, None, simulated=simulated, about="~")
+    if cost is None:
+        words = "price not known"
+    else:
+        words = dollars(cost, None, simulated=simulated, about="~")
     said = f"{what} takes {bound}{counted(calls, 'call')} for {counted(rows, 'row')}, {words}"
-    ask(confirm, "no calls were made", said, "Continue?", "Add --yes to continue, or try fewer rows with --sample.")
+    ask(
+        confirm,
+        "no calls were made",
+        said,
+        "Continue?",
+        "Add --yes to continue, or try fewer rows with --sample.",
+    )
 
 
 @calling
 async def trial(
-    workflow: Path | str, stage: str, *, prompt: Path | str | None = None, model: str | None = None,
-    tool_stubs: str | None = None, sample: int | None = None, within: float | None = None, seed: int = 0,
-    budget: Budget | float | None = None, limit: int = 20, yes: bool = False, project: Path | str | None = None,
-    progress: Watch | bool = False, confirm: Confirm | None = None, handle_signals: bool = False,
-) -> StageTrial:  # fmt: skip
-    """Asks the stage as it is in the files, or with the prompt of a file or another model, for `sample` rows (default
-    30) that have a stored answer of another version, and compares the answers. With `within` (0.01: one percent of the
-    rows) more are asked, round by round, until the share of rows with another answer is known so closely, or `sample`
-    rows or the budget are used up. `tool_stubs` is a file with stand-ins for tools. The report has the first `limit`
-    changed rows. Tells the price and asks before the first call, unless `yes`. Raises UsageError, SpecError."""
+    workflow: Path | str,
+    stage: str,
+    *,
+    prompt: Path | str | None = None,
+    model: str | None = None,
+    tool_stubs: str | None = None,
+    sample: int | None = None,
+    within: float | None = None,
+    seed: int = 0,
+    budget: Budget | float | None = None,
+    limit: int = 20,
+    yes: bool = False,
+    project: Path | str | None = None,
+    progress: Watch | bool = False,
+    confirm: Confirm | None = None,
+    handle_signals: bool = False,
+) -> StageTrial:
+    """Asks the stage as it is in the files, or with the prompt of a file or another model, for
+    `sample` rows (default 30) that have a stored answer of another version, and compares the
+    answers. With `within` (0.01: one percent of the rows) more are asked, round by round, until
+    the share of rows with another answer is known so closely, or `sample` rows or the budget are
+    used up. `tool_stubs` is a file with stand-ins for tools. The report has the first `limit`
+    changed rows. Tells the price and asks before the first call, unless `yes`. Raises UsageError,
+    SpecError."""
     if within is not None and not 0 < within < 1:
         raise UsageError(f"--within {within:.4%}: give a share of the rows, such as 1%")
     change = StageChange(stage, model, None if prompt is None else _text(Path(prompt)))
@@ -148,35 +204,60 @@ async def trial(
         run, position, keys = await _version_before(database, version.plan, stage)
         most = min(sample or (len(keys) if within else FIRST_ROWS), len(keys))
         version = replace(version, options=replace(version.options, sample=most))
-        first, stages = await side_of(database, run, stage), (position, version.stage(stage).index)
+        first = await side_of(database, run, stage)
+        stages = (position, version.stage(stage).index)
         ids = sorted(keys, key=str)
         Random(seed).shuffle(ids)  # noqa: S311 - chance, not secrecy
         if not yes:
             forecast = await version.forecast(database, ids[:most])
-            confirm_price(confirm, [forecast], f"trying {stage}", most, "at most " if within else "")
-        told = {"stage": stage, "prompt": prompt and str(prompt), "model": model, "within": within and f"{within:.4%}"}
+            confirm_price(
+                confirm, [forecast], f"trying {stage}", most, "at most " if within else ""
+            )
+        told = {
+            "stage": stage,
+            "prompt": prompt and str(prompt),
+            "model": model,
+            "within": within and f"{within:.4%}",
+        }
         told |= {"tool_stubs": tool_stubs} if tool_stubs else {}
         given = {**told, "sample": most, "seed": seed}
         size = min(FIRST_ROWS, most) if within else most
         while True:
-            invocation = await version.ask(database, ids[:size], given, progress, signals=handle_signals)
+            invocation = await version.ask(
+                database, ids[:size], given, progress, signals=handle_signals
+            )
             second = await side_of(database, invocation.run, stage)
             compared = RunComparison(first, second, None, [ComparedStage(stage, stage, stages)])
             await _compare(database, compared, {one: keys[one] for one in ids[:size]}, limit)
-            both, other = compared.rows["both"], compared.rows["changed"]
+            both = compared.rows["both"]
+            other = compared.rows["changed"]
             altered = proportion(other, both, of=len(ids)) if both else None
             sure = within is None or (altered is not None and altered.reach <= within)
             if sure or size == most or not invocation.ended:
                 break
-            size = min(most, 2 * size, _enough(altered.middle if altered else 0.5, size, len(ids), within or 1))
+            size = min(
+                most,
+                2 * size,
+                _enough(altered.middle if altered else 0.5, size, len(ids), within or 1),
+            )
         plan = await version.forecast(database, ids)
         rest = next(one for one in plan.stages if one.name == stage)
-        code, failed = invocation.exit_code, compared.second["failed"]
+        code = invocation.exit_code
+        failed = compared.second["failed"]
         return StageTrial(
-            plan.workflow, stage, len(ids), size, failed, altered, compared, rest.run, rest.estimate.usd,
-            rest.simulated, invocation.stop_signal.why or None,
+            plan.workflow,
+            stage,
+            len(ids),
+            size,
+            failed,
+            altered,
+            compared,
+            rest.run,
+            rest.estimate.usd,
+            rest.simulated,
+            invocation.stop_signal.why or None,
             ExitCode.ROWS_FAILED if code is ExitCode.DONE and failed else code,
-        )  # fmt: skip
+        )
 
 
 def _text(file: Path) -> PlacedText:
@@ -189,26 +270,39 @@ def _text(file: Path) -> PlacedText:
 def refuse_unfit(workflow: Workflow, stage: str) -> None:
     """Raises UsageError for a stage of which there is nothing to compare row by row."""
     if stage not in [one.name for one in workflow.asking]:
-        raise UsageError(f"--stage {stage}: it asks no model", remedy="Name a stage that has a prompt.")
-    if (maker := homes(workflow.stages)[stage]) is not None:
-        what = f"--stage {stage}: it answers rows that the stage {maker} makes, and only rows of the input are compared"
+        raise UsageError(
+            f"--stage {stage}: it asks no model", remedy="Name a stage that has a prompt."
+        )
+    maker = homes(workflow.stages)[stage]
+    if maker is not None:
+        what = (
+            f"--stage {stage}: it answers rows that the stage {maker} makes, and only rows "
+            "of the input are compared"
+        )
         raise UsageError(what, remedy="Change the file, and run a sample (`agac run --sample 30`).")
 
 
-async def _version_before(database: Database, plan: Plan, stage: str) -> tuple[int, int, dict[RowId, int]]:
-    """The newest run of another version with answers of the stage that is no trial, those over all rows first; the
-    stage's position in it, and the keys of the rows that have an answer, by id."""
-    found, now = list[tuple[bool, int, int]](), canonical(plan.body)
+async def _version_before(
+    database: Database, plan: Plan, stage: str
+) -> tuple[int, int, dict[RowId, int]]:
+    """The newest run of another version with answers of the stage that is no trial, those over all
+    rows first; the stage's position in it, and the keys of the rows that have an answer, by id."""
+    found = list[tuple[bool, int, int]]()
+    now = canonical(plan.body)
     for number in await runs.run_ids(database, plan.workflow):
-        record, definition = await runs.run_record(database, number), await runs.definition_of(database, number)
+        record = await runs.run_record(database, number)
+        definition = await runs.definition_of(database, number)
         names = [one["name"] for one in definition["stages"]]
         if stage in names and "trial" not in given_flags(record) and canonical(definition) != now:
             found.append((Selection(**record.selection).partial, number, names.index(stage)))
     for _, number, position in sorted(found, key=lambda one: one[0]):
-        if answered := await _answered(database, number, position):
+        answered = await _answered(database, number, position)
+        if answered:
             return number, position, answered
     what = f"{plan.workflow} has no stored answers of another version of the stage {stage}"
-    remedy = f"Run it (agac run -a {plan.workflow}), then change its file, or name --prompt or --model."
+    remedy = (
+        f"Run it (agac run -a {plan.workflow}), then change its file, or name --prompt or --model."
+    )
     raise UsageError(what, remedy=remedy)
 
 
@@ -217,17 +311,27 @@ async def _answered(database: Database, run: int, position: int) -> dict[RowId, 
     found: dict[RowId, int] = {}
     async for page in export_rows(database, run):
         results = await results_of_rows(database, [row.key for row in page])
-        there = {key for (key, stage), one in results.items() if stage == position and one.value is not None}
+        there = {
+            key
+            for (key, stage), one in results.items()
+            if stage == position and one.value is not None
+        }
         found |= {row.id: row.key for row in page if row.key in there}
     return found
 
 
-async def _compare(database: Database, report: RunComparison, keys: Mapping[RowId, int], limit: int) -> None:
-    """Adds the rows with these ids, of which the keys in the first run are given, that have an answer in both."""
+async def _compare(
+    database: Database, report: RunComparison, keys: Mapping[RowId, int], limit: int
+) -> None:
+    """Adds the rows with these ids, of which the keys in the first run are given, that have an
+    answer in both."""
     (stage,) = report.stages
     for ids in slices(list(keys)):
         rows = await rows_by_id(database, report.second["run"], ids)
-        pairs = [(one, keys[one], min(same, key=lambda row: row.occurrence).key) for one, same in rows.items()]
+        pairs = [
+            (one, keys[one], min(same, key=lambda row: row.occurrence).key)
+            for one, same in rows.items()
+        ]
         results = await results_of_rows(database, [key for _, *both in pairs for key in both])
         for pair in pairs:
             now = results.get((pair[2], stage.positions[1]))
@@ -238,5 +342,8 @@ async def _compare(database: Database, report: RunComparison, keys: Mapping[RowI
 def _enough(share: float, size: int, of: int, within: float) -> int:
     """How many rows, more than there were, make the share so sure, if it stays what it is."""
     return bisect_left(
-        range(of), True, lo=size + 1, key=lambda n: proportion(round(share * n), n, of=of).reach <= within
+        range(of),
+        True,
+        lo=size + 1,
+        key=lambda n: proportion(round(share * n), n, of=of).reach <= within,
     )

@@ -1,4 +1,5 @@
-"""`agac why`: what a task's fingerprint is made of, and what differs from the last time it was run."""
+"""`agac why`: what a task's fingerprint is made of, and what differs from the last time it was
+run."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ TOO_OLD = "the answer was older than max_age, or is no longer stored"
 
 @dataclass(frozen=True, slots=True)
 class PreviousAttempt(Report):
-    """The last time that a task's run asked it before: with the `same` question or another one, `because` of what."""
+    """The last time that a task's run asked it before: with the `same` question or another one,
+    `because` of what."""
 
     asked_at: Moment
     same_question: bool
@@ -38,9 +40,10 @@ class PreviousAttempt(Report):
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs(Report):
-    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason in `missing`.
-    `history` is that of its row, `made` the fingerprint of what would be asked now, `guard` that of the stage. `agent`
-    is what its model may call, `turns` those of the row's conversations there, with their calls."""
+    """One task as it was asked. `messages` None: what was asked cannot be rebuilt, for the reason
+    in `missing`. `history` is that of its row, `made` the fingerprint of what would be asked now,
+    `guard` that of the stage. `agent` is what its model may call, `turns` those of the row's
+    conversations there, with their calls."""
 
     run: int
     stage: RecordedStage
@@ -69,7 +72,8 @@ class TaskInputs(Report):
 
     @property
     def passed_over(self) -> dict[str, Any] | None:
-        """The guard that kept the row out of the stage, with the values that it looked at; None: it did not."""
+        """The guard that kept the row out of the stage, with the values that it looked at; None:
+        it did not."""
         note: dict[str, Any] = json.loads(self.task.note) if self.task and self.task.note else {}
         return note if "values" in note else None
 
@@ -84,39 +88,57 @@ class TaskInputs(Report):
         vote = stage.vote.body() if stage.vote is not None else None
         schema_hash = digest(json.dumps(self.schema, sort_keys=True)).hex()
         return {
-            "model": stage.model, "params": dict(stage.params),
+            "model": stage.model,
+            "params": dict(stage.params),
             "schema": None if schema is None else {"name": schema.name, "hash": schema_hash},
-            **({} if stage.reply == "text" else {"reply": stage.reply}), "messages": json_form(self.messages),
-            "reuse": stage.reuse, **({"replicas": stage.replicas, "vote": vote} if stage.replicas > 1 else {}),
+            **({} if stage.reply == "text" else {"reply": stage.reply}),
+            "messages": json_form(self.messages),
+            "reuse": stage.reuse,
+            **({"replicas": stage.replicas, "vote": vote} if stage.replicas > 1 else {}),
             "salt": reuse_salt(stage.reuse, self.history.row.id, self.run),
-        }  # fmt: skip
+        }
 
     def as_json(self) -> dict[str, Any]:
         """The value that `--json` prints."""
-        batch = next((one for one in self.history.in_batches if one.stage == self.stage.index), None)
-        found = self.fingerprint or (batch.fingerprint if batch else self.made if self.turns else None)
+        batch = next(
+            (one for one in self.history.in_batches if one.stage == self.stage.index), None
+        )
+        found = self.fingerprint or (
+            batch.fingerprint if batch else self.made if self.turns else None
+        )
         task = self.task
         return {
-            "run": self.run, "fingerprint": found.hex() if found else None, "outcome": self.outcome,
-            "in_batch": in_batch(batch) if batch else None, "error": error_of(task) if task else None,
-            "passed_over": self.passed_over, "settled_at": iso(task.settled_at) if task else None,
+            "run": self.run,
+            "fingerprint": found.hex() if found else None,
+            "outcome": self.outcome,
+            "in_batch": in_batch(batch) if batch else None,
+            "error": error_of(task) if task else None,
+            "passed_over": self.passed_over,
+            "settled_at": iso(task.settled_at) if task else None,
             "answered_at": iso(task.created_at) if task else None,
             "answered_by": f"{task.provider}/{task.model}" if task and task.provider else None,
             "how": task.how or None if task else None,
             "made_of": self.components(),
             "cannot_be_rebuilt": self.missing,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class WhyReport(Report):
-    """A task, the last one of the same row and stage in an earlier run, and what differs: lines of words and of diffs.
-    `again`: when its own run asked it before. `anew`: why it was asked although nothing differs."""
+    """A task, the last one of the same row and stage in an earlier run, and what differs: lines of
+    words and of diffs. `again`: when its own run asked it before. `anew`: why it was asked
+    although nothing differs."""
 
     JSON_KEYS = (
-        "workflow", "row=row_id", "stage", "**now", "before", "differences", "asked_before_in_this_run=again",
+        "workflow",
+        "row=row_id",
+        "stage",
+        "**now",
+        "before",
+        "differences",
+        "asked_before_in_this_run=again",
         "asked_anew_because=anew",
-    )  # fmt: skip
+    )
 
     workflow: str
     row_id: RowId
@@ -129,23 +151,32 @@ class WhyReport(Report):
 
 
 @blocking
-async def why(run: int | str, row: int | str, stage: str, *, project: Path | str | None = None) -> WhyReport:
-    """What a row's task at a stage was asked with, and what differs from the last time. Reads the store only."""
+async def why(
+    run: int | str, row: int | str, stage: str, *, project: Path | str | None = None
+) -> WhyReport:
+    """What a row's task at a stage was asked with, and what differs from the last time. Reads the
+    store only."""
     async with stored_run(project_root(project), run) as (database, record):
         definition = await runs.definition_of(database, record.id)
         position = position_of(stage, [body["name"] for body in definition["stages"]], "STAGE")
         rows = await find_rows(database, record.id, [row])
         row_id = rows[0].id
-        now = await _asked(database, record.id, [one for one in rows if one.id == row_id], definition, position)
+        now = await _asked(
+            database, record.id, [one for one in rows if one.id == row_id], definition, position
+        )
         assert now is not None
         before = await _before(database, record.id, row_id, stage)
-        present, again = _asked_before(now, await stored.past_attempts(database, now.history.row.key))
+        present, again = _asked_before(
+            now, await stored.past_attempts(database, now.history.row.key)
+        )
     anew = None
     if before is not None and present is not None and now.fingerprint == before.fingerprint:
         anew = _rerun_reason(present, answered=before.outcome != Outcome.FAILED)
         if record.fresh_since is not None and present.retry_from is None:
             anew = "--fresh reuses nothing"
-    return WhyReport(record.workflow, row_id, stage, now, before, _differences(now, before), again, anew)
+    return WhyReport(
+        record.workflow, row_id, stage, now, before, _differences(now, before), again, anew
+    )
 
 
 async def _before(database: Database, run: int, row_id: RowId, stage: str) -> TaskInputs | None:
@@ -162,7 +193,11 @@ async def _before(database: Database, run: int, row_id: RowId, stage: str) -> Ta
 
 
 async def _asked(
-    database: Database, run: int, rows: Sequence[StoredRow], definition: Mapping[str, Any], position: int
+    database: Database,
+    run: int,
+    rows: Sequence[StoredRow],
+    definition: Mapping[str, Any],
+    position: int,
 ) -> TaskInputs | None:
     """The task at a stage of the one of these rows that came to it; None where there is no row."""
     stages = recorded_stages(definition)
@@ -170,21 +205,35 @@ async def _asked(
     if not histories:
         return None
     came = [one for one in histories if position in one.tasks] or histories
-    history = min(came, key=lambda one: (-1 if one.row.origin is None else one.row.origin, one.row.occurrence))
-    stage, task = stages[position], history.tasks.get(position)
+    history = min(
+        came, key=lambda one: (-1 if one.row.origin is None else one.row.origin, one.row.occurrence)
+    )
+    stage = stages[position]
+    task = history.tasks.get(position)
     messages, made, missing = _messages(history, position)
     if made is not None and task is not None and task.fingerprint not in (None, made):
         messages = None
-        missing = "it was asked of an earlier content of the row or of an earlier answer, which is not kept"
+        missing = (
+            "it was asked of an earlier content of the row or of an earlier answer, which "
+            "is not kept"
+        )
     body = definition["stages"][position]
-    turns = await stored.turns_of_row(database, history.row.key) if "agent" in body else []
+    if "agent" in body:
+        turns = await stored.turns_of_row(database, history.row.key)
+    else:
+        turns = []
     own = [turn for at, turn in turns if at == position]
-    return TaskInputs(run, stage, history, messages, missing, made, body.get("when"), body.get("agent") or {}, own)
+    return TaskInputs(
+        run, stage, history, messages, missing, made, body.get("when"), body.get("agent") or {}, own
+    )
 
 
-def _messages(history: RowHistory, position: int) -> tuple[tuple[Message, ...] | None, bytes | None, str | None]:
+def _messages(
+    history: RowHistory, position: int
+) -> tuple[tuple[Message, ...] | None, bytes | None, str | None]:
     stage = history.stages[position]
-    if reason := _not_asked(history, stage):
+    reason = _not_asked(history, stage)
+    if reason:
         return None, None, reason
     for one in history.stages[:position]:
         history.learn(one, history.tasks.get(one.index))
@@ -206,44 +255,69 @@ def _not_asked(history: RowHistory, stage: RecordedStage) -> str | None:
     upstream = [name for name in outcomes if name in stage.ancestors]
     if outcomes[stage.name] in (Outcome.SKIPPED, Outcome.DROPPED):
         return "the row was passed over, so nothing was asked"
-    if left := [name for name in upstream if outcomes[name] == Outcome.DROPPED]:
+    left = [name for name in upstream if outcomes[name] == Outcome.DROPPED]
+    if left:
         return f"stage {left[0]} made the row leave, so this one was not asked"
     if stage.index not in history.tasks:
-        if makers := [name for name in history.lists if name in stage.ancestors]:
-            return f"stage {makers[0]} gave a list of rows in the place of this one: name one of those"
+        makers = [name for name in history.lists if name in stage.ancestors]
+        if makers:
+            return (
+                f"stage {makers[0]} gave a list of rows in the place of this one: name one of those"
+            )
         if stage.name not in history.own:
             return (
-                "this stage is asked of rows that another stage makes: `agac inspect` shows those that were made of "
-                "this one"
+                "this stage is asked of rows that another stage makes: `agac inspect` shows "
+                "those that were made of this one"
             )
         if history.row.error_type is not None:
             failed = [name for name in upstream if outcomes[name] == Outcome.FAILED]
-            what = f"stage {failed[0]} failed" if failed else f"the row cannot be used ({history.row.error_type})"
+            if failed:
+                what = f"stage {failed[0]} failed"
+            else:
+                what = f"the row cannot be used ({history.row.error_type})"
             return f"{what}, so this one was not asked"
-    return "this stage asks no model" if stage.operation is not None else None
+    if stage.operation is not None:
+        return "this stage asks no model"
+    return None
 
 
 # When the run asked the same task before.
 
 
-def _asked_before(now: TaskInputs, tries: Sequence[PastAttempts]) -> tuple[PastAttempts | None, PreviousAttempt | None]:
-    """The attempts that the task's outcome comes from, and the last ones before them; None where there are none. A
-    stage with replicas is looked at replica by replica. `tries` are those of the row, by time."""
+def _asked_before(
+    now: TaskInputs, tries: Sequence[PastAttempts]
+) -> tuple[PastAttempts | None, PreviousAttempt | None]:
+    """The attempts that the task's outcome comes from, and the last ones before them; None where
+    there are none. A stage with replicas is looked at replica by replica. `tries` are those of the
+    row, by time."""
     position = now.stage.index
-    own = {number: task for (stage, number), task in now.history.replicas.items() if stage == position}
-    present, previous = None, []
+    own = {
+        number: task for (stage, number), task in now.history.replicas.items() if stage == position
+    }
+    present = None
+    previous = []
     for replica, task in own.items() if now.stage.replicas > 1 else [(0, now.task)]:
-        past = [one for one in tries if one.stage == position and one.replica in ((replica,) if replica else (0, 1))]
+        past = [
+            one
+            for one in tries
+            if one.stage == position and one.replica in ((replica,) if replica else (0, 1))
+        ]
         fingerprint = task.fingerprint if task and task.fingerprint else now.made
         current = None
         if task is not None and task.outcome != Outcome.REUSED:
-            current = next((one for one in reversed(past) if one.fingerprint == task.fingerprint), None)
+            current = next(
+                (one for one in reversed(past) if one.fingerprint == task.fingerprint), None
+            )
         present = present or current
         before = next((one for one in reversed(past) if one is not current), None)
         if before is not None:
             same = before.fingerprint == fingerprint
             reason = _rerun_reason(current, answered=before.answered)
-            previous.append(PreviousAttempt(before.at, same, [reason] if same else _changed_since(now, before, tries)))
+            previous.append(
+                PreviousAttempt(
+                    before.at, same, [reason] if same else _changed_since(now, before, tries)
+                )
+            )
     return present, max(previous, key=lambda one: one.asked_at, default=None)
 
 
@@ -254,25 +328,43 @@ def _rerun_reason(present: PastAttempts | None, *, answered: bool) -> str:
     return TOO_OLD if answered else "it had no valid answer then"
 
 
-def _changed_since(now: TaskInputs, before: PastAttempts, attempts: Sequence[PastAttempts]) -> list[str]:
-    """Within a run the workflow is the same: the row changed, or an answer that the prompt names. Of upstream stages
-    with replicas the first one stands for all, since all have the same prompt."""
+def _changed_since(
+    now: TaskInputs, before: PastAttempts, attempts: Sequence[PastAttempts]
+) -> list[str]:
+    """Within a run the workflow is the same: the row changed, or an answer that the prompt names.
+    Of upstream stages with replicas the first one stands for all, since all have the same prompt.
+    """
     history = now.history
     if history.redos.of(now.stage.name, history.row.id, before.fingerprint):
         return [REDO]
-    tasks = {**history.tasks, **{stage: one for (stage, number), one in history.replicas.items() if number == 1}}
+    tasks = {
+        **history.tasks,
+        **{stage: one for (stage, number), one in history.replicas.items() if number == 1},
+    }
 
     def named(stage: RecordedStage) -> set[str]:
         return {placeholder.name.partition(".")[0] for placeholder in stage.prompt.placeholders}
 
     def asked_otherwise(stage: RecordedStage) -> bool:
         """Whether a stage that sees nothing but the row was asked with another question then."""
-        then = [one for one in attempts if one.stage == stage.index and one.replica < 2 and one.at <= before.at]
+        then = [
+            one
+            for one in attempts
+            if one.stage == stage.index and one.replica < 2 and one.at <= before.at
+        ]
         task = tasks.get(stage.index)
-        return bool(not names.intersection(named(stage)) and then and task and then[-1].fingerprint != task.fingerprint)
+        return bool(
+            not names.intersection(named(stage))
+            and then
+            and task
+            and then[-1].fingerprint != task.fingerprint
+        )
 
-    upstream = [stage for stage in history.stages[: now.stage.index] if stage.name in now.stage.ancestors]
-    names, wanted = {stage.name for stage in upstream}, named(now.stage)
+    upstream = [
+        stage for stage in history.stages[: now.stage.index] if stage.name in now.stage.ancestors
+    ]
+    names = {stage.name for stage in upstream}
+    wanted = named(now.stage)
     asked = [stage for stage in upstream if stage.name in wanted and stage.index in tasks]
     newer = [stage.name for stage in asked if tasks[stage.index].settled_at > before.at]
     if not newer:
@@ -280,18 +372,30 @@ def _changed_since(now: TaskInputs, before: PastAttempts, attempts: Sequence[Pas
     found = [f"the answer of stage {name} changed" for name in newer]
     if not wanted - names - {VARS}:
         return found
-    return [*found, "the row changed" if any(map(asked_otherwise, upstream)) else "perhaps the row too"]
+    return [
+        *found,
+        "the row changed" if any(map(asked_otherwise, upstream)) else "perhaps the row too",
+    ]
 
 
 def _differences(now: TaskInputs, before: TaskInputs | None) -> list[dict[str, Any]]:
     if before is None:
         return []
     old, new = (
-        {**one.components(), "operation": one.stage.operation and one.stage.operation.body(), "when": one.guard}
+        {
+            **one.components(),
+            "operation": one.stage.operation and one.stage.operation.body(),
+            "when": one.guard,
+        }
         for one in (before, now)
     )
-    found = value_changes(old, new, ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when"))
-    for what, was, body in (("tools", before.agent, now.agent), ("schema", before.schema, now.schema)):
+    found = value_changes(
+        old, new, ("model", "params", "reply", "replicas", "vote", "reuse", "operation", "when")
+    )
+    for what, was, body in (
+        ("tools", before.agent, now.agent),
+        ("schema", before.schema, now.schema),
+    ):
         if was != body:
             texts = (json.dumps(one, indent=2, ensure_ascii=False) for one in (was, body))
             found.append({"what": what, "diff": text_diff(*texts)})

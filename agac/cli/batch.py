@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=CommandGroup,
-    help="Follow batches, retrieve their results, cancel them. ID is agac's number of a batch, or the provider's id.",
+    help=(
+        "Follow batches, retrieve their results, cancel them. ID is agac's number of a "
+        "batch, or the provider's id."
+    ),
 )
 def batch() -> None:
     """The batches that `agac run` submits with `run_mode: batch`."""
@@ -37,7 +40,9 @@ def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_one(*values: Any, batch_id: str | None, flag_id: str | None, **others: Any) -> Any:
         if batch_id is not None and flag_id is not None and batch_id != flag_id:
-            raise click.UsageError(f"{batch_id} and --batch-id {flag_id} name two batches", click.get_current_context())
+            raise click.UsageError(
+                f"{batch_id} and --batch-id {flag_id} name two batches", click.get_current_context()
+            )
         return command(*values, batch_id=flag_id if batch_id is None else batch_id, **others)
 
     flag = click.option("--batch-id", "flag_id", metavar="ID", help="The same as ID.")
@@ -47,19 +52,30 @@ def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 @batch.command(
     "status",
     short_help="Show the state of batches at their providers.",
-    help="Show the state of a batch at its provider; without ID, of the open ones of the last run, or else its last.",
+    help=(
+        "Show the state of a batch at its provider; without ID, of the open ones of the "
+        "last run, or else its last."
+    ),
 )
 @batch_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the provider's own words.")
 @click.pass_obj
 def status(settings: Globals, batch_id: str | None, as_json: bool) -> None:
-    """Exit 2 when there is none. A provider that does not answer is not an error: the stored state is shown."""
-    terminal.print_report(api.batch_status(batch_id, project=settings.project_dir), status_lines, as_json=as_json)
+    """Exit 2 when there is none. A provider that does not answer is not an error: the stored state
+    is shown."""
+    terminal.print_report(
+        api.batch_status(batch_id, project=settings.project_dir), status_lines, as_json=as_json
+    )
 
 
 @batch.command("list", help="List the open batches of all runs.")
 @click.option("-a", "--workflow", metavar="NAME", help="Only batches of this workflow.")
-@click.option("--all", "closed", is_flag=True, help="Include closed batches: ingested, rejected or never created.")
+@click.option(
+    "--all",
+    "closed",
+    is_flag=True,
+    help="Include closed batches: ingested, rejected or never created.",
+)
 @json_option
 @click.pass_obj
 def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) -> None:
@@ -70,26 +86,43 @@ def list_(settings: Globals, workflow: str | None, closed: bool, as_json: bool) 
 @batch.command(
     "retrieve",
     short_help="Retrieve finished batches and run the next stages.",
-    help="Retrieve finished batches, run the next stages, submit new batches, and write the results when all rows are "
-    "finished; without ID, for all batches of the last run.",
+    help="Retrieve finished batches, run the next stages, submit new batches, and write the "
+    "results when all rows are finished; without ID, for all batches of the last run.",
 )
 @batch_argument
-@click.option("--run", metavar="RUN", help="This run (its number, or `last`), also where a newer one replaced it.")
-@click.option("--no-submit", is_flag=True, help="Only store finished answers: submit no batches and make no calls.")
+@click.option(
+    "--run",
+    metavar="RUN",
+    help="This run (its number, or `last`), also where a newer one replaced it.",
+)
+@click.option(
+    "--no-submit",
+    is_flag=True,
+    help="Only store finished answers: submit no batches and make no calls.",
+)
 @executor_option
 @json_option
 @click.pass_obj
 def retrieve(
-    settings: Globals, batch_id: str | None, run: str | None, no_submit: bool, executor: Any, as_json: bool
+    settings: Globals,
+    batch_id: str | None,
+    run: str | None,
+    no_submit: bool,
+    executor: Any,
+    as_json: bool,
 ) -> int:
-    """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else as `agac run`."""
+    """Exit 0 when a batch was retrieved or all rows are finished, 75 when no batch was ready; else
+    as `agac run`."""
     if batch_id is not None and run is not None:
-        raise click.UsageError("--run takes all batches of a run: leave out ID", click.get_current_context())
+        raise click.UsageError(
+            "--run takes all batches of a run: leave out ID", click.get_current_context()
+        )
     report = long_running(api.retrieve)(
         batch_id, run=run, submit=not no_submit, executor=executor, project=settings.project_dir,
         progress=not settings.quiet, handle_signals=True,
     )  # fmt: skip
-    ended, quiet = report.run, settings.quiet or as_json
+    ended = report.run
+    quiet = settings.quiet or as_json
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
     if report.superseded_by is not None:
         terminal.print_lines([] if quiet else map(retrieved_line, report.ingested))
@@ -108,9 +141,14 @@ def retrieve(
     return report.exit_code
 
 
-@batch.command("wait", help="Wait until a batch has ended, or all open ones of the last run. Retrieves nothing.")
+@batch.command(
+    "wait",
+    help="Wait until a batch has ended, or all open ones of the last run. Retrieves nothing.",
+)
 @batch_argument
-@click.option("--timeout", metavar="TIME", help="Wait at most: 90, 30m, 12h. The exit code is 75 then.")
+@click.option(
+    "--timeout", metavar="TIME", help="Wait at most: 90, 30m, 12h. The exit code is 75 then."
+)
 @json_option
 @click.pass_obj
 def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: bool) -> int:
@@ -120,7 +158,10 @@ def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: 
 
         try:  # a number of seconds, or a time as in agac's files
             plain_seconds = timeout.replace(".", "", 1).isdigit()
-            seconds = float(timeout) if plain_seconds else float(validation.duration(timeout))
+            if plain_seconds:
+                seconds = float(timeout)
+            else:
+                seconds = float(validation.duration(timeout))
         except ValueError as error:
             raise click.UsageError(f"--timeout {timeout}: {error}") from None
     call = long_running(api.batch_wait)
@@ -132,7 +173,11 @@ def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: 
 
 
 @batch.command(
-    "cancel", help="Cancel a batch at its provider, or all open ones of the last run. Finished requests are kept."
+    "cancel",
+    help=(
+        "Cancel a batch at its provider, or all open ones of the last run. Finished "
+        "requests are kept."
+    ),
 )
 @batch_argument
 @json_option
@@ -145,28 +190,45 @@ def cancel(settings: Globals, batch_id: str | None, as_json: bool) -> int:
 
 
 @click.command(
-    help="Compare the store with the providers: adopt batches of agac that it does not know, find lost ones, check "
-    "abandoned ones, list leftover files. Reports what it changed."
+    help="Compare the store with the providers: adopt batches of agac that it does not know, find "
+    "lost ones, check abandoned ones, list leftover files. Reports what it changed."
 )
-@click.option("--clean", is_flag=True, help="Delete agac's files at the providers that no batch needs.")
-@click.option("--adopt", metavar="ID", help="Link the batch that agac could not find to this provider batch.")
-@click.option("--resubmit", is_flag=True, help="The batch or its results are lost: send its requests again.")
 @click.option(
-    "--batch-id", metavar="ID", help="With --adopt or --resubmit: which batch, where several need a decision."
+    "--clean", is_flag=True, help="Delete agac's files at the providers that no batch needs."
 )
-@click.option("--install", is_flag=True, help="Only show what agac needs to be installed, and what is missing.")
+@click.option(
+    "--adopt", metavar="ID", help="Link the batch that agac could not find to this provider batch."
+)
+@click.option(
+    "--resubmit", is_flag=True, help="The batch or its results are lost: send its requests again."
+)
+@click.option(
+    "--batch-id",
+    metavar="ID",
+    help="With --adopt or --resubmit: which batch, where several need a decision.",
+)
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Only show what agac needs to be installed, and what is missing.",
+)
 @json_option
 @click.pass_obj
 def doctor(settings: Globals, /, install: bool, as_json: bool, **given: Any) -> int:
-    """Exit 0 when all is well or was repaired, 75 when a batch needs a decision, 1 when a provider failed."""
+    """Exit 0 when all is well or was repaired, 75 when a batch needs a decision, 1 when a provider
+    failed."""
     if install:
         from agac.cli.project import print_installation
 
         return print_installation(as_json=as_json)
     if given["adopt"] is not None and given["resubmit"]:
-        raise click.UsageError("--adopt and --resubmit exclude one another", click.get_current_context())
+        raise click.UsageError(
+            "--adopt and --resubmit exclude one another", click.get_current_context()
+        )
     if given["batch_id"] is not None and given["adopt"] is None and not given["resubmit"]:
-        raise click.UsageError("--batch-id goes with --adopt or --resubmit", click.get_current_context())
+        raise click.UsageError(
+            "--batch-id goes with --adopt or --resubmit", click.get_current_context()
+        )
     report = long_running(api.doctor)(project=settings.project_dir, **given)
     terminal.print_report(report, doctor_lines, as_json=as_json)
     return report.exit_code
@@ -177,13 +239,18 @@ STEP_WORDS = {"NEEDS_HUMAN": "needs a decision", "NOT_CREATED": "not created", "
 
 
 def status_word(batch: BatchView) -> str:
-    """The status of a batch: the same words for every provider, and others for steps that no provider has."""
-    return STEP_WORDS.get(batch.state) or batch.status or ("in_progress" if batch.provider_id else "not submitted")
+    """The status of a batch: the same words for every provider, and others for steps that no
+    provider has."""
+    return (
+        STEP_WORDS.get(batch.state)
+        or batch.status
+        or ("in_progress" if batch.provider_id else "not submitted")
+    )
 
 
 def status_lines(report: BatchReport) -> Iterator[str]:
-    """The state of batches: one in full, several in a line each, with what needs attention below, and the cost of their
-    runs so far, with the most that open batches can add."""
+    """The state of batches: one in full, several in a line each, with what needs attention below,
+    and the cost of their runs so far, with the most that open batches can add."""
     yield from (f"not checked: {plain(terminal.first_line(reason))}" for reason in report.not_asked)
     lines = report.batches
     if len(lines) == 1:
@@ -192,16 +259,28 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         for line in lines:
             yield _short(line, report.now)
             yield from (f"  {note}" for note in _attention(line, short=True))
-        done, failed = (sum(getattr(line.batch, name) or 0 for line in lines) for name in ("done", "failed"))
+        done, failed = (
+            sum(getattr(line.batch, name) or 0 for line in lines) for name in ("done", "failed")
+        )
         total = counted(sum(line.total for line in lines), "request")
-        ready, waiting = sum(line.ready for line in lines), sum(line.waits is not None for line in lines)
-        todo = [f"{count:,} {word}" for count, word in ((ready, "ended"), (waiting, "not submitted")) if count]
+        ready = sum(line.ready for line in lines)
+        waiting = sum(line.waits is not None for line in lines)
+        todo = [
+            f"{count:,} {word}"
+            for count, word in ((ready, "ended"), (waiting, "not submitted"))
+            if count
+        ]
         words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
         yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
     for run, calls in (one.values() for one in report.runs):
         own = [line for line in lines if line.batch.run_id == run and line.batch.open]
-        most = terminal.price(sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own))
-        unknown = ", and requests of unknown price" if any(line.held_usd is None for line in own) else ""
+        most = terminal.price(
+            sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own)
+        )
+        if any(line.held_usd is None for line in own):
+            unknown = ", and requests of unknown price"
+        else:
+            unknown = ""
         still = f"; open batches: up to {most}{unknown}" if own else ""
         yield f"Cost of run {run} so far: {terminal.cost_of(calls)}{still}"
     if report.elsewhere:
@@ -209,7 +288,8 @@ def status_lines(report: BatchReport) -> Iterator[str]:
 
 
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
-    batch, lane = line.batch, line.lane
+    batch = line.batch
+    lane = line.lane
     running = batch.open and not line.ready
     run = terminal.run_name(batch.workflow, batch.run_id)
     yield f"Batch job status: {status_word(batch)}"
@@ -218,7 +298,8 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     if line.submitted_at is not None:
         usual = ""
         if running and lane is not None:  # the time that other batches of its lane took
-            half, most = duration(lane.p50_s), duration(lane.p95_s)
+            half = duration(lane.p50_s)
+            most = duration(lane.p95_s)
             usual = f"; of {lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
         yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
     if running and batch.expires_at is not None:
@@ -235,7 +316,10 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
 
 def _short(line: BatchLine, now: float) -> str:
     batch = line.batch
-    parts = [f"Batch job status: {status_word(batch)}", f"{terminal.sentence(_name(batch))}, {_place(batch)}"]
+    parts = [
+        f"Batch job status: {status_word(batch)}",
+        f"{terminal.sentence(_name(batch))}, {_place(batch)}",
+    ]
     parts += [batch.lane, _counts(line)]
     if line.submitted_at is not None:
         parts.append(f"{duration(max(0.0, now - line.submitted_at))} old")
@@ -249,7 +333,10 @@ def _short(line: BatchLine, now: float) -> str:
 
 def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
     if line.waits:
-        retried = f"; retried from {iso(line.batch.try_at)} on" if line.batch.try_at is not None else ""
+        if line.batch.try_at is not None:
+            retried = f"; retried from {iso(line.batch.try_at)} on"
+        else:
+            retried = ""
         yield f"Not submitted: {plain(terminal.first_line(line.waits))}{retried}"
     if line.stuck_for_s is not None:
         yield f"Stuck: no progress for {duration(line.stuck_for_s)}"
@@ -270,12 +357,16 @@ def _place(batch: BatchView) -> str:
 
 
 def _counts(line: BatchLine, *, unit: bool = False) -> str:
-    """`1,204 done, 3 failed of 50,000`, with the word `requests` or not, and without counts that are not reported."""
-    counts, requests = {"done": line.batch.done, "failed": line.batch.failed}, counted(line.total, "request")
+    """`1,204 done, 3 failed of 50,000`, with the word `requests` or not, and without counts that
+    are not reported."""
+    counts = {"done": line.batch.done, "failed": line.batch.failed}
+    requests = counted(line.total, "request")
     found = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
     if found:
         return f"{', '.join(found)} of {requests if unit else f'{line.total:,}'}"
-    return requests if line.batch.provider_id else f"{requests}, none sent yet"
+    if line.batch.provider_id:
+        return requests
+    return f"{requests}, none sent yet"
 
 
 def _cost(line: BatchLine) -> str:
@@ -285,7 +376,9 @@ def _cost(line: BatchLine) -> str:
 
 
 def _deleted(batch: BatchView, now: float) -> str:
-    return _when(batch.results_until, now) if batch.results_until is not None else "at a time that it does not report"
+    if batch.results_until is not None:
+        return _when(batch.results_until, now)
+    return "at a time that it does not report"
 
 
 def _when(at: float, now: float) -> str:
@@ -298,9 +391,26 @@ def _ago(at: float, now: float) -> str:
 
 def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
     if not report.batches:
-        return ["No batch was submitted yet" if closed else "No open batches. --all includes closed ones"]
-    header = ["batch", "at the provider", "workflow", "run", "stage", "model", "status", "done", "failed", "of", "cost"]
-    rows, notes = [], []
+        return [
+            "No batch was submitted yet"
+            if closed
+            else "No open batches. --all includes closed ones"
+        ]
+    header = [
+        "batch",
+        "at the provider",
+        "workflow",
+        "run",
+        "stage",
+        "model",
+        "status",
+        "done",
+        "failed",
+        "of",
+        "cost",
+    ]
+    rows = []
+    notes = []
     for line in report.batches:
         one = line.batch
         done, failed = ("-" if count is None else count for count in (one.done, one.failed))
@@ -323,7 +433,10 @@ def cancelled_lines(report: CancelReport) -> Iterator[str]:
         if line.batch.provider_id is None:
             yield f"Dropped {_name(line.batch)}: {counted(line.total, 'request')}, none sent"
         else:
-            yield f"Cancelling {_name(line.batch)}: {_counts(line, unit=True)}; finished requests are kept"
+            yield (
+                f"Cancelling {_name(line.batch)}: {_counts(line, unit=True)}; finished "
+                "requests are kept"
+            )
     for line in report.kept:
         yield f"Not cancelled: {_name(line.batch)} had already ended ({line.batch.status})"
     yield terminal.sentence(report.message)
@@ -343,6 +456,12 @@ def in_batch_words(task: Mapping[str, Any]) -> str:
     replica = f"replica {task['replica']}: " if "replica" in task else ""
     how = "waits for the same request in" if task["waits"] else "in"
     name = terminal.batch_name(task["batch"], task["provider_id"])
-    when = f"submitted {task['submitted_at']}" if task["submitted_at"] else "not submitted yet"
+    if task["submitted_at"]:
+        when = f"submitted {task['submitted_at']}"
+    else:
+        when = "not submitted yet"
     repeated = f", round {task['round']}" if task["round"] > 1 else ""
-    return f"{replica}{how} {name} of run {task['run']}, {when}{repeated}; agac batch status {task['batch']}"
+    return (
+        f"{replica}{how} {name} of run {task['run']}, {when}{repeated}; agac batch status "
+        f"{task['batch']}"
+    )

@@ -1,4 +1,5 @@
-"""What a shell completes: names of commands, workflows, stages, runs, batches; and messages that name what is there."""
+"""What a shell completes: names of commands, workflows, stages, runs, batches; and messages that
+name what is there."""
 
 from __future__ import annotations
 
@@ -19,12 +20,15 @@ from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, find_p
 from agac.spec.project_files import files_in, read_text
 
 VARIABLE = "_AGAC_COMPLETE"
-"""Set by the script that a shell runs at startup: agac prints completions instead of running a command."""
+"""Set by the script that a shell runs at startup: agac prints completions instead of running a
+command."""
 
 
 @click.command(
-    help="Print the script with which a shell completes agac's commands, flags, workflows, stages and runs. "
-    'For bash: eval "$(agac completion bash)" in ~/.bashrc; for zsh: eval "$(agac completion zsh)" in ~/.zshrc; '
+    help="Print the script with which a shell completes agac's commands, flags, workflows, "
+    "stages and runs. "
+    'For bash: eval "$(agac completion bash)" in ~/.bashrc; for zsh: eval "$(agac completion '
+    'zsh)" in ~/.zshrc; '
     "for fish: agac completion fish | source, in ~/.config/fish/config.fish."
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
@@ -45,17 +49,29 @@ def stages(context: click.Context, run: str | None = None) -> Values:
     given = context.params.get("workflow") or context.params.get("workflows")
     if not given:  # before an option without its value, click leaves the words in `args`
         run = context.params.get("run") or next(iter(context.args), run)
-        given = next((workflow for number, workflow in _runs(context) if run in ("last", number)), ())
+        given = next(
+            (workflow for number, workflow in _runs(context) if run in ("last", number)), ()
+        )
     names = [given] if isinstance(given, str) else given
-    files = [path for name in names for path in _files(context, "workflows", *YAML_SUFFIXES) if path.stem == name]
+    files = [
+        path
+        for name in names
+        for path in _files(context, "workflows", *YAML_SUFFIXES)
+        if path.stem == name
+    ]
     found = [
-        _as_mapping(stage).get("name") for path in files for stage in _mapping(path, _root(context)).get("stages") or ()
+        _as_mapping(stage).get("name")
+        for path in files
+        for stage in _mapping(path, _root(context)).get("stages") or ()
     ]
     return [(name, None) for name in dict.fromkeys(found) if isinstance(name, str)]
 
 
 def workflows(context: click.Context) -> Values:
-    return [(name, None) for name in sorted({path.stem for path in _files(context, "workflows", *YAML_SUFFIXES)})]
+    return [
+        (name, None)
+        for name in sorted({path.stem for path in _files(context, "workflows", *YAML_SUFFIXES)})
+    ]
 
 
 def batches(context: click.Context) -> Values:
@@ -72,7 +88,10 @@ def _runs(context: click.Context) -> list[tuple[str, str]]:
     from agac.store.batches import at_a_glance
     from agac.store.history import RunLine
 
-    return [(str(one.id), one.workflow) for one in at_a_glance(_root(context) / STORE, "run_lines", RunLine, None)]
+    return [
+        (str(one.id), one.workflow)
+        for one in at_a_glance(_root(context) / STORE, "run_lines", RunLine, None)
+    ]
 
 
 COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
@@ -82,7 +101,9 @@ COMPLETIONS: dict[str, Callable[[click.Context], Values]] = {
     "replay": lambda context: list(_runs(context)),
     "error": lambda _: [(str(kind), None) for kind in ErrorType],
     **dict.fromkeys(("batch_id", "flag_id"), batches),
-    "card show name": lambda context: [(path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))],
+    "card show name": lambda context: [
+        (path.stem, None) for path in sorted(_files(context, "agentcards", ".md"))
+    ],
 }
 """The values of a parameter by its name, in every command or, with `command name`, in that one."""
 
@@ -90,23 +111,30 @@ PLACEHOLDERS: dict[str, Callable[[click.Context], Values]] = {
     "WORKFLOW": workflows,
     "STAGE": partial(stages, run="last"),
     "CARD": COMPLETIONS["card show name"],
-    "FILE": lambda context: [(f"data/{path.name}", None) for path in sorted(_files(context, "data", ".csv", ".jsonl"))],
+    "FILE": lambda context: [
+        (f"data/{path.name}", None) for path in sorted(_files(context, "data", ".csv", ".jsonl"))
+    ],
 }
 
 
 def named_here(text: str, context: click.Context | None) -> str:
-    """A message that names what this project has, in place of WORKFLOW, STAGE, CARD and FILE, where it has one."""
+    """A message that names what this project has, in place of WORKFLOW, STAGE, CARD and FILE,
+    where it has one."""
     for word, values in PLACEHOLDERS.items():
         if context is not None and re.search(rf"\b{word}\b", text):
             with suppress(AgacError, OSError, ValueError):
-                text = re.sub(rf"\b{word}\b", next((name for name, _ in values(context)), word), text)
+                text = re.sub(
+                    rf"\b{word}\b", next((name for name, _ in values(context)), word), text
+                )
     return text
 
 
 def add_completions(command: click.Command, path: str) -> click.Command:
     """The command `path`, with completions for the parameters that take a name of the project."""
     for parameter in command.params:
-        values = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(parameter.name or "")
+        values = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(
+            parameter.name or ""
+        )
         if values is not None:
             setattr(parameter, "shell_complete", partial(_matching, values))  # noqa: B010 - mypy knows it as a method
     if isinstance(command, click.Group):
@@ -115,14 +143,19 @@ def add_completions(command: click.Command, path: str) -> click.Command:
     return command
 
 
-def _matching(values: Callable[[click.Context], Values], context: click.Context, begun: str) -> list[CompletionItem]:
+def _matching(
+    values: Callable[[click.Context], Values], context: click.Context, begun: str
+) -> list[CompletionItem]:
     with suppress(AgacError, OSError, ValueError):  # a message would disturb the user who types
-        return [CompletionItem(one, help=text) for one, text in values(context) if one.startswith(begun)]
+        return [
+            CompletionItem(one, help=text) for one, text in values(context) if one.startswith(begun)
+        ]
     return []
 
 
 class _WholeWord(shells.ShellComplete):
-    """For shells that replace the whole word, where click gives what follows its `=` alone: `--workflow=re`."""
+    """For shells that replace the whole word, where click gives what follows its `=` alone:
+    `--workflow=re`."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         flag, sign, _ = incomplete.partition("=")
@@ -136,14 +169,17 @@ class _WholeWord(shells.ShellComplete):
 class _Zsh(_WholeWord, shells.ZshComplete):
     # compdef exists after compinit only, which not every .zshrc calls
     source_template = shells.ZshComplete.source_template.replace(
-        "    compdef ", "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef "
+        "    compdef ",
+        "    (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n    compdef ",
     )
 
 
 @shells.add_completion_class
 class _Fish(_WholeWord, shells.FishComplete):
     # a description may contain commas
-    source_template = shells.FishComplete.source_template.replace('string split "," ', 'string split --max 1 "," ')
+    source_template = shells.FishComplete.source_template.replace(
+        'string split "," ', 'string split --max 1 "," '
+    )
 
 
 def _root(context: click.Context) -> Path:
@@ -151,7 +187,8 @@ def _root(context: click.Context) -> Path:
 
 
 def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
-    """The files in a folder of the project, which is named by its key under `paths`; workflows lie also below it."""
+    """The files in a folder of the project, which is named by its key under `paths`; workflows lie
+    also below it."""
     root = _root(context)
     named = _as_mapping(_mapping(root / PROJECT_FILE, root).get("paths")).get(kind)
     folder = inside(root, named if isinstance(named, str) else kind)

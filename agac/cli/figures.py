@@ -1,4 +1,5 @@
-"""What plans, versions and changes say, in words and figures: for text, and for comments of pull requests."""
+"""What plans, versions and changes say, in words and figures: for text, and for comments of pull
+requests."""
 
 from __future__ import annotations
 
@@ -17,30 +18,50 @@ if TYPE_CHECKING:
     from agac.plan.changes import Change
 
 COUNTS = {
-    "run": "run", "in_flight": "in batch", "reuse": "reuse", "skipped": "skipped", "dropped": "dropped",
+    "run": "run",
+    "in_flight": "in batch",
+    "reuse": "reuse",
+    "skipped": "skipped",
+    "dropped": "dropped",
     "blocked": "blocked",
-}  # fmt: skip
+}
 
 
 def version_words(version: Version) -> str:
-    """`v1 (1a2b3c4d, 2026-01-02)`, `the last commit shared with main (1a2b3c4d, 2026-01-02; main has 3 more)`."""
+    """`v1 (1a2b3c4d, 2026-01-02)`, `the last commit shared with main (1a2b3c4d, 2026-01-02; main
+    has 3 more)`."""
     if version.commit is None:
         return version.ref
-    name = f"the last commit shared with {version.main}" if version.main else version.ref
-    more = f"; {version.main} has {counted(version.behind, 'more commit')}" if version.behind else ""
+    if version.main:
+        name = f"the last commit shared with {version.main}"
+    else:
+        name = version.ref
+    if version.behind:
+        more = f"; {version.main} has {counted(version.behind, 'more commit')}"
+    else:
+        more = ""
     return f"{name} ({version.commit[:8]}, {version.as_json()['made_at'][:10]}{more})"
 
 
 def change_words(
-    change: Change, differing: Callable[[list[Span]], str], shown: Callable[[str], str], most: int | None = None
+    change: Change,
+    differing: Callable[[list[Span]], str],
+    shown: Callable[[str], str],
+    most: int | None = None,
 ) -> str:
-    """A change with what differs of its text, or of an answer's fields and readers. `most`: characters of each text."""
-    before, now = change.before, change.now
-    text = shown(exposed(change.text) if "→" in change.text else change.text)  # two values that may look alike
+    """A change with what differs of its text, or of an answer's fields and readers. `most`:
+    characters of each text."""
+    before = change.before
+    now = change.now
+    # two values that may look alike
+    text = shown(exposed(change.text) if "→" in change.text else change.text)
     if change.what == "renamed":
         return f"{text}; its stored results stay valid"
     if change.fields:
-        broken = f"; breaking for {', '.join(change.breaks)}" if change.breaks else ""
+        if change.breaks:
+            broken = f"; breaking for {', '.join(change.breaks)}"
+        else:
+            broken = ""
         return f"{text}: {shown('; '.join(change.fields) + broken)}"
     if "→" in change.text or change.what in ("new", "gone", "tools", "schema", "vars", "rows"):
         return text
@@ -49,8 +70,13 @@ def change_words(
 
 def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str:
     """What stays valid, what would run (at which `stages`), and at what price."""
-    parts = [f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0]
-    where = f" ({', '.join(parts)})" if stages and len(plan.stages) > 1 and parts else ""
+    parts = [
+        f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0
+    ]
+    if stages and len(plan.stages) > 1 and parts:
+        where = f" ({', '.join(parts)})"
+    else:
+        where = ""
     valid = counted(plan.valid, "stored result stays valid", "stored results stay valid")
     task = "task" if plan.least == plan.most == 1 else "tasks"
     return f"{valid}; {bounds_words(plan)} {task} would run{where}, {cost_words(plan)}"
@@ -58,8 +84,13 @@ def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str
 
 def bounds_words(found: StageForecast | PlanReport | PlanFigures | StageFigures) -> str:
     """`10`, `10 to 20`, `at least 10`."""
-    least, most = found.least, found.most
-    return f"at least {least:,}" if most is None else f"{least:,}" if most == least else f"{least:,} to {most:,}"
+    least = found.least
+    most = found.most
+    if most is None:
+        return f"at least {least:,}"
+    if most == least:
+        return f"{least:,}"
+    return f"{least:,} to {most:,}"
 
 
 def cost_words(plan: PlanReport | PlanFigures) -> str:
@@ -72,20 +103,31 @@ def cost_words(plan: PlanReport | PlanFigures) -> str:
 
 def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
     """The names of the columns, and a row for each stage."""
-    names = terminal.outcome_names(list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages])
+    names = terminal.outcome_names(
+        list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages]
+    )
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
     modes = ["mode"] if any(stage.batches for stage in report.stages) else []
     rows = list[list[object]]()
     for stage in report.stages:
-        expected, number = stage.estimate, int if stage.exact else InexactNumber
+        expected = stage.estimate
+        number = int if stage.exact else InexactNumber
         numbers = [getattr(stage, name) for name in names]
         numbers += [expected.calls, expected.input_tokens, expected.output_tokens]
         cost = "price not known"
         if expected.usd is not None:
             about = "" if stage.exact or not expected.usd else "~"
             cost = dollars(expected.usd, simulated=stage.simulated, about=about)
-        rows.append([stage.name, stage.stage.lane, *(stage.run_mode or "" for _ in modes), *map(number, numbers), cost])
+        rows.append(
+            [
+                stage.name,
+                stage.stage.lane,
+                *(stage.run_mode or "" for _ in modes),
+                *map(number, numbers),
+                cost,
+            ]
+        )
     words = [COUNTS[name] for name in names]
     return ["stage", "model", *modes, *words, "calls", "tokens in", "out", "cost"], rows
 
@@ -111,12 +153,24 @@ def comparison_rows(report: PlanComparison) -> list[list[object]]:
 
     def shown(name: str, found: Mapping[str, Any], number: type[int] = int) -> list[object]:
         *numbers, usd = found.values()
-        sign = "" if number is int else "-" if (usd or 0) < 0 else "+"
-        cost = "price not known" if usd is None else dollars(abs(usd), simulated=simulated, about=sign)
+        if number is int:
+            sign = ""
+        elif (usd or 0) < 0:
+            sign = "-"
+        else:
+            sign = "+"
+        if usd is None:
+            cost = "price not known"
+        else:
+            cost = dollars(abs(usd), simulated=simulated, about=sign)
         return [name, *map(number, numbers), cost]
 
     before = [shown("before", totals(report.before))] if report.before else []
-    return [*before, shown("now", totals(report.now)), shown("difference", report.difference, SignedNumber)]
+    return [
+        *before,
+        shown("now", totals(report.now)),
+        shown("difference", report.difference, SignedNumber),
+    ]
 
 
 WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=flex"}
@@ -126,5 +180,8 @@ def priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = ""
     """What calls and batches cost side by side, what that rests on, and how long it takes."""
     ways = ((usd, WAYS[way]) for way, usd in found.ways.items() if usd is not None)
     said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
-    time = "time unknown" if found.seconds is None else f"about {duration(max(found.seconds, 1))}"
+    if found.seconds is None:
+        time = "time unknown"
+    else:
+        time = f"about {duration(max(found.seconds, 1))}"
     return f"{', '.join(said)}{basis}, {time}"

@@ -1,4 +1,5 @@
-"""`agac show`, `inspect`, `why` and `sql`: results, a row with its stages and attempts, why a task was run, queries."""
+"""`agac show`, `inspect`, `why` and `sql`: results, a row with its stages and attempts, why a task
+was run, queries."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Show a run (RUN: its number, or `last`), or one of its rows by id: every stage, attempt, prompt, reply, "
-    "error, time and cost."
+    help="Show a run (RUN: its number, or `last`), or one of its rows by id: every stage, attempt, "
+    "prompt, reply, error, time and cost."
 )
 @click.argument("run")
 @click.argument("row", required=False)
@@ -44,18 +45,27 @@ if TYPE_CHECKING:
 @click.pass_obj
 def inspect(settings: Globals, run: str, row: str | None, stage: str | None, as_json: bool) -> None:
     report = api.inspect(run, row, stage=stage, project=settings.project_dir)
-    terminal.print_report(report, lambda found: map(terminal.printable, inspect_lines(found)), as_json=as_json)
+    terminal.print_report(
+        report, lambda found: map(terminal.printable, inspect_lines(found)), as_json=as_json
+    )
 
 
 @click.command(
-    help="Show the first results of a run (RUN: its number, or `last`) as a table. They come from the store, so "
-    "an unfinished run has them too."
+    help="Show the first results of a run (RUN: its number, or `last`) as a table. They come "
+    "from the store, so an unfinished run has them too."
 )
 @click.argument("run", default="last")
 @workflow_option
-@click.option("--row", metavar="ID", help="Only this row, in full: its result or its error, and its input.")
 @click.option(
-    "--head", type=click.IntRange(1, 1_000), default=20, metavar="N", show_default=True, help="The first N results."
+    "--row", metavar="ID", help="Only this row, in full: its result or its error, and its input."
+)
+@click.option(
+    "--head",
+    type=click.IntRange(1, 1_000),
+    default=20,
+    metavar="N",
+    show_default=True,
+    help="The first N results.",
 )
 @json_option
 @click.pass_obj
@@ -65,37 +75,53 @@ def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **
 
 
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
-    run, number, shown = report.run, report.run["run"], [dict(_named_texts(one)) for one in report.rows or ()]
+    run, number, shown = (
+        report.run,
+        report.run["run"],
+        [dict(_named_texts(one)) for one in report.rows or ()],
+    )
     yield f"{terminal.run_name(run['workflow'], number)}: {run['state']}\n"
     if row is not None:
         yield from terminal.record_lines((one.items() for one in shown), cut=False)
         if not shown:
-            yield f"No result of {row!r} is there. See what became of the row with: {row_command(number, row)}"
+            yield (
+                f"No result of {row!r} is there. See what became of the row with: "
+                f"{row_command(number, row)}"
+            )
     elif shown:
         names = dict.fromkeys(name for one in shown for name in one if name != "row_number")
         header = [name.removeprefix("result.") for name in names]
-        yield terminal.table(header, [[one.get(name, "") for name in names] for one in shown], one_line=True)
+        yield terminal.table(
+            header, [[one.get(name, "") for name in names] for one in shown], one_line=True
+        )
     else:
         yield f"No row has a result{' yet' if run['rows']['open'] else ''}."
         yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
     if len(shown) == head:
         name = job_alias(number) if is_job(run["workflow"]) else run["workflow"]
-        everything = f"agac export --run {number} --to {name}.csv{'' if run['complete'] else ' --partial'}"
-        yield f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in a file: {everything}"
+        everything = (
+            f"agac export --run {number} --to {name}.csv{'' if run['complete'] else ' --partial'}"
+        )
+        yield (
+            f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in "
+            f"a file: {everything}"
+        )
 
 
 def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     error = row["error"] and _error_text(row["error"])
     for name, value in {**row, "error": error}.items():
         if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", terminal.value_text(one)) for inner, one in value.items())
+            yield from (
+                (f"{name}.{inner}", terminal.value_text(one)) for inner, one in value.items()
+            )
         elif value is not None and name != "ok":
             yield name, terminal.value_text(value)
 
 
 @click.command(
-    help="Show the request of a row (ROW: its id) of a run (RUN: its number, or `last`) at a stage, and what changed "
-    "since the last time."
+    help="Show the request of a row (ROW: its id) of a run (RUN: its number, or `last`) at a "
+    "stage, and what changed since the last time."
 )
 @click.argument("run", metavar="RUN")
 @click.argument("row", metavar="ROW")
@@ -104,23 +130,33 @@ def _named_texts(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @click.pass_obj
 def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> None:
     report = api.why(run, row, stage, project=settings.project_dir)
-    terminal.print_report(report, lambda found: map(terminal.printable, why_lines(found)), as_json=as_json)
+    terminal.print_report(
+        report, lambda found: map(terminal.printable, why_lines(found)), as_json=as_json
+    )
 
 
 @click.command(help="Run one SELECT on the store. Without QUERY, list the views.")
 @click.argument("words", metavar="[QUERY]", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object per row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most."
+)
 @click.pass_obj
-def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None) -> None:
+def sql(
+    settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None
+) -> None:
     if len(words) > 1:
-        raise click.UsageError("put the query in quotes: agac sql 'SELECT …'", click.get_current_context())
+        raise click.UsageError(
+            "put the query in quotes: agac sql 'SELECT …'", click.get_current_context()
+        )
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude one another", click.get_current_context())
     if not words:
         if as_json:
-            terminal.print_json([{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()])
+            terminal.print_json(
+                [{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()]
+            )
         else:
             terminal.print_lines(views_lines(api.views()))
         return
@@ -141,16 +177,25 @@ def sql(settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, 
 
 
 def inspect_lines(report: InspectReport) -> Iterator[str]:
-    run, rows = report.run, report.rows
+    run = report.run
+    rows = report.rows
     if rows is None:
         yield from run_lines(run)
         for one in run.get("remote", ()):
-            version = f"commit {one['commit']}, {one['name']}" if one["commit"] else one["hash"] or "read where it is"
+            if one["commit"]:
+                version = f"commit {one['commit']}, {one['name']}"
+            else:
+                version = one["hash"] or "read where it is"
             yield f"Remote {one['what']}: {one['reference']} ({version})"
         for stage in run["definition"]["stages"]:
             yield ""
-            needs = ", ".join([stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ())
-            does = _compact(stage["operation"]) if "operation" in stage else _model(stage)
+            needs = ", ".join(
+                [stage["needs"]] if isinstance(stage["needs"], str) else stage["needs"] or ()
+            )
+            if "operation" in stage:
+                does = _compact(stage["operation"])
+            else:
+                does = _model(stage)
             yield f"Stage {stage['name']}: {does}" + (f", needs {needs}" if needs else "")
             if stage.get("when"):
                 yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
@@ -170,7 +215,8 @@ def inspect_lines(report: InspectReport) -> Iterator[str]:
 
 def _definition(stage: dict[str, Any]) -> Iterator[str]:
     yield from _alias(stage)
-    if replicas := replicas_words(stage):
+    replicas = replicas_words(stage)
+    if replicas:
         yield f"  replicas: {replicas}"
     if stage["schema"]:
         yield f"  schema: {_compact(stage['schema']['body'])}"
@@ -182,7 +228,8 @@ def _definition(stage: dict[str, Any]) -> Iterator[str]:
 
 
 def _alias(stage: dict[str, Any]) -> Iterator[str]:
-    if alias := stage.get("alias"):
+    alias = stage.get("alias")
+    if alias:
         yield f"  short name: {alias['written']} = {alias['means']}"
 
 
@@ -195,7 +242,10 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     repeated = ", its id repeated" if row["occurrence"] else ""
     match row["relation"]:
         case "input":
-            origin = f"row {row['row_number']:,} of the input" if row["in_input"] else "left the input"
+            if row["in_input"]:
+                origin = f"row {row['row_number']:,} of the input"
+            else:
+                origin = "left the input"
         case "group":
             origin = f"group of {row['made_by']}"
         case "part":
@@ -209,7 +259,10 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
     if row["error"]:
         yield f"  {_error_text(row['error'])}"
     if "kept_row" in row:
-        yield f"  left before any stage: its id is that of row {row['kept_row']}, which is kept (on_duplicate_id)"
+        yield (
+            f"  left before any stage: its id is that of row {row['kept_row']}, which is "
+            "kept (on_duplicate_id)"
+        )
     yield from _relatives(run["run"], row)
     yield from ("", "Fields:")
     if row["fields"] is None:
@@ -226,10 +279,16 @@ def _row(run: dict[str, Any], row: dict[str, Any]) -> Iterator[str]:
 def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
     """Its parents, and the rows made of it, with the commands that show these."""
     for parent in row["parents"][:1]:
-        command = f": {row_command(run, parent['id'])}" if parent["id"] != row["id"] else ", of the same id"
+        if parent["id"] != row["id"]:
+            command = f": {row_command(run, parent['id'])}"
+        else:
+            command = ", of the same id"
         words = {"group": "a group of", "kept": "kept by"}
         level = f"{words.get(parent['relation'], 'a child by')} {parent['made_by']}"
-        yield f"  made of: {parent['id']!r}, {level if parent['made_by'] else 'a row of the input'}{command}"
+        yield (
+            f"  made of: {parent['id']!r}, "
+            f"{level if parent['made_by'] else 'a row of the input'}{command}"
+        )
     for made in row["children"]:
         states = ", ".join(f"{count:,} {word}" for word, count in made["states"].items())
         if made["relation"] == "kept":
@@ -238,12 +297,18 @@ def _relatives(run: int, row: dict[str, Any]) -> Iterator[str]:
         word = "parts" if made["relation"] == "part" else "children"
         some = _some(run, made["ids"], made["count"])
         yield f"  {word} by {made['made_by']}: {made['count']:,} ({states}): {some}"
-    if members := row["members"]:
+    members = row["members"]
+    if members:
         yield f"  members: {members['count']:,}: {_some(run, members['ids'], members['count'])}"
         if members["failed"]:
-            yield f"  failed members: {members['failed']:,}: {_some(run, members['failed_ids'], members['failed'])}"
+            yield (
+                f"  failed members: {members['failed']:,}: "
+                f"{_some(run, members['failed_ids'], members['failed'])}"
+            )
     for group in row["groups"]:
-        yield f"  in the group {group['id']!r} of {group['made_by']}: {row_command(run, group['id'])}"
+        yield (
+            f"  in the group {group['id']!r} of {group['made_by']}: {row_command(run, group['id'])}"
+        )
 
 
 SHOWN_IDS = 5
@@ -260,7 +325,9 @@ def _vote(vote: dict[str, Any]) -> str:
     values = []
     for one in vote["values"]:
         *others, last = map(str, one["replicas"])
-        values.append(f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}")
+        values.append(
+            f"{_compact(one['value'])} by {' and '.join(filter(None, [', '.join(others), last]))}"
+        )
     agreed = f"agreement {vote['agreement']:.2f}, the result is that of replica {vote['taken']}"
     if "lead" in vote:
         counts = [len(one["replicas"]) for one in vote["values"]]
@@ -270,42 +337,74 @@ def _vote(vote: dict[str, Any]) -> str:
 
 
 def _stage(stage: dict[str, Any]) -> Iterator[str]:
-    yield f"Stage {stage['name']}: {stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
+    yield (
+        f"Stage {stage['name']}: "
+        f"{stage['outcome']}{' (of earlier content)' if stage['stale'] else ''}"
+    )
     if stage["passed_over"]:
         yield f"  {skip_words(stage['passed_over'])}"
         yield f"  finished: {stage['settled_at']}"
         yield from (line for attempt in stage["attempts"] for line in _attempt(attempt))
         return
-    yield f"  does: {_compact(stage['operation'])}" if stage["operation"] else f"  model: {_model(stage)}"
+    yield (
+        f"  does: {_compact(stage['operation'])}"
+        if stage["operation"]
+        else f"  model: {_model(stage)}"
+    )
     yield from _alias(stage)
     if stage["outcome"] != "open":
         yield from _outcome(stage)
     for task in stage["in_batches"]:
         yield f"  {in_batch_words(task)}"
     for one in stage.get("replicas", ()):
-        yield f"  Replica {one['replica']}: {one['outcome']}{' (of earlier content)' if one['stale'] else ''}"
+        yield (
+            f"  Replica {one['replica']}: "
+            f"{one['outcome']}{' (of earlier content)' if one['stale'] else ''}"
+        )
         if one["outcome"] != "open":
-            text = _error_text(one["error"]) if one["error"] else _compact(one["result"])
+            if one["error"]:
+                text = _error_text(one["error"])
+            else:
+                text = _compact(one["result"])
             yield from _block("error" if one["error"] else "answer", text, "    ")
             if one["reused_from"]:
                 yield f"    reused: {_reused_from(one['reused_from'])}"
-    if vote := stage.get("vote"):
+    vote = stage.get("vote")
+    if vote:
         yield f"  {_vote(vote)}"
     for message in stage["prompt"] or ():
         yield from _block(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:
-        yield f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
-    turns = {(one["invocation"], one["attempt"], one["fingerprint"]): one for one in stage.get("turns", ())}
+        yield (
+            f"  {'not done' if stage['operation'] else 'prompt: not shown'}: {stage['prompt_note']}"
+        )
+    turns = {
+        (one["invocation"], one["attempt"], one["fingerprint"]): one
+        for one in stage.get("turns", ())
+    }
     for attempt in stage["attempts"]:
         yield from _attempt(attempt)
-        if turn := turns.get((attempt["invocation"], attempt["number"], attempt["fingerprint"])):
+        turn = turns.get((attempt["invocation"], attempt["number"], attempt["fingerprint"]))
+        if turn:
             agent = f" of {turn['agent']}" if turn["agent"] else ""
-            ended = f", the conversation ended: {turn['ended']}" if turn["ended"] else ""
-            yield f"    turn {turn['number']}{agent}: {counted(len(turn['calls']), 'call')} of tools{ended}"
+            if turn["ended"]:
+                ended = f", the conversation ended: {turn['ended']}"
+            else:
+                ended = ""
+            yield (
+                f"    turn {turn['number']}{agent}: {counted(len(turn['calls']), 'call')} "
+                f"of tools{ended}"
+            )
             for call in turn["calls"]:
                 how = f", {call['how']}" if call["how"] else ""
-                took = f" in {call['duration_s'] * 1000:,.0f} ms" if call["duration_s"] is not None else ""
-                state = "begun, its end is not known" if call["state"] == "intent" else call["state"]
+                if call["duration_s"] is not None:
+                    took = f" in {call['duration_s'] * 1000:,.0f} ms"
+                else:
+                    took = ""
+                if call["state"] == "intent":
+                    state = "begun, its end is not known"
+                else:
+                    state = call["state"]
                 head = f"{call['name']}({call['arguments'][:MOST_SHOWN]}): {state}{how}{took}"
                 yield from _block(head, (call["result"] or "")[:MOST_SHOWN], "      ")
 
@@ -315,14 +414,16 @@ MOST_SHOWN = 500  # characters of a call's arguments, and of its result; `--json
 
 def _outcome(stage: dict[str, Any]) -> Iterator[str]:
     does = stage["operation"]
-    if (
-        does and not {"python", "review"} & does.keys() and not stage["error"]
-    ):  # its result is not stored, since it costs nothing
+    # its result is not stored, since it costs nothing
+    if does and not {"python", "review"} & does.keys() and not stage["error"]:
         yield f"  finished: {stage['settled_at']}"
         return
     yield f"  fingerprint: {stage['fingerprint'] or 'none'}   finished: {stage['settled_at']}"
     if "reviewed" in stage:
-        by = f", by {stage['answered_by']['model']}" if stage["answered_by"]["provider"] == "people" else ""
+        if stage["answered_by"]["provider"] == "people":
+            by = f", by {stage['answered_by']['model']}"
+        else:
+            by = ""
         yield f"  reviewed: {stage['reviewed']}{by}"
     if stage["how"] == ["adopted"]:
         yield f"  adopted: it stood in {stage['answered_by']['model']}; nothing was asked"
@@ -341,7 +442,8 @@ def _outcome(stage: dict[str, Any]) -> Iterator[str]:
             yield from _block("traceback", stage["traceback"].rstrip())
     else:
         yield from _block("result", json.dumps(stage["result"], ensure_ascii=False, indent=2))
-    if sources := stage.get("sources"):
+    sources = stage.get("sources")
+    if sources:
         yield from _block("sources", "\n".join(map(_source, sources)))
 
 
@@ -353,26 +455,43 @@ def _source(one: dict[str, Any]) -> str:
 
 def _reused_from(origin: dict[str, Any]) -> str:
     if origin["run"] is None:
-        return f"answered {origin['answered_at']}; the row of that request has changed since or is gone"
+        return (
+            f"answered {origin['answered_at']}; the row of that request has changed since "
+            "or is gone"
+        )
     command = row_command(origin["run"], origin["row"])
-    return f"answered {origin['answered_at']} for row {origin['row']!r} of run {origin['run']}: {command}"
+    return (
+        f"answered {origin['answered_at']} for row {origin['row']!r} of run "
+        f"{origin['run']}: {command}"
+    )
 
 
 def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
-    replica = f" for replica {attempt['replica']}" if "replica" in attempt else ""
+    if "replica" in attempt:
+        replica = f" for replica {attempt['replica']}"
+    else:
+        replica = ""
     head = f"Attempt {attempt['number']} of invocation {attempt['invocation']}{replica}"
     yield f"  {head}: {attempt['purpose']}, {_endpoint(attempt)}"
-    first, answer = attempt["ttft_s"], attempt["time_to_response_s"]  # of a streamed reply, and of its answer itself
+    first = attempt["ttft_s"]  # of a streamed reply, and of its answer itself
+    answer = attempt["time_to_response_s"]
     times = [f"first token {first * 1000:,.0f} ms"] if first is not None else []
     times += [f"of the answer {answer * 1000:,.0f} ms"] if answer not in (None, first) else []
     facts = [attempt["started_at"]]
-    facts.append(f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(times)})" if times else ""))
-    facts.append(f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response")
+    facts.append(
+        f"{attempt['duration_s'] * 1000:,.0f} ms" + (f" ({', '.join(times)})" if times else "")
+    )
+    facts.append(
+        f"HTTP {attempt['http_status']}" if attempt["http_status"] is not None else "no response"
+    )
     if attempt["service_tier"]:
         facts.append(f"tier {attempt['service_tier']}")
     for key, part, word in (("input", "cached", "tokens in"), ("output", "reasoning", "out")):
         if attempt[f"{key}_tokens"] is not None:
-            some = f" ({attempt[f'{part}_tokens']:,} {part})" if attempt[f"{part}_tokens"] else ""
+            if attempt[f"{part}_tokens"]:
+                some = f" ({attempt[f'{part}_tokens']:,} {part})"
+            else:
+                some = ""
             facts.append(f"{attempt[f'{key}_tokens']:,} {word}{some}")
     if attempt["cost_usd"] is not None:
         facts.append(dollars(attempt["cost_usd"], 6, simulated=attempt["simulated"]))
@@ -380,9 +499,16 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[str]:
         facts.append("no known price")
     yield f"    {', '.join(facts)}"
     if attempt["of_earlier_content"]:
-        yield "    sent with another prompt, before the row or an answer before it changed, or was to be given again"
+        yield (
+            "    sent with another prompt, before the row or an answer before it changed, "
+            "or was to be given again"
+        )
     if attempt["asked_again_with"]:
-        yield from _block("re-asked, after the prompt and the last reply, with", attempt["asked_again_with"], "    ")
+        yield from _block(
+            "re-asked, after the prompt and the last reply, with",
+            attempt["asked_again_with"],
+            "    ",
+        )
     if attempt["perhaps_billed"]:
         yield "    no answer came, yet it may have been billed"
     if attempt["error"]:
@@ -403,7 +529,8 @@ def _error_text(error: dict[str, Any]) -> str:
 
 
 def _block(name: str, text: str, by: str = "  ") -> Iterator[str]:
-    """`name: text`, or the name and the lines of the text below it; on a terminal the beginning of a long one."""
+    """`name: text`, or the name and the lines of the text below it; on a terminal the beginning of
+    a long one."""
     text = terminal.shortened(text)
     if "\n" in text:
         yield f"{by}{name}:"
@@ -417,7 +544,8 @@ def _compact(value: Any) -> str:
 
 
 def skip_words(reason: dict[str, Any]) -> str:
-    """Why a stage skipped or dropped a row, on one line: its guard with the values, its function, or an equal row."""
+    """Why a stage skipped or dropped a row, on one line: its guard with the values, its function,
+    or an equal row."""
     if "python" in reason:
         return f"{reason['python']} gave None"
     if "dedupe" in reason:
@@ -431,16 +559,23 @@ def replicas_words(stage: dict[str, Any]) -> str:
     """`3, vote on label`: how many times a stage runs each row; empty for once."""
     if stage.get("replicas", 1) == 1:
         return ""
-    vote, said = stage.get("vote"), stage["replicas"]
+    vote = stage.get("vote")
+    said = stage["replicas"]
     if not isinstance(vote, dict):
         return f"{said}, vote on {vote}" if vote else f"{said}"
     others = (f"{name} {value}" for name, value in vote.items() if name != "field")
-    return f"{said}{' at most' * ('lead' in vote)}, vote on {', '.join([vote.get('field', 'the answer'), *others])}"
+    return (
+        f"{said}{' at most' * ('lead' in vote)}, vote on "
+        f"{', '.join([vote.get('field', 'the answer'), *others])}"
+    )
 
 
 def why_lines(report: WhyReport) -> Iterator[str]:
     now, again, found = report.now, report.again, report.now.as_json()
-    yield f"{terminal.run_name(report.workflow, now.run)}, row {report.row_id!r}, stage {report.stage}"
+    yield (
+        f"{terminal.run_name(report.workflow, now.run)}, row {report.row_id!r}, stage "
+        f"{report.stage}"
+    )
     yield ""
     if found["passed_over"]:
         yield f"outcome: {found['outcome']}, {found['settled_at']}"
@@ -449,7 +584,8 @@ def why_lines(report: WhyReport) -> Iterator[str]:
         yield from _task(now, found)
     yield ""
     if again is not None:
-        when, because = f"This run ran it before, {again.as_json()['asked_at']}", ", ".join(again.because)
+        when = f"This run ran it before, {again.as_json()['asked_at']}"
+        because = ", ".join(again.because)
         if found["passed_over"]:
             yield f"{when}; since then: {because}."
         elif again.same_question:
@@ -476,10 +612,16 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
     if found["answered_by"] and operation is None:
         how = f" ({found['how']})" if found["how"] else ""
         yield f"answered by: {found['answered_by']}{how}, {found['answered_at']}"
-    if turns := task.turns:
+    turns = task.turns
+    if turns:
         calls = [call["name"] for turn in turns for call in turn["calls"]]
-        tools = ", ".join(f"{number} x {name}" for name, number in Counter(calls).items()) or "no tools"
-        yield f"conversation: {counted(len(turns), 'turn')}, {tools}; see {row_command(task.run, task.history.row.id)}"
+        tools = (
+            ", ".join(f"{number} x {name}" for name, number in Counter(calls).items()) or "no tools"
+        )
+        yield (
+            f"conversation: {counted(len(turns), 'turn')}, {tools}; see "
+            f"{row_command(task.run, task.history.row.id)}"
+        )
     yield ""
     if operation is not None:
         yield f"This stage calls no model. It does: {_compact(operation.body())}"
@@ -489,33 +631,45 @@ def _task(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _made_of(task: TaskInputs, found: dict[str, Any]) -> Iterator[str]:
-    parts, schema = found["made_of"], found["made_of"]["schema"]
+    parts = found["made_of"]
+    schema = found["made_of"]["schema"]
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
     yield f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none"
-    if replicas := replicas_words(parts):
+    replicas = replicas_words(parts)
+    if replicas:
         yield f"  replicas: {replicas}"
     if parts["salt"]:
         yield f"  reuse: {parts['reuse']}, separated by {parts['salt']}"
     if parts["messages"] is None:
-        yield f"  messages: {'none' if found['outcome'] is None else 'cannot be shown'}: {task.missing}"
+        yield (
+            f"  messages: {'none' if found['outcome'] is None else 'cannot be shown'}: "
+            f"{task.missing}"
+        )
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
-        yield from (f"    {line}".rstrip() for line in terminal.shortened(message["text"]).split("\n"))
+        yield from (
+            f"    {line}".rstrip() for line in terminal.shortened(message["text"]).split("\n")
+        )
 
 
 def _compared(report: WhyReport) -> Iterator[str]:
-    now, before = report.now, report.before
+    now = report.now
+    before = report.before
     if before is None:
         if report.again is None:
             yield "No earlier run has run this stage for this row."
         return
-    run, reason = f"run {before.run}", before.passed_over
+    run = f"run {before.run}"
+    reason = before.passed_over
     is_guarded = reason is not None or now.passed_over is not None
     if is_guarded:
         yield f"In {run}: {f'{before.outcome}: {skip_words(reason)}' if reason else 'it was run'}"
     elif now.fingerprint is not None and now.fingerprint == before.fingerprint:
-        then = f", but the task was run again: {report.anew}." if report.anew is not None else ": its answer is reused."
+        if report.anew is not None:
+            then = f", but the task was run again: {report.anew}."
+        else:
+            then = ": its answer is reused."
         yield f"Nothing changed since {run}{then}"
         return
     if report.differences:
@@ -531,13 +685,17 @@ def _compared(report: WhyReport) -> Iterator[str]:
     for one in report.differences:
         if "diff" in one:
             yield f"  {one['what']}:"
-            yield from (f"    {line}" for line in terminal.shortened("\n".join(one["diff"][2:])).split("\n"))
+            yield from (
+                f"    {line}" for line in terminal.shortened("\n".join(one["diff"][2:])).split("\n")
+            )
         else:
             yield f"  {one['what']}: {_compact(one['before'])} → {_compact(one['now'])}"
 
 
 Rows = Iterable[tuple[Any, ...]]
-BLOCK_ROWS = 1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
+BLOCK_ROWS = (
+    1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
+)
 
 
 def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
@@ -545,7 +703,9 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         what = f"several columns are called {twice[0]}, and a JSON object has each name once"
-        raise UsageError(what, remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv.")
+        raise UsageError(
+            what, remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv."
+        )
     last = None
     for row in rows:
         yield "[" if last is None else f"{last},"
@@ -557,21 +717,29 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
 def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
     """A header, then one line per row, as in RFC 4180; null is empty."""
-    writer: Any = csv.writer(SimpleNamespace(write=str))  # its line end makes it quote every line end in a value
+    # its line end makes it quote every line end in a value
+    writer: Any = csv.writer(SimpleNamespace(write=str))
     for row in chain([columns], rows):
         yield writer.writerow(map(_json_value, row)).removesuffix("\r\n")
 
 
 def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iterator[str]:
-    """A table. On a terminal of `width` columns that is too narrow for it, the values of each row below one another."""
+    """A table. On a terminal of `width` columns that is too narrow for it, the values of each row
+    below one another."""
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
-    if width is not None and first and max(map(cells, terminal.table_lines(columns, [first], _text_value))) > width:
+    if (
+        width is not None
+        and first
+        and max(map(cells, terminal.table_lines(columns, [first], _text_value))) > width
+    ):
         texts = (zip(columns, map(_text_value, row), strict=True) for row in chain(first, values))
         yield from terminal.record_lines(texts, cut=True)
         return

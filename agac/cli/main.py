@@ -1,4 +1,5 @@
-"""The `agac` command: the group, the flags and the one place where an error becomes an exit code."""
+"""The `agac` command: the group, the flags and the one place where an error becomes an exit
+code."""
 
 from __future__ import annotations
 
@@ -41,9 +42,15 @@ COMMANDS = {
     "index": ("monitor", "Find rows by their words in the monitor at once."),
     "show": ("inspect", "Show the results of a run, as a table."),
     "runs": ("status", "List all runs and what changed between them."),
-    "diff": ("review", "Show what a change of the files does: to prompts, to stored results, to the cost."),
+    "diff": (
+        "review",
+        "Show what a change of the files does: to prompts, to stored results, to the cost.",
+    ),
     "compare": ("review", "Compare the results of two runs, row by row."),
-    "try": ("review", "Ask a changed stage for a sample of rows, and compare the answers with the stored ones."),
+    "try": (
+        "review",
+        "Ask a changed stage for a sample of rows, and compare the answers with the stored ones.",
+    ),
     "eval": ("review", "Hold answers of models against the labels of rows."),
     "review": ("people", "Decide on results that wait for people."),
     "fix": ("people", "Set the result of a row by hand."),
@@ -76,7 +83,13 @@ REMOVED = {
 }
 """Commands that agac no longer has, and what to use instead."""
 
-SECTIONS = {"validate": "Run", "status": "Look", "batch": "Batch", "push": "Share", "init": "Project"}
+SECTIONS = {
+    "validate": "Run",
+    "status": "Look",
+    "batch": "Batch",
+    "push": "Share",
+    "init": "Project",
+}
 """The sections of `agac --help`, each by its first command."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -93,26 +106,34 @@ def workflow_options(text: str, *, required: bool = True) -> Callable[[Function]
 
     def decorate(function: Function) -> Function:
         @wraps(function)
-        def command(*arguments: Any, workflows: tuple[str, ...], named: tuple[str, ...], **given: Any) -> Any:
+        def command(
+            *arguments: Any, workflows: tuple[str, ...], named: tuple[str, ...], **given: Any
+        ) -> Any:
             context = click.get_current_context()
             if required and not workflows + named:
                 option = next(one for one in context.command.params if one.name == "workflows")
                 raise click.MissingParameter(ctx=context, param=option)
             return function(*arguments, workflows=workflows + named, **given)
 
-        option = click.option("-a", "--workflow", "workflows", metavar="NAME", multiple=True, help=text)
+        option = click.option(
+            "-a", "--workflow", "workflows", metavar="NAME", multiple=True, help=text
+        )
         return option(click.argument("named", metavar="[WORKFLOW]...", nargs=-1)(command))  # type: ignore[return-value]
 
     return decorate
 
 
-workflow_option = click.option("-a", "--workflow", metavar="NAME", help="Only runs of this workflow.")
+workflow_option = click.option(
+    "-a", "--workflow", metavar="NAME", help="Only runs of this workflow."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 budget_option = click.option(
     "--budget", "--max-cost", "budget", metavar="USD",
     help="The most the run may spend: 5, or usd=5,tokens=100000,calls=2000.",
 )  # fmt: skip
-max_errors_option = click.option("--max-errors", type=click.IntRange(0), metavar="N", help="Stop when N rows failed.")
+max_errors_option = click.option(
+    "--max-errors", type=click.IntRange(0), metavar="N", help="Stop when N rows failed."
+)
 concurrency_option = click.option(
     "--concurrency", type=click.IntRange(1, 10_000), metavar="N",
     help="Maximum number of concurrent calls; 1 runs them one at a time.",
@@ -123,57 +144,108 @@ def in_order(*options: Callable[[Function], Function]) -> Callable[[Function], F
     return lambda command: reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-trust_option = click.option("--trust-card", is_flag=True, help="Let a remote AgentCard bring tools.")
+trust_option = click.option(
+    "--trust-card", is_flag=True, help="Let a remote AgentCard bring tools."
+)
 tool_stubs_option = click.option(
     "--tool-stubs", type=click.Path(), metavar="FILE", help="Use these stand-ins for tools."
 )
 # which rows, and what replaces the workflow's run mode and vars, and its model
 tool_options = in_order(
     click.option(
-        "--tools-mode", type=click.Choice(["live", "stub", "record", "replay"]),
-        help="Where results of tools come from: calls, tool_stubs, calls that are noted, or an earlier run.",
+        "--tools-mode",
+        type=click.Choice(["live", "stub", "record", "replay"]),
+        help=(
+            "Where results of tools come from: calls, tool_stubs, calls that are noted, or "
+            "an earlier run."
+        ),
     ),
     tool_stubs_option,
-    click.option("--run", "--replay", "replay", type=int, metavar="N", help="Replay the calls of tools of this run."),
-    click.option("--max-turns", type=click.IntRange(1), metavar="N", help="The most replies of a model with tools."),
-    click.option("--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."),
+    click.option(
+        "--run",
+        "--replay",
+        "replay",
+        type=int,
+        metavar="N",
+        help="Replay the calls of tools of this run.",
+    ),
+    click.option(
+        "--max-turns",
+        type=click.IntRange(1),
+        metavar="N",
+        help="The most replies of a model with tools.",
+    ),
+    click.option(
+        "--refresh-tools", is_flag=True, help="Call tools again whose results earlier runs kept."
+    ),
     trust_option,
-)  # fmt: skip
+)
 row_options = in_order(
     click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Use at most N rows."),
-    click.option("--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."),
+    click.option(
+        "--offset", type=click.IntRange(0), default=0, metavar="N", help="Skip the first N rows."
+    ),
     click.option("--sample", type=click.IntRange(1), metavar="N", help="Use N random rows."),
     click.option("--seed", type=int, metavar="N", help="Random seed for --sample; default 0."),
     click.option(
-        "-i", "--input", type=click.Path(), metavar="INPUT",
+        "-i",
+        "--input",
+        type=click.Path(),
+        metavar="INPUT",
         help="Read the rows from here: a file, a pattern in quotes, - for stdin.",
     ),
-    click.option("--sql", metavar="SELECT", help="Use the rows that this statement makes of those of the input."),
     click.option(
-        "--run-mode", type=click.Choice(["sync", "batch"]),
+        "--sql",
+        metavar="SELECT",
+        help="Use the rows that this statement makes of those of the input.",
+    ),
+    click.option(
+        "--run-mode",
+        type=click.Choice(["sync", "batch"]),
         help="Run every stage with a call for each row (sync), or with the provider's Batch API.",
     ),
     click.option(
-        "--backend", metavar="URL",
-        help="Ask this server for every stage: vllm://HOST:PORT, sglang://…, dynamo://…, http://HOST:PORT/v1.",
+        "--backend",
+        metavar="URL",
+        help=(
+            "Ask this server for every stage: vllm://HOST:PORT, sglang://…, dynamo://…, "
+            "http://HOST:PORT/v1."
+        ),
     ),
-    click.option("--var", "vars", metavar="NAME=VALUE", multiple=True, help="Set a var: a prompt's ${vars.NAME}."),
-    click.option("--refetch", is_flag=True, help="Take remote content as it is now, also for a run that goes on."),
+    click.option(
+        "--var",
+        "vars",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Set a var: a prompt's ${vars.NAME}.",
+    ),
+    click.option(
+        "--refetch",
+        is_flag=True,
+        help="Take remote content as it is now, also for a run that goes on.",
+    ),
     tool_options,
-)  # fmt: skip
+)
 model_option = click.option(
-    "-m", "--model", metavar="MODEL", help="Use this model for every stage: provider/model?key=value."
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="Use this model for every stage: provider/model?key=value.",
 )
 traces_option = click.option(
     "--export-traces", type=click.Path(file_okay=False), metavar="DIR",
     help="Write a file for each row with its calls, turns and tools.",
 )  # fmt: skip
 executor_option = click.option(
-    "--executor", type=click.Choice(["ray", "local"]), help="Work on a Ray cluster, or here; else as agac.yml says."
+    "--executor",
+    type=click.Choice(["ray", "local"]),
+    help="Work on a Ray cluster, or here; else as agac.yml says.",
 )
 # which stages run, from one and up to one, and whether failed rows are retried
 stage_options = in_order(
-    click.option("--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."),
+    click.option(
+        "--from", "from_stage", metavar="STAGE", help="Run only this stage and the stages after it."
+    ),
     click.option("--until", metavar="STAGE", help="Run no stage after this one."),
     click.option("--no-retry-failed", is_flag=True, help="Leave failed rows as they are."),
 )
@@ -202,7 +274,10 @@ class LazyGroup(CommandGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The flags of `agac` itself come before the command, wherever they were given."""
-        flags, ours, others, remaining = self.global_flags(), [], [], iter(args)
+        flags = self.global_flags()
+        ours = []
+        others = []
+        remaining = iter(args)
         for word in remaining:
             name, sign, _ = word.partition("=")
             name = "-v" if re.fullmatch("-v+", name) else name
@@ -214,11 +289,19 @@ class LazyGroup(CommandGroup):
                 others.append(word)
         if others[:1] == ["help"]:  # `agac help run` is `agac run --help`
             others = [*others[1:], "--help"]
-        return super().parse_args(ctx, [*ours, *others] if others or ctx.resilient_parsing else ["--help"])
+        return super().parse_args(
+            ctx, [*ours, *others] if others or ctx.resilient_parsing else ["--help"]
+        )
 
     def global_flags(self) -> dict[str, bool]:
-        options = [option for option in self.params if isinstance(option, click.Option) and not option.is_eager]
-        return {flag: not (option.is_flag or option.count) for option in options for flag in option.opts}
+        options = [
+            option
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_eager
+        ]
+        return {
+            flag: not (option.is_flag or option.count) for option in options for flag in option.opts
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -228,10 +311,16 @@ class LazyGroup(CommandGroup):
             return None
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         command: click.Command = getattr(import_module(f"agac.cli.{COMMANDS[cmd_name][0]}"), name)
-        return add_completions(command, cmd_name) if ctx.resilient_parsing else command
+        if ctx.resilient_parsing:
+            return add_completions(command, cmd_name)
+        return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        names = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
@@ -241,8 +330,15 @@ class LazyGroup(CommandGroup):
             if ctx.resilient_parsing:
                 return None, None, []  # a shell asks for completions: there are none
             of_batches = getattr(self.get_command(ctx, "batch"), "commands", ())
-            near = f"batch {args[0]}" if args[0] in of_batches else nearest(args[0], COMMANDS)
-            hint = f"Did you mean 'agac {near}'?" if near else f"Commands: {', '.join(COMMANDS)}."
+            near: str | None
+            if args[0] in of_batches:
+                near = f"batch {args[0]}"
+            else:
+                near = nearest(args[0], COMMANDS)
+            if near:
+                hint = f"Did you mean 'agac {near}'?"
+            else:
+                hint = f"Commands: {', '.join(COMMANDS)}."
             hint = REMOVED.get(args[0], hint)
             if AGAIN.fullmatch(args[0]):
                 hint = named_here("`agac run -a WORKFLOW` goes on where the last one ended.", ctx)
@@ -255,8 +351,14 @@ class LazyGroup(CommandGroup):
         with suppress(click.UsageError):  # click reports it, with the usage
             given = command.make_parser(context).parse_args(list(rest))[2]
         for option in dict.fromkeys(given):  # the first of two values would be lost
-            if isinstance(option, click.Option) and not (option.multiple or option.is_flag) and given.count(option) > 1:
-                raise click.UsageError(f"{max(option.opts, key=len)} is given twice; it takes one value", context)
+            if (
+                isinstance(option, click.Option)
+                and not (option.multiple or option.is_flag)
+                and given.count(option) > 1
+            ):
+                raise click.UsageError(
+                    f"{max(option.opts, key=len)} is given twice; it takes one value", context
+                )
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -270,27 +372,56 @@ class LazyGroup(CommandGroup):
                 formatter.write_dl(commands)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.version_option(__version__, message="agac %(version)s")
-@click.option("--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml.")
-@click.option("--shard", metavar="I/N", help="Work on, or look at, one of N parts of a run, such as 3/16.")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False), default="warning",
-    show_default=True, help="Lowest level that is logged, to standard error or --log-file.",
-)  # fmt: skip
+    "--project-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of agac.yml."
+)
+@click.option(
+    "--shard", metavar="I/N", help="Work on, or look at, one of N parts of a run, such as 3/16."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="warning",
+    show_default=True,
+    help="Lowest level that is logged, to standard error or --log-file.",
+)
 @click.option("-v", "verbose", count=True, help="The next lower log level: -v info, -vv debug.")
-@click.option("--log-file", type=click.Path(path_type=Path, dir_okay=False), help="Append the log to this file.")
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"], case_sensitive=False), default="text", show_default=True,
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append the log to this file.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"], case_sensitive=False),
+    default="text",
+    show_default=True,
     help="Format of the log: lines for people, or one JSON object per line.",
-)  # fmt: skip
-@click.option("--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown.")
-@click.option("--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same.")
+)
+@click.option(
+    "--quiet", "-q", is_flag=True, help="No progress and no summary; errors are still shown."
+)
+@click.option(
+    "--no-color", is_flag=True, help="Plain text. NO_COLOR in the environment does the same."
+)
 @click.pass_context
 def cli(
-    ctx: click.Context, /, project_dir: Path | None, quiet: bool, no_color: bool, log_level: str, verbose: int,
-    log_file: Path | None, log_format: str, shard: str | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    /,
+    project_dir: Path | None,
+    quiet: bool,
+    no_color: bool,
+    log_level: str,
+    verbose: int,
+    log_file: Path | None,
+    log_format: str,
+    shard: str | None,
+) -> None:
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
     if shard is not None:
         os.environ["AGAC_SHARD"] = shard or "''"  # which names none
@@ -300,7 +431,9 @@ def cli(
             handler = terminal.LogFile(log_file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
-    handler.setFormatter(terminal.JsonLines() if log_format == "json" else terminal.TextLines(terminal.TEXT_FORMAT))
+    handler.setFormatter(
+        terminal.JsonLines() if log_format == "json" else terminal.TextLines(terminal.TEXT_FORMAT)
+    )
     logger = logging.getLogger("agac")
     logger.setLevel(max(logging.DEBUG, logging.getLevelName(log_level.upper()) - 10 * verbose))
     logger.addHandler(handler)
@@ -313,15 +446,17 @@ _to_the_end = ExitStack()  # what is entered here is left when the command has e
 
 
 def long_running(function: Function) -> Function:
-    """A function of the API whose call takes long. Garbage is collected from now on, but not among the modules that are
-    loaded: `main` disables it while modules are loaded, and short commands end before there is garbage worth
-    collecting. Functions of the project may run: from now on they print to standard error, to their last thread."""
+    """A function of the API whose call takes long. Garbage is collected from now on, but not among
+    the modules that are loaded: `main` disables it while modules are loaded, and short commands
+    end before there is garbage worth collecting. Functions of the project may run: from now on
+    they print to standard error, to their last thread."""
     from agac.tools.functions import exchanged  # loads asyncio
 
     terminal.keep_output()
     _to_the_end.enter_context(exchanged())
     gc.freeze()
-    gc.set_threshold(20_000)  # new objects, in place of 700: most of those made at the start stay to the end
+    # new objects, in place of 700: most of those made at the start stay to the end
+    gc.set_threshold(20_000)
     gc.enable()
     return function
 
@@ -340,13 +475,18 @@ def main() -> NoReturn:
         code = ExitCode.DONE
     except OSError as error:
         code = code or ExitCode.FAILED
-        terminal.say_error(f"standard output cannot be written: {error.strerror}", "Whatever was run is stored.")
+        terminal.say_error(
+            f"standard output cannot be written: {error.strerror}", "Whatever was run is stored."
+        )
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # nor may its text be written at exit: Python would complain, and exit with 120
+        except (
+            OSError
+        ):  # nor may its text be written at exit: Python would complain, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    if sys.stdout is not sys.__stdout__:  # functions of the project ran: what they left behind may still print
+    # functions of the project ran: what they left behind may still print
+    if sys.stdout is not sys.__stdout__:
         sys.stdout = sys.stderr
         _to_the_end.close()
     if "_duckdb" in sys.modules:  # it reports objects that are still there
@@ -379,22 +519,43 @@ def _main() -> int:
     except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
         if is_interrupt(error):
             return _interrupted()
-        if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("agac."):
-            lack = f"agac needs a package that is missing: {error.name} is not installed for {sys.executable}"
-            return say_known(AgacError(lack, remedy="`agac doctor --install` says what installs it."), context)
-        if isinstance(error, OSError) and (error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ):
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name
+            and not error.name.startswith("agac.")
+        ):
+            lack = (
+                f"agac needs a package that is missing: {error.name} is not installed for "
+                f"{sys.executable}"
+            )
+            return say_known(
+                AgacError(lack, remedy="`agac doctor --install` says what installs it."), context
+            )
+        if isinstance(error, OSError) and (
+            error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ
+        ):
             raise  # completions are written past the stream
         # a word of the command line whose bytes are not text in the encoding of this environment
-        undecoded = [word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)]
+        undecoded = [
+            word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)
+        ]
         if not undecoded or not isinstance(error, UnicodeEncodeError):
             # a bug of agac: the report goes to a file that can be attached to an issue
             from agac.api.bugs import bug_report
 
             what, remedy = bug_report(error, terminal.typed_command())
-            terminal.say_error(what, f"{remedy} Stored answers are safe: run the same command to resume.")
+            terminal.say_error(
+                what, f"{remedy} Stored answers are safe: run the same command to resume."
+            )
             return ExitCode.FAILED
-        what = f"{undecoded[0]!a} is not text in the encoding of this environment, {sys.getfilesystemencoding()}"
-        return say_known(UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."), None)
+        what = (
+            f"{undecoded[0]!a} is not text in the encoding of this environment, "
+            f"{sys.getfilesystemencoding()}"
+        )
+        return say_known(
+            UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."),
+            None,
+        )
 
 
 def _interrupted() -> ExitCode:
@@ -415,18 +576,32 @@ def is_interrupt(error: Exception) -> bool:
 def say_known(error: AgacError, context: click.Context | None) -> int:
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
-    terminal.say_error(error.message, *([named_here(error.remedy, context)] if error.remedy else []))
+    terminal.say_error(
+        error.message, *([named_here(error.remedy, context)] if error.remedy else [])
+    )
     return error.exit_code
 
 
 EXAMPLES = {
-    "agac why": "last ROW STAGE", "agac run": "-a WORKFLOW", "agac retry": "last", "workflow": "-a WORKFLOW",
-    "workflows": "-a WORKFLOW", "keep_runs": "--keep-runs 3", "shell": "bash", "run": "last", "inputs": "FILE",
-    "file": "copy.db", "name": "CARD", "job": "job_1",
-}  # fmt: skip
-"""An example of a missing value, by the command or by the name of the parameter. `named_here` knows the capitals."""
+    "agac why": "last ROW STAGE",
+    "agac run": "-a WORKFLOW",
+    "agac retry": "last",
+    "workflow": "-a WORKFLOW",
+    "workflows": "-a WORKFLOW",
+    "keep_runs": "--keep-runs 3",
+    "shell": "bash",
+    "run": "last",
+    "inputs": "FILE",
+    "file": "copy.db",
+    "name": "CARD",
+    "job": "job_1",
+}
+"""An example of a missing value, by the command or by the name of the parameter. `named_here`
+knows the capitals."""
 
-AGAIN = re.compile(r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)")
+AGAIN = re.compile(
+    r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)"
+)
 
 COSTS_MONEY = ("--fresh", "--yes", "--budget", "--max-cost", "--no-retry-failed")
 """What nobody is led to by a misspelling."""
@@ -448,14 +623,21 @@ CLICK_WORDS = (
 
 def usage_lines(error: click.ClickException) -> list[str]:
     context = error.ctx if isinstance(error, click.UsageError) else None
-    path, example = context.command_path if context else "", ""
+    path = context.command_path if context else ""
+    example = ""
     if isinstance(error, click.NoSuchOption):
         message = f"no such option {error.option_name!r}"
         near = nearest(error.option_name, error.possibilities or (), 0)
-        if AGAIN.fullmatch(error.option_name) and path in ("agac run", "agac retry", "agac batch retrieve"):
+        if AGAIN.fullmatch(error.option_name) and path in (
+            "agac run",
+            "agac retry",
+            "agac batch retrieve",
+        ):
             typed = [word for word in sys.argv[1:] if word.partition("=")[0] != error.option_name]
             typed += EXAMPLES.get(path, "").split() if typed == path.split()[1:] else []
-            example = named_here(f"The same command goes on, without it: `agac {shlex.join(typed)}`. ", context)
+            example = named_here(
+                f"The same command goes on, without it: `agac {shlex.join(typed)}`. ", context
+            )
         elif near and near not in COSTS_MONEY:
             message += f". Did you mean {near!r}?"
     elif isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
@@ -464,10 +646,16 @@ def usage_lines(error: click.ClickException) -> list[str]:
             name = " or ".join(missing.opts)
         elif isinstance(missing.type, click.Choice):
             name = f"one of {', '.join(missing.type.choices)}"
-        message, words = f"{name} is missing", EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
-        example = named_here(f"For example: `{path} {words}`. ", context) if words else ""
+        message = f"{name} is missing"
+        words = EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
+        if words:
+            example = named_here(f"For example: `{path} {words}`. ", context)
+        else:
+            example = ""
     else:
         message = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
         for pattern, replacement in CLICK_WORDS:
             message = re.sub(pattern, replacement, message)
-    return [message, f"{example}`{path} --help` lists all options."] if context else [message]
+    if context:
+        return [message, f"{example}`{path} --help` lists all options."]
+    return [message]

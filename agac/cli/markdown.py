@@ -1,4 +1,5 @@
-"""Markdown for comments of pull requests: tables, folded details, names and texts (`core.text.escaped`)."""
+"""Markdown for comments of pull requests: tables, folded details, names and texts
+(`core.text.escaped`)."""
 
 from __future__ import annotations
 
@@ -28,11 +29,16 @@ def code(text: str) -> str:
     """A name or a value within a line, in backticks: nothing in it is read as Markdown."""
     shown = squeezed(text) or "(empty)"
     ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{ticks} {shown} {ticks}" if "`" in shown else f"`{shown}`"
+    if "`" in shown:
+        return f"{ticks} {shown} {ticks}"
+    return f"`{shown}`"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> str:
-    """A table of cells that are Markdown already (`escaped`, `code`) or numbers; `numbers` stand at the right."""
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()
+) -> str:
+    """A table of cells that are Markdown already (`escaped`, `code`) or numbers; `numbers` stand
+    at the right."""
     at_right = set(numbers)
     marks = ["---:" if place in at_right else "---" for place in range(len(header))]
     lines = [header, marks, *([_cell(one) for one in row] for row in rows)]
@@ -45,17 +51,21 @@ def _cell(value: object) -> str:
 
 
 def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
-    """Details that can be opened, with a `summary` of one line; forges want blank lines around the Markdown in them."""
+    """Details that can be opened, with a `summary` of one line; forges want blank lines around the
+    Markdown in them."""
     shown = html.escape(unlinked(squeezed(summary)))  # a blank line would end the HTML
     yield from (f"<details><summary>{shown}</summary>", "", *lines, "", "</details>")
 
 
-# What commands print as comments. Plans and their stages are the engine's own, or what `agac-pr.json` says of them.
+# What commands print as comments. Plans and their stages are the engine's own, or what
+# `agac-pr.json` says of them.
 
 
 def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
     """Of stages: what each comes to by calls, in batches and so on, and how long it takes."""
-    ways = [way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)]
+    ways = [
+        way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)
+    ]
     rows = list[list[str]]()
     for stage in found:
         one = stage.estimate
@@ -67,22 +77,47 @@ def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cost_table(workflows: Iterable[Any]) -> list[str]:
-    """The lines of a table of all stages that ask models, of workflows with a `plan` and `changes`."""
-    stages = [(some, one) for some in workflows if some.plan for one in some.plan.stages if one.run_mode]
+    """The lines of a table of all stages that ask models, of workflows with a `plan` and
+    `changes`."""
+    stages = [
+        (some, one) for some in workflows if some.plan for one in some.plan.stages if one.run_mode
+    ]
     (more, prices), rows = _prices([one for _, one in stages]), list[list[object]]()
     for (some, one), cells in zip(stages, prices, strict=True):
-        what = ", ".join(dict.fromkeys(escaped(change.what) for change in some.changes if change.stage == one.name))
+        what = ", ".join(
+            dict.fromkeys(
+                escaped(change.what) for change in some.changes if change.stage == one.name
+            )
+        )
         tokens = (one.estimate.input_tokens, one.estimate.output_tokens)
         counts = map(int if one.exact else figures.InexactNumber, tokens)
-        rows.append([code(some.workflow), code(one.name), what, one.reuse, figures.bounds_words(one), *counts, *cells])
+        rows.append(
+            [
+                code(some.workflow),
+                code(one.name),
+                what,
+                one.reuse,
+                figures.bounds_words(one),
+                *counts,
+                *cells,
+            ]
+        )
     header = ["workflow", "stage", "changed", "stay valid", "to run", "tokens in", "out", *more]
-    return table(header, rows, numbers=range(3, len(header))).split("\n") if rows else []
+    if rows:
+        return table(header, rows, numbers=range(3, len(header))).split("\n")
+    return []
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
     """The summary of `agac diff` first; what changed in each workflow is folded."""
-    yield f"**{counted(len(report.workflows), 'workflow')} changed: {figures.counts_words(report.all)}**"
-    problems = [*report.problems, *(problem for one in report.workflows for problem in one.problems)]
+    yield (
+        f"**{counted(len(report.workflows), 'workflow')} changed: "
+        f"{figures.counts_words(report.all)}**"
+    )
+    problems = [
+        *report.problems,
+        *(problem for one in report.workflows for problem in one.problems),
+    ]
     for lines in (_problems(problems), _cost_table(report.workflows)):
         yield from ("", *lines) if lines else ()
     if report.beside:
@@ -105,30 +140,42 @@ def plan_lines(report: Any) -> Iterator[str]:
     """A plan, or two of them side by side."""
     plan = getattr(report, "now", report)
     (header, rows), (more, prices) = figures.plan_rows(plan), _prices(plan.stages)
-    yield f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, {figures.cost_words(plan)}"
-    cells = [[code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)] for row in rows]
+    yield (
+        f"**{escaped(plan.workflow)}: {counted(plan.rows['total'], 'row')}**, "
+        f"{figures.cost_words(plan)}"
+    )
+    cells = [
+        [code(one) if isinstance(one, str) and at < 2 else one for at, one in enumerate(row)]
+        for row in rows
+    ]
     lines = [[*row, *others] for row, others in zip(cells, prices, strict=True)]
     yield from ("", table([*header, *more], lines, numbers=range(2, len(header) + len(more))))
-    if against := getattr(report, "against", None):
-        names, versions = ["", *figures.TOTALS], figures.comparison_rows(report)
+    against = getattr(report, "against", None)
+    if against:
+        names = ["", *figures.TOTALS]
+        versions = figures.comparison_rows(report)
         yield from ("", table(names, versions, numbers=range(1, len(names))))
         yield from ("", f"<sub>Beside {escaped(figures.version_words(against))}.</sub>")
 
 
-# The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is in it is data.
+# The comment of a pull request, made of `agac-pr.json` alone, which another job wrote: whatever is
+# in it is data.
 
 MOST = 60_000  # characters of a comment; forges take 65,536
 COMMAND_OF_GITLAB = re.compile(r"(?m)^(\s*)/")
 """To GitLab a line of a comment that begins with a slash is a command, such as /merge."""
 
-_MOST_TEXT, _MOST_CHANGE, _MOST_FOLD = 4_000, 10_000, 20_000  # of a text that changed, of a change, of a workflow
+_MOST_TEXT = 4_000  # of a text that changed, of a change, of a workflow
+_MOST_CHANGE = 10_000
+_MOST_FOLD = 20_000
 _MOST_SETTING = 600  # cells
 _REST = "`agac-pr.json`, which the job keeps, has all"
 
 
 @dataclass(slots=True)
 class _Section:
-    """A part of a comment. More than `opened` blocks are folded; the last ones are left out where there is no room."""
+    """A part of a comment. More than `opened` blocks are folded; the last ones are left out where
+    there is no room."""
 
     what: str
     blocks: list[str]
@@ -138,34 +185,62 @@ class _Section:
 
     def text(self) -> str:
         """What it says; nothing where there are no blocks."""
-        more = ["", f"*{self.left:,} more are not shown: {_REST}.*"] if self.left else []
-        lines, count = [*self.head, *self.blocks, *more], len(self.blocks) + self.left
-        lines = list(fold(counted(count, self.what), lines)) if count > self.opened else lines
+        if self.left:
+            more = ["", f"*{self.left:,} more are not shown: {_REST}.*"]
+        else:
+            more = []
+        lines = [*self.head, *self.blocks, *more]
+        count = len(self.blocks) + self.left
+        if count > self.opened:
+            lines = list(fold(counted(count, self.what), lines))
+        else:
+            lines = lines
         return "\n".join(lines).rstrip() if count else ""
 
 
 def comment_text(found: Findings) -> str:
-    """The comment: its marker, a summary on a line, then details, the longest of which is cut where needed."""
-    marker, footer = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->", _footer(found)
+    """The comment: its marker, a summary on a line, then details, the longest of which is cut
+    where needed."""
+    marker = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->"
+    footer = _footer(found)
     if found.quiet:
         return f"{marker}\nNo workflow changed. {footer}"
-    stale = [f"{one.name}: a recorded reply is not asked for: {what}" for one in found.tests for what in one.stale]
+    stale = [
+        f"{one.name}: a recorded reply is not asked for: {what}"
+        for one in found.tests
+        for what in one.stale
+    ]
     warnings = [*_problems(found.told("warning")), *_problems(found.lint, "lint")]
     warnings += [f"- {escaped(cropped(one, 2_000))}" for one in stale]
-    costs, failures = _cost_table(found.workflows), _failures(found.tests)
+    costs = _cost_table(found.workflows)
+    failures = _failures(found.tests)
     sections = [
         _Section("error", _problems(found.told("error")), opened=100),
-        _Section("change outside of workflows", _changes(found.beside), ["**Outside of workflows**", ""], opened=50),
+        _Section(
+            "change outside of workflows",
+            _changes(found.beside),
+            ["**Outside of workflows**", ""],
+            opened=50,
+        ),
         _Section("stage", costs[2:], costs[:2]),
         _Section("workflow", ["\n".join([*_workflow(one), ""]) for one in found.workflows]),
         _Section("failure", failures[2:], failures[:2]),
         _Section("warning", warnings, opened=5),
-        _Section("note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Notes**", ""]),
+        _Section(
+            "note", [f"- {escaped(cropped(one, 2_000))}" for one in found.notes], ["**Notes**", ""]
+        ),
     ]
     while True:
-        text = "\n\n".join([f"{marker}\n{_headline(found)}", *filter(None, (one.text() for one in sections)), footer])
+        text = "\n\n".join(
+            [
+                f"{marker}\n{_headline(found)}",
+                *filter(None, (one.text() for one in sections)),
+                footer,
+            ]
+        )
         longest = max(sections, key=lambda one: sum(map(len, one.blocks)))
-        if (beyond := len(text) - MOST) <= 0 or not longest.blocks:
+        beyond = len(text) - MOST
+        if beyond <= 0 or not longest.blocks:
             return COMMAND_OF_GITLAB.sub(r"\1\\/", text)
         while beyond > 0 and longest.blocks:
             beyond -= len(longest.blocks.pop())
@@ -173,16 +248,26 @@ def comment_text(found: Findings) -> str:
 
 
 def _headline(found: Findings) -> str:
-    parts = [f"**{counted(len(errors), 'error')}**"] if (errors := found.told("error")) else []
+    errors = found.told("error")
+    if errors:
+        parts = [f"**{counted(len(errors), 'error')}**"]
+    else:
+        parts = []
     parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
-    parts += [f"**{counted(len(found.beside), 'change')} outside of workflows**"] if found.beside else []
+    parts += (
+        [f"**{counted(len(found.beside), 'change')} outside of workflows**"] if found.beside else []
+    )
     if any(one.plan for one in found.workflows):
         more = summed(one.usd_more for one in found.workflows if one.plan)
-        delta = f" ({'-' if more < 0 else '+'}{dollars(abs(more))})" if more and round(more, 4) else ""
+        if more and round(more, 4):
+            delta = f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
+        else:
+            delta = ""
         parts.append(f"{figures.counts_words(found.all)}{delta}")
     parts += [f"**breaking for {escaped(breaks)}**"] if (breaks := _breaks(found.workflows)) else []
     if found.tests:
-        failed, tests = sum(one.result != "passed" for one in found.tests), counted(len(found.tests), "test")
+        failed = sum(one.result != "passed" for one in found.tests)
+        tests = counted(len(found.tests), "test")
         parts.append(f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed")
     if found.max_usd is not None:
         cap = f"`ci.max_usd` ({dollars(found.max_usd, None)})"
@@ -201,21 +286,34 @@ def _workflow(found: WorkflowFindings) -> Iterator[str]:
 
 
 def _breaks(found: Iterable[WorkflowFindings]) -> str:
-    return cropped(", ".join(dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)), 200)
+    return cropped(
+        ", ".join(
+            dict.fromkeys(reader for one in found for it in one.changes for reader in it.breaks)
+        ),
+        200,
+    )
 
 
 def _changes(found: Sequence[Change]) -> list[str]:
     """A line for each change, as far as there is room."""
-    lines, room = list[str](), _MOST_FOLD
+    lines = list[str]()
+    room = _MOST_FOLD
     for one in found:
         if one.what == "settings":  # a long one leaves room for the others
             one = replace(one, text=cropped(one.text, _MOST_SETTING))
         text = figures.change_words(one, as_markdown, escaped, _MOST_TEXT)
-        text = text if len(text) < _MOST_CHANGE else f"{escaped(cropped(one.text, 200))} (too long to be shown)"
+        if len(text) < _MOST_CHANGE:
+            text = text
+        else:
+            text = f"{escaped(cropped(one.text, 200))} (too long to be shown)"
         lines.append("- " + text.rstrip().replace("\n", "<br>\n  "))
         room -= len(lines[-1])
         if room < 0:
-            return [*lines[:-1], "", f"*{counted(len(found) - len(lines) + 1, 'more change')}: {_REST}.*"]
+            return [
+                *lines[:-1],
+                "",
+                f"*{counted(len(found) - len(lines) + 1, 'more change')}: {_REST}.*",
+            ]
     return lines
 
 
@@ -224,7 +322,13 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
     for one in (one for one in tests if one.result != "passed"):
         cells += [[one.name, "", "", "", one.error]] if one.error else []
         cells += [
-            [one.name, "" if what.row is None else str(what.row), what.stage or "", what.expected, what.got]
+            [
+                one.name,
+                "" if what.row is None else str(what.row),
+                what.stage or "",
+                what.expected,
+                what.got,
+            ]
             for what in one.failures
         ]
     rows = ([escaped(cropped(squeezed(text), 300)) for text in row] for row in cells)
@@ -233,10 +337,17 @@ def _failures(tests: Iterable[CaseResult]) -> list[str]:
 
 def _footer(found: Findings) -> str:
     words = []
-    if (version := found.against) is not None:
+    version = found.against
+    if version is not None:
         commit = shlex.quote(version.commit[:8] if version.commit else version.ref)
         words.append(f"Compared with {escaped(cropped(figures.version_words(version), 300))}.")
-        again = f"agac ci --event pull-request --against {commit}{' --untrusted' if found.untrusted else ''}"
+        again = (
+            "agac ci --event pull-request --against "
+            f"{commit}{' --untrusted' if found.untrusted else ''}"
+        )
         words.append(f"See it with {code(cropped(again, 300))}.")
-    words.append(f"{f'Change {code(found.head[:8])}, ' if found.head else ''}agac {code(cropped(found.agac, 20))}.")
+    words.append(
+        f"{f'Change {code(found.head[:8])}, ' if found.head else ''}agac "
+        f"{code(cropped(found.agac, 20))}."
+    )
     return f"<sub>{' '.join(words)}</sub>"

@@ -22,42 +22,79 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Watch the project's runs in the browser: a monitor on this machine alone, until Ctrl-C. It reads what is "
-    "stored, also while runs are at work in other processes."
+    help="Watch the project's runs in the browser: a monitor on this machine alone, until "
+    "Ctrl-C. It reads what is stored, also while runs are at work in other processes."
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="Serve on this port; else a free one."
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=0,
+    metavar="N",
+    help="Serve on this port; else a free one.",
 )
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option("--write", is_flag=True, help="Offer buttons: stop, retry, cancel a batch, decide on rows that wait.")
 @click.option(
-    "--export", "folder", metavar="DIR", help="Write a run as static pages into this folder, and serve nothing."
+    "--write",
+    is_flag=True,
+    help="Offer buttons: stop, retry, cancel a batch, decide on rows that wait.",
 )
-@click.option("--run", metavar="RUN", help="The run that --export writes: its number; else the last one.")
-@click.option("--json", "as_json", is_flag=True, help="Print the address as one line of JSON, or what was exported.")
+@click.option(
+    "--export",
+    "folder",
+    metavar="DIR",
+    help="Write a run as static pages into this folder, and serve nothing.",
+)
+@click.option(
+    "--run", metavar="RUN", help="The run that --export writes: its number; else the last one."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the address as one line of JSON, or what was exported.",
+)
 @click.pass_obj
 def ui(
-    settings: main.Globals, port: int, no_open: bool, write: bool, folder: str | None, run: str | None, as_json: bool
+    settings: main.Globals,
+    port: int,
+    no_open: bool,
+    write: bool,
+    folder: str | None,
+    run: str | None,
+    as_json: bool,
 ) -> None:
     """Exit 0 at Ctrl-C."""
     if (port or no_open or write) if folder is not None else run is not None:
-        raise UsageError("--export goes with --run, and with --json", remedy="Leave the other options out.")
+        raise UsageError(
+            "--export goes with --run, and with --json", remedy="Leave the other options out."
+        )
     for package in ("jinja2", "starlette", "uvicorn"):
-        if lack := lack_of("agac ui", package):
+        lack = lack_of("agac ui", package)
+        if lack:
             raise UsageError(lack, remedy="All of it: pip install jinja2 starlette uvicorn")
     if folder is not None:
         from agac.web.export import export_pages
 
         told = export_pages(Path(folder), run or "last", project=settings.project_dir)
-        text = f"Wrote {counted(told['listed'], 'row')} of run {told['run']}: open {told['folder']}/index.html"
+        text = (
+            f"Wrote {counted(told['listed'], 'row')} of run {told['run']}: open "
+            f"{told['folder']}/index.html"
+        )
         terminal.print_text(json.dumps(told) if as_json else text)
         return
     from agac.web.app import serve
 
     def ready(url: str) -> None:
-        terminal.print_text(json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)", flush=True)
+        terminal.print_text(
+            json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)",
+            flush=True,
+        )
         # without a window, some browsers open in the terminal
-        has_screen = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        has_screen = (
+            sys.platform != "linux"
+            or os.environ.get("DISPLAY")
+            or os.environ.get("WAYLAND_DISPLAY")
+        )
         if not no_open and has_screen:
             webbrowser.open(url)
 
@@ -65,7 +102,8 @@ def ui(
 
 
 @click.command(
-    help="Make an index of the words in a run's rows, or bring it up to date: the monitor finds rows by it at once. It "
+    help="Make an index of the words in a run's rows, or bring it up to date: the monitor "
+    "finds rows by it at once. It "
     "is a file beside the store, which may be deleted; runs at work are not held up."
 )
 @main.workflow_option
@@ -73,14 +111,26 @@ def ui(
 @click.option("--drop", is_flag=True, help="Delete the index.")
 @main.json_option
 @click.pass_obj
-def index(settings: main.Globals, workflow: str | None, run: str | None, drop: bool, as_json: bool) -> None:
+def index(
+    settings: main.Globals, workflow: str | None, run: str | None, drop: bool, as_json: bool
+) -> None:
     """Killed at any point, the same command goes on."""
-    report = main.long_running(api.index)(workflow, run=run, drop=drop, project=settings.project_dir)
+    report = main.long_running(api.index)(
+        workflow, run=run, drop=drop, project=settings.project_dir
+    )
     terminal.print_report(report, index_lines, as_json=as_json, quiet=settings.quiet)
 
 
 def index_lines(report: IndexReport) -> list[str]:
     if not report.bytes:
         return [f"Run {report.run} has no index"]
-    later = f"; {counted(report.open, 'open row')} will be looked at one by one" if report.open else ""
-    return [f"Run {report.run}: {counted(report.rows, 'row')} in its index, {terminal.megabytes(report.bytes)}{later}"]
+    if report.open:
+        later = f"; {counted(report.open, 'open row')} will be looked at one by one"
+    else:
+        later = ""
+    return [
+        (
+            f"Run {report.run}: {counted(report.rows, 'row')} in its index, "
+            f"{terminal.megabytes(report.bytes)}{later}"
+        )
+    ]

@@ -18,7 +18,14 @@ from agac.core.errors import ExitCode, UsageError
 from agac.core.types import counted
 
 if TYPE_CHECKING:
-    from agac.api import CalibrateReport, DecideReport, Decision, FixReport, ReviewItem, ReviewReport
+    from agac.api import (
+        CalibrateReport,
+        DecideReport,
+        Decision,
+        FixReport,
+        ReviewItem,
+        ReviewReport,
+    )
 
 KEYS = {"a": "approve", "e": "edit", "r": "reject", "d": "redo", "s": "skip", "q": "quit"}
 
@@ -36,7 +43,9 @@ queue_options = main.in_order(
 def review() -> None: ...
 
 
-@review.command(help="Show how many rows wait, what was decided, and how far people and the model agree.")
+@review.command(
+    help="Show how many rows wait, what was decided, and how far people and the model agree."
+)
 @click.option("-a", "--workflow", metavar="NAME", help="Only of this workflow.")
 @main.json_option
 @click.pass_obj
@@ -48,19 +57,32 @@ def status(settings: main.Globals, workflow: str | None, *, as_json: bool) -> No
 def status_lines(report: ReviewReport) -> Iterator[str]:
     for one in report.stages:
         states = [f"{count:,} {state}" for state, count in one.states.items()]
-        yield f"{one.workflow}, {one.stage}: {', '.join(states)}; {one.rejected:,} rejected. People and the model:"
+        yield (
+            f"{one.workflow}, {one.stage}: {', '.join(states)}; {one.rejected:,} rejected. "
+            "People and the model:"
+        )
         left = one.states.get("waiting", 0) + one.states.get("conflict", 0)
         if one.is_gone and left:
-            yield f"  No file has this stage any more, so no run takes decisions on {counted(left, 'row')} up. Put the"
+            yield (
+                "  No file has this stage any more, so no run takes decisions on "
+                f"{counted(left, 'row')} up. Put the"
+            )
             yield "  stage back to decide on them; `agac gc` drops them with their run."
         shown = {"asked blindly": one.blind, "sample": one.sample, "others": one.others}
-        table = [line for name, found in shown.items() if found.rows for line in agreement_rows(name, found)]
+        table = [
+            line
+            for name, found in shown.items()
+            if found.rows
+            for line in agreement_rows(name, found)
+        ]
         yield terminal.table(("decided", "rows", "equal", "share", "in one", "drift", "p95"), table)
     if not report.stages:
         yield "No row came to a review yet."
 
 
-@review.command(help="Write what waits into a csv, xlsx or jsonl FILE, to be filled in and imported.")
+@review.command(
+    help="Write what waits into a csv, xlsx or jsonl FILE, to be filled in and imported."
+)
 @file_argument
 @queue_options
 @click.option("--force", is_flag=True, help="Replace the file.")
@@ -73,13 +95,20 @@ def export(settings: main.Globals, /, file: Path, *, as_json: bool, **which: Any
     else:
         wrote = f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}"
         terminal.print_text(f"{wrote}. Fill in decision (approve,")
-        terminal.print_text(f"edit, reject, redo), value, comment and reviewer, then: agac review import {file}")
+        terminal.print_text(
+            f"edit, reject, redo), value, comment and reviewer, then: agac review import {file}"
+        )
 
 
-@review.command(name="import", help="Take the decisions of a FILE that `agac review export` wrote. Again is harmless.")
+@review.command(
+    name="import",
+    help="Take the decisions of a FILE that `agac review export` wrote. Again is harmless.",
+)
 @file_argument
 @reviewer_option
-@click.option("--partial", "some", is_flag=True, help="Take the good lines where others have a problem.")
+@click.option(
+    "--partial", "some", is_flag=True, help="Take the good lines where others have a problem."
+)
 @click.option("--force", is_flag=True, help="Override what others decided.")
 @main.json_option
 @click.pass_obj
@@ -91,51 +120,81 @@ def import_(settings: main.Globals, /, file: Path, *, as_json: bool, **how: Any)
     if as_json:
         terminal.print_json(report.as_json() | {"problems": wrong})
     else:
-        terminal.print_lines(decided_lines(report) if how["some"] or not wrong else ["Nothing was taken."])
+        terminal.print_lines(
+            decided_lines(report) if how["some"] or not wrong else ["Nothing was taken."]
+        )
     return ExitCode.USAGE if wrong else ExitCode.DONE
 
 
 def decided_lines(report: DecideReport) -> Iterator[str]:
-    yield f"{counted(report.taken, 'decision')} taken, {report.same:,} known already; `agac run` goes on with them"
+    yield (
+        f"{counted(report.taken, 'decision')} taken, {report.same:,} known already; `agac "
+        "run` goes on with them"
+    )
     if report.stale:
-        yield f"{counted(report.stale, 'decision')} not applied: the answer has changed since; export it again"
+        yield (
+            f"{counted(report.stale, 'decision')} not applied: the answer has changed "
+            "since; export it again"
+        )
     if report.conflicts:
-        yield f"In dispute: {counted(len(report.conflicts), 'row')}; --force overrides what others decided"
+        yield (
+            f"In dispute: {counted(len(report.conflicts), 'row')}; --force overrides what "
+            "others decided"
+        )
 
 
-@review.command(name="next", help="Decide on one row after the other at the terminal, the least sure first.")
+@review.command(
+    name="next", help="Decide on one row after the other at the terminal, the least sure first."
+)
 @queue_options
 @reviewer_option
 @click.pass_obj
 def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
-    """Keys: a approve, e edit in $EDITOR, r reject, d redo (the model answers again), s skip, q quit."""
+    """Keys: a approve, e edit in $EDITOR, r reject, d redo (the model answers again), s skip, q
+    quit."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        remedy = "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
+        remedy = (
+            "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
+        )
         raise UsageError("agac review next asks at a terminal", remedy=remedy)
-    who, project = api.reviewer(who, project=settings.project_dir), settings.project_dir
+    who = api.reviewer(who, project=settings.project_dir)
+    project = settings.project_dir
     for item, waiting in _queue(project, who, which):
         keys = {key: word for key, word in KEYS.items() if word in (*item.choices, "skip", "quit")}
-        key, refused = "", True
+        key = ""
+        refused = True
         while refused:
             terminal.print_lines(item_lines(item, waiting, keys))
             while not (key := next((sign for sign in click.getchar().lower() if sign in keys), "")):
                 pass
             decision = _decision(item, keys[key], who)
-            problems = api.decide(project, [decision]).problems if decision is not None else []
+            if decision is not None:
+                problems = api.decide(project, [decision]).problems
+            else:
+                problems = []
             for problem in problems:
                 terminal.say_error(problem.message)
             refused = bool(problems)
         if key == "q":
             break
     waiting = api.review_queue(project, limit=1, **which).waiting
-    terminal.print_text(f"{counted(waiting, 'row waits', 'rows wait')}. `agac run` goes on with what was decided.")
+    terminal.print_text(
+        f"{counted(waiting, 'row waits', 'rows wait')}. `agac run` goes on with what was decided."
+    )
 
 
-def _queue(project: Path | None, who: str, which: dict[str, Any]) -> Iterator[tuple[ReviewItem, int]]:
-    """What waits for somebody who has not said anything of it, each with how many rows wait; disputes come last."""
+def _queue(
+    project: Path | None, who: str, which: dict[str, Any]
+) -> Iterator[tuple[ReviewItem, int]]:
+    """What waits for somebody who has not said anything of it, each with how many rows wait;
+    disputes come last."""
     for state in ("waiting", "conflict"):
         after = None
-        while (page := api.review_queue(project, state=state, after=after, reviewer=who, limit=1, **which)).items:
+        while (
+            page := api.review_queue(
+                project, state=state, after=after, reviewer=who, limit=1, **which
+            )
+        ).items:
             yield page.items[0], page.waiting
             after = page.items[0].id
 
@@ -164,13 +223,18 @@ MOST_SHOWN = 100
 
 def _shown(value: Any) -> str:
     """A value, of which a terminal gets the beginning where it is long."""
-    return terminal.shortened(terminal.value_text(value), whole="in the file of `agac review export`")
+    return terminal.shortened(
+        terminal.value_text(value), whole="in the file of `agac review export`"
+    )
 
 
 def _more(count: int, what: str) -> Iterator[str]:
     """How many of these are not shown, if any."""
     if count > MOST_SHOWN:
-        yield f"  and {counted(count - MOST_SHOWN, f'more {what}')}: see the file of `agac review export`"
+        yield (
+            f"  and {counted(count - MOST_SHOWN, f'more {what}')}: see the file of `agac "
+            "review export`"
+        )
 
 
 def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
@@ -179,23 +243,38 @@ def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
         return None
     value: Any = None
     if choice == "edit":
-        text = item.answer if isinstance(item.answer, str) else json.dumps(item.answer, ensure_ascii=False, indent=2)
-        typed = click.edit("" if item.answer is None else text, extension=".json" if item.schema else ".txt")
+        if isinstance(item.answer, str):
+            text = item.answer
+        else:
+            text = json.dumps(item.answer, ensure_ascii=False, indent=2)
+        typed = click.edit(
+            "" if item.answer is None else text, extension=".json" if item.schema else ".txt"
+        )
         try:
             value = typed if item.schema is None or typed is None else json.loads(typed)
         except ValueError as error:
             terminal.say_error(f"it is no JSON: {error}")
         if value is None:
             return None
-    reason = "" if choice == "approve" else click.prompt("Reason", default="", show_default=False)
+    if choice == "approve":
+        reason = ""
+    else:
+        reason = click.prompt("Reason", default="", show_default=False)
     return api.Decision(item.id, choice, value, reason, who, "terminal", item.seen)
 
 
-@click.command(help="Set the result that a stage has for a row by hand: it is checked, kept, and marked as `manual`.")
+@click.command(
+    help=(
+        "Set the result that a stage has for a row by hand: it is checked, kept, and "
+        "marked as `manual`."
+    )
+)
 @click.argument("run", metavar="RUN")
 @click.argument("row", metavar="ROW")
 @click.option("--stage", metavar="STAGE", required=True, help="The stage.")
-@click.option("--value", type=click.File(), metavar="FILE", required=True, help="A file with it; - for stdin.")
+@click.option(
+    "--value", type=click.File(), metavar="FILE", required=True, help="A file with it; - for stdin."
+)
 @click.option("--reason", metavar="TEXT", required=True, help="Why; kept with it.")
 @reviewer_option
 @main.json_option
@@ -213,22 +292,35 @@ def fix_lines(report: FixReport) -> Iterator[str]:
     yield f"The next run puts it in, and runs what follows from it again: {report.go_on}"
 
 
-@click.command(help="Find the threshold of a review, or of an escalation, that meets a target error, from decisions.")
+@click.command(
+    help=(
+        "Find the threshold of a review, or of an escalation, that meets a target error, "
+        "from decisions."
+    )
+)
 @click.argument("stage", metavar="STAGE")
 @click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
-@click.option("--target", metavar="PERCENT", required=True, help="Of rows that pass so many may be wrong: 2%.")
+@click.option(
+    "--target", metavar="PERCENT", required=True, help="Of rows that pass so many may be wrong: 2%."
+)
 @click.option("--run", metavar="RUN", help="Use the decisions about this run; else the last one.")
 @main.json_option
 @click.pass_obj
 def calibrate(settings: main.Globals, /, target: str, *, as_json: bool, **given: Any) -> int:
-    """Exit 0 found, 3 no threshold is known to meet the target: decide on more rows. Prints a diff for `git apply`."""
-    report = api.calibrate(**given, target=percentage(target, "--target"), project=settings.project_dir)
+    """Exit 0 found, 3 no threshold is known to meet the target: decide on more rows. Prints a diff
+    for `git apply`."""
+    report = api.calibrate(
+        **given, target=percentage(target, "--target"), project=settings.project_dir
+    )
     terminal.print_report(report, calibrate_lines, as_json=as_json)
     return report.exit_code
 
 
 def calibrate_lines(report: CalibrateReport) -> Iterator[str]:
-    waits = f"; {counted(report.waiting, 'row')} without one, which counts as wrong" if report.waiting else ""
+    if report.waiting:
+        waits = f"; {counted(report.waiting, 'row')} without one, which counts as wrong"
+    else:
+        waits = ""
     sample = f"{counted(report.decided, 'decision')} on the sample{waits}"
     yield f"{report.workflow}, run {report.run}, stage {report.stage}: {report.condition}; {sample}"
     if report.unapplied:
@@ -237,8 +329,23 @@ def calibrate_lines(report: CalibrateReport) -> Iterator[str]:
         if one is not None:
             low, middle, high = one.error
             wrong = f"wrong {middle:.1%} ({low:.1%} to {high:.1%}, confidence 95 %)"
-            yield f"{word}: {one.value:g}: {one.passing:,} rows pass, {wrong}; {one.looked_at:.1%} are looked at"
+            yield (
+                f"{word}: {one.value:g}: {one.passing:,} rows pass, {wrong}; "
+                f"{one.looked_at:.1%} are looked at"
+            )
     if report.best is None:
-        yield f"No threshold is known to meet {report.target:.4g}. Where no answer is wrong it takes {report.needed:,}"
-        yield "decisions on the sample, else more: raise `sample:`, run, and decide with agac review next."
-    yield report.diff.rstrip("\n") if report.diff else "The condition stays as it is." if report.best else ""
+        yield (
+            f"No threshold is known to meet {report.target:.4g}. Where no answer is wrong "
+            f"it takes {report.needed:,}"
+        )
+        yield (
+            "decisions on the sample, else more: raise `sample:`, run, and decide with "
+            "agac review next."
+        )
+    yield (
+        report.diff.rstrip("\n")
+        if report.diff
+        else "The condition stays as it is."
+        if report.best
+        else ""
+    )

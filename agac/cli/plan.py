@@ -10,7 +10,14 @@ import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.figures import TOTALS, InexactNumber, comparison_rows, plan_rows, priced, version_words
+from agac.cli.figures import (
+    TOTALS,
+    InexactNumber,
+    comparison_rows,
+    plan_rows,
+    priced,
+    version_words,
+)
 from agac.core.errors import ExitCode
 from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
@@ -18,7 +25,9 @@ from agac.core.types import counted, dollars
 if TYPE_CHECKING:
     from agac.engine.estimate import Guess, PlannedBatches, PlannedRounds, PlanReport, StageForecast
 
-MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
+MAX_PATHS = (
+    20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture
+)
 
 
 @click.command(help="Show what a run would call, reuse and cost, and why. Makes no calls.")
@@ -28,25 +37,49 @@ MAX_PATHS = 20  # lines of a graph's paths that are printed; a wider graph is be
 @click.option("--fresh", is_flag=True, help="As if no earlier result were reused.")
 @click.option("--stage", metavar="NAME", help="Run only this stage.")
 @main.stage_options
-@click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first N rendered prompts.")
-@click.option("--against", metavar="REF", help="Plan the files of this branch, tag, commit or folder too.")
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Print the first N rendered prompts.",
+)
+@click.option(
+    "--against", metavar="REF", help="Plan the files of this branch, tag, commit or folder too."
+)
 @click.option("--markdown", is_flag=True, help="Print Markdown, for comments of pull requests.")
 @main.json_option
 @click.pass_obj
 def plan(
-    settings: main.Globals, /, workflows: tuple[str, ...], show: int, against: str | None, markdown: bool,
-    as_json: bool, **given: Any,
-) -> int:  # fmt: skip
-    given |= {"vars": main.read_variables(given["vars"]), "retry_failed": not given.pop("no_retry_failed")}
+    settings: main.Globals,
+    /,
+    workflows: tuple[str, ...],
+    show: int,
+    against: str | None,
+    markdown: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    given |= {
+        "vars": main.read_variables(given["vars"]),
+        "retry_failed": not given.pop("no_retry_failed"),
+    }
     call = api.plan if against is None else partial(api.plan_against, against)
-    options, root = api.RunOptions(**given), settings.project_dir
+    options = api.RunOptions(**given)
+    root = settings.project_dir
     found = [call(name, options, show=show, project=root) for name in workflows]
     return print_plans(found, workflows, as_json=as_json, markdown=markdown)
 
 
-def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False) -> ExitCode:
-    """Plans, or comparisons of two: all of one kind. Gives the exit code: no row of a plan may come to a result."""
-    code = ExitCode.USAGE if any(getattr(one, "now", one).blocked for one in reports) else ExitCode.DONE
+def print_plans(
+    reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False
+) -> ExitCode:
+    """Plans, or comparisons of two: all of one kind. Gives the exit code: no row of a plan may
+    come to a result."""
+    if any(getattr(one, "now", one).blocked for one in reports):
+        code = ExitCode.USAGE
+    else:
+        code = ExitCode.DONE
     for report in reports:
         for warning in getattr(report, "now", report).warnings:
             terminal.say(str(warning))
@@ -64,16 +97,24 @@ def print_plans(reports: Sequence[Any], workflows: Sequence[str], *, as_json: bo
 
 def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:
     yield from plan_lines(getattr(report, "now", report), workflows)
-    if against := getattr(report, "against", None):
-        yield from ("", f"Beside {version_words(against)}:", terminal.table(["", *TOTALS], comparison_rows(report)))
+    against = getattr(report, "against", None)
+    if against:
+        yield from (
+            "",
+            f"Beside {version_words(against)}:",
+            terminal.table(["", *TOTALS], comparison_rows(report)),
+        )
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
-    """One plan: which rows, which run, the stages, why their tasks run, the cost, the rendered prompts."""
+    """One plan: which rows, which run, the stages, why their tasks run, the cost, the rendered
+    prompts."""
     rows = report.rows
     facts = [counted(rows["total"], "row")]
     facts += [f"{rows['unusable']:,} unusable"] if rows["unusable"] else []
-    facts += [f"{short:,} with fewer fields than the header"] if (short := rows.get("short", 0)) else []
+    facts += (
+        [f"{short:,} with fewer fields than the header"] if (short := rows.get("short", 0)) else []
+    )
     facts += [f"{rows['dropped']:,} dropped by on_duplicate_id"] if rows["dropped"] else []
     if report.continues is not None:
         run = f"resumes run {report.continues}"
@@ -92,8 +133,13 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
         if len(paths) > MAX_PATHS:
             yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
     yield from ("", terminal.table(*plan_rows(report)), "")
-    for alias in {alias["written"]: alias for stage in report.stages for alias in stage.aliases}.values():
-        before = f"   (run {report.compared_with}: {alias['meant']})" if alias["meant"] else ""
+    for alias in {
+        alias["written"]: alias for stage in report.stages for alias in stage.aliases
+    }.values():
+        if alias["meant"]:
+            before = f"   (run {report.compared_with}: {alias['meant']})"
+        else:
+            before = ""
         yield terminal.short_name_line(alias) + before
     for stage in report.stages:
         yield from (f"  {stage.name}: {line}" for line in reason_lines(stage, rows["total"]))
@@ -106,12 +152,17 @@ def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """A graph as its paths, from needs to forks and joins. `needs`: of each stage, in the order a row meets them."""
+    """A graph as its paths, from needs to forks and joins. `needs`: of each stage, in the order a
+    row meets them."""
     followers: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed in needs.items():
         for need in needed:
             followers[need].append(name)
-    inner = {name for name, needed in needs.items() if len(needed) == 1 and len(followers[needed[0]]) == 1}
+    inner = {
+        name
+        for name, needed in needs.items()
+        if len(needed) == 1 and len(followers[needed[0]]) == 1
+    }
     paths = []
     for first in (name for name in needs if name not in inner):
         path = [", ".join(needs[first]), first] if needs[first] else [first]
@@ -122,51 +173,75 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
-    """Where it is asked; why tasks run or are blocked, each with a row; its batches, groups, what may change."""
-    if (asked := getattr(found.stage, "models", None)) and asked[0].backend:
+    """Where it is asked; why tasks run or are blocked, each with a row; its batches, groups, what
+    may change."""
+    asked = getattr(found.stage, "models", None)
+    if asked and asked[0].backend:
         own = "an engine of your own: its prefix cache is read before and after the run"
-        hosted = "its KV cache is the service's own: nothing controls it but a prefix that stays the same"
+        hosted = (
+            "its KV cache is the service's own: nothing controls it but a prefix that "
+            "stays the same"
+        )
         yield f"asked at {asked[0].backend}, {own if asked[0].provider.engine else hosted}"
     for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
         for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
             yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
     if found.estimate.usd:
-        past = counted(found.estimate.past_tasks, "earlier task") if found.estimate.past_tasks else "a guess of lengths"
+        if found.estimate.past_tasks:
+            past = counted(found.estimate.past_tasks, "earlier task")
+        else:
+            past = "a guess of lengths"
         basis = f" (from {counted(found.sampled, 'prompt')} and {past})"
         yield priced(found.estimate, simulated=found.simulated, basis=basis)
     if found.estimate.usd_off_peak is not None:
         cheapest = dollars(found.estimate.usd_off_peak, simulated=found.simulated, about="~")
-        yield f"the price depends on the hour (UTC): costs are those of the dearest, {cheapest} at the cheapest"
+        yield (
+            "the price depends on the hour (UTC): costs are those of the dearest, "
+            f"{cheapest} at the cheapest"
+        )
     if found.in_flight:
         yield f"{found.in_flight:,} in open batches: not sent or paid again"
     if found.remote:
-        yield f"{found.remote:,} of them are answered in the remote: after `agac pull` they are not asked"
+        yield (
+            f"{found.remote:,} of them are answered in the remote: after `agac pull` they "
+            "are not asked"
+        )
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
-        if (primer := found.batches.primer) is not None:
+        primer = found.batches.primer
+        if primer is not None:
             less = f"up to {dollars(primer.saves_usd, simulated=found.simulated)} less"
-            yield f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens cached, one more queue wait"
+            yield (
+                f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens "
+                "cached, one more queue wait"
+            )
     if found.rounds is not None:
         yield _rounds(found.rounds)
     if found.parts:
         parts = found.parts if found.exact else InexactNumber(found.parts)
         yield f"{counted(parts, 'more call')}, for parts of large groups"
     if found.spared and (vote := getattr(found.stage, "vote", None)):
-        fewest, calls = found.questions - found.spared, counted(found.questions, "call")
+        fewest = found.questions - found.spared
+        calls = counted(found.questions, "call")
         yield f"{fewest:,} to {calls}: no more for a row once an answer leads by {vote.lead}"
     if found.guess is not None:
         yield _guessed(found.guess)
-    if (does := found.stage.operation) is not None and does.key == "review":
+    does = found.stage.operation
+    if does is not None and does.key == "review":
         yield from _review_lines(does, found)
     elif found.undecided:
         otherwise = "leave" if found.stage.otherwise == "drop" else "skip it"
-        yield f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that is not known yet"
+        yield (
+            f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that "
+            "is not known yet"
+        )
     if found.collapsed > 0.01 * max(rows, found.run):
         yield f"{found.collapsed:,} of them have the same prompt as another task"
 
 
 def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
-    """Who waits for people, of rows whose answers are not there yet; and how often they may be given again."""
+    """Who waits for people, of rows whose answers are not there yet; and how often they may be
+    given again."""
     if found.undecided:
         drawn = f"a sample of {100 * does.sample:.4g} %" if does.sample else "each"
         unknown = "its `when` says who waits for a decision, by an answer that is not known yet"
@@ -174,18 +249,32 @@ def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
         who = unknown + others if does.when else f"{drawn} waits for a decision"
         yield f"{counted(found.undecided, 'row')}: {who}"
     if does.redo:
-        yield f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row, which is not in the costs"
+        yield (
+            f"{does.edit} may be asked up to {counted(does.redo, 'time')} again for a row, "
+            "which is not in the costs"
+        )
 
 
 def _batches(batches: PlannedBatches) -> str:
-    count, most = batches.count, batches.requests_at_most
-    times = f"no batch of this model has ended yet, and the provider takes up to {batches.completion_window}"
+    count = batches.count
+    most = batches.requests_at_most
+    times = (
+        "no batch of this model has ended yet, and the provider takes up to "
+        f"{batches.completion_window}"
+    )
     if batches.p50_s is not None and batches.p95_s is not None:
-        half, all_but_few = duration(batches.p50_s), duration(batches.p95_s)
-        times = f"of {batches.ended_before:,} earlier ones, half took {half} or less, 95 % within {all_but_few}"
+        half = duration(batches.p50_s)
+        all_but_few = duration(batches.p95_s)
+        times = (
+            f"of {batches.ended_before:,} earlier ones, half took {half} or less, 95 % "
+            f"within {all_but_few}"
+        )
         if batches.ended_before == 1:
             times = f"the previous one took {half}"
-    each = counted(most, "request") if count == 1 else f"up to {counted(most, 'request')} each"
+    if count == 1:
+        each = counted(most, "request")
+    else:
+        each = f"up to {counted(most, 'request')} each"
     return f"{counted(count, 'batch', 'batches')} of {each}, at batch price; {times}"
 
 
@@ -194,14 +283,20 @@ def _rounds(rounds: PlannedRounds) -> str:
     wait = "each waits in the provider's queue"
     if rounds.wait_s is not None:
         wait = f"together {duration(rounds.wait_s)}, as batches took before"
-    return f"about {rounds.expected:.2g} rounds of batches, one a turn, {rounds.at_most} at most: {wait}"
+    return (
+        f"about {rounds.expected:.2g} rounds of batches, one a turn, {rounds.at_most} at "
+        f"most: {wait}"
+    )
 
 
 def _guessed(guess: Guess) -> str:
     """What is taken for the number of rows that a stage makes, and from where."""
     makes, source, number, run = guess
     after = "it was called" if makes == "rows" else f"`{source}` has answered"
-    basis = "is assumed; there is no earlier run to compare with" if run is None else f"as in run {run}"
+    if run is None:
+        basis = "is assumed; there is no earlier run to compare with"
+    else:
+        basis = f"as in run {run}"
     match makes:
         case "groups":
             number_of = f"at least {number:,.0f}" if run is None else f"{number:,.0f}"
@@ -215,29 +310,43 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     """The expected cost of the whole run, how exact that is, and what to do next."""
     running = [stage for stage in report.stages if stage.run]
     if report.blocked is not None:
-        yield f"Blocked: no row would come to a result, and the run would ask nothing. {report.blocked}"
+        yield (
+            "Blocked: no row would come to a result, and the run would ask nothing. "
+            f"{report.blocked}"
+        )
         return
     if not running:
         in_batch = any(stage.in_flight for stage in report.stages)
-        yield "No calls are needed." + (" `agac batch retrieve` collects results." if in_batch else "")
+        yield "No calls are needed." + (
+            " `agac batch retrieve` collects results." if in_batch else ""
+        )
         return
-    simulated, about = any(stage.simulated for stage in running), "" if report.exact else "~"
+    simulated = any(stage.simulated for stage in running)
+    about = "" if report.exact else "~"
     cost = "a cost that is not known (no price)"
     if report.usd is not None:
         cost = dollars(report.usd, simulated=simulated, about=about)
     if report.usd_at_most is not None:
         cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
-    calls, given, made = counted(report.calls, "call"), report.input_tokens, report.output_tokens
+    calls = counted(report.calls, "call")
+    given = report.input_tokens
+    made = report.output_tokens
     yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
     if not report.exact:
-        yield "  ~ is an estimate: the number of rows is not known yet. The maximum cost is not known either."
+        yield (
+            "  ~ is an estimate: the number of rows is not known yet. The maximum cost is "
+            "not known either."
+        )
     if report.usd:
         yield f"  {priced(report, simulated=simulated)}"
     yield from _guesses(running)
     for budget in report.budgets:
         yield f"  {terminal.spent_line(budget, simulated)}"
         if not budget["enough"]:
-            yield "    less than the expected cost: the run would stop at this limit, with exit code 4"
+            yield (
+                "    less than the expected cost: the run would stop at this limit, with "
+                "exit code 4"
+            )
     if report.wants_yes:
         usd = report.confirm_above or 0.0
         bound = dollars(usd, 2 if round(usd, 2) == usd else 4)
@@ -246,19 +355,37 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
 
 
 def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
-    """What nobody knows before these stages run: how long answers are, and how many turns and searches they take."""
-    if guessed := [stage.name for stage in running if stage.estimate.basis == "guess"]:
-        yield f"  Not run before with this model, so the length of answers is a guess: {', '.join(guessed)}"
+    """What nobody knows before these stages run: how long answers are, and how many turns and
+    searches they take."""
+    guessed = [stage.name for stage in running if stage.estimate.basis == "guess"]
+    if guessed:
+        yield (
+            "  Not run before with this model, so the length of answers is a guess: "
+            f"{', '.join(guessed)}"
+        )
     for stage in running:
-        if (agent := stage.stage).asks and agent.agent_spec is not None:
+        agent = stage.stage
+        if agent.asks and agent.agent_spec is not None:
             guess = f"{'three' if agent.defers_form else 'two'} turns each are a guess"
-            often = guess if stage.estimate.basis == "guess" else "as many turns as before"
+            if stage.estimate.basis == "guess":
+                often = guess
+            else:
+                often = "as many turns as before"
             bound = f"{agent.most_turns} at most, with one call of a tool in each but the last"
             yield f"  Conversations at {stage.name}: {often}; {bound}"
         elif agent.asks and agent.runtime is not None:
-            often = "two calls in each are a guess" if stage.estimate.basis == "guess" else "with as much as before"
+            if stage.estimate.basis == "guess":
+                often = "two calls in each are a guess"
+            else:
+                often = "with as much as before"
             most = agent.tooling.max_turns + 1
-            yield f"  Sessions of OpenCode at {stage.name}: how often each asks is not known, {often}; {most} at most"
-    models = ((stage.name, model) for stage in running for model in getattr(stage.stage, "models", ()))
-    if searching := dict.fromkeys(name for name, model in models if model.server_tools):
+            yield (
+                f"  Sessions of OpenCode at {stage.name}: how often each asks is not "
+                f"known, {often}; {most} at most"
+            )
+    models = (
+        (stage.name, model) for stage in running for model in getattr(stage.stage, "models", ())
+    )
+    searching = dict.fromkeys(name for name, model in models if model.server_tools)
+    if searching:
         yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"

@@ -1,5 +1,5 @@
-"""`agac process` and `agac resume`: rows of a file through a prompt, without a workflow file. The summary is JSON on
-standard output; all that is said to people goes to standard error."""
+"""`agac process` and `agac resume`: rows of a file through a prompt, without a workflow file. The
+summary is JSON on standard output; all that is said to people goes to standard error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,35 @@ import click
 
 from agac import api
 from agac.cli import main
-from agac.cli.main import Globals, budget_option, in_order, long_running, max_errors_option, read_variables, row_options
+from agac.cli.main import (
+    Globals,
+    budget_option,
+    in_order,
+    long_running,
+    max_errors_option,
+    read_variables,
+    row_options,
+)
 from agac.cli.plan import print_plans
-from agac.cli.run import batch_lines, call_time, calls_options, next_lines, read_budget, say_stop, summary_lines
-from agac.cli.terminal import confirmed, from_here, price, print_data, print_json, row_words, say, table
+from agac.cli.run import (
+    batch_lines,
+    call_time,
+    calls_options,
+    next_lines,
+    read_budget,
+    say_stop,
+    summary_lines,
+)
+from agac.cli.terminal import (
+    confirmed,
+    from_here,
+    price,
+    print_data,
+    print_json,
+    row_words,
+    say,
+    table,
+)
 from agac.core.keys import job_alias
 from agac.core.types import counted
 from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_new_place
@@ -30,12 +55,23 @@ if TYPE_CHECKING:
 
 PROMPTS = 5  # prompts that a dry run shows where no limit says how many
 
-summary_option = click.option("--final-summary/--no-final-summary", "--json", "as_json", default=None,
-                              help="Print the summary as JSON (default); with --dry-run the plan.")  # fmt: skip
+summary_option = click.option(
+    "--final-summary/--no-final-summary",
+    "--json",
+    "as_json",
+    default=None,
+    help="Print the summary as JSON (default); with --dry-run the plan.",
+)
 wait_option = click.option("--wait", is_flag=True, help="Wait for batches.")
-work_dir_option = click.option("--work-dir", type=click.Path(file_okay=False), metavar="DIR",
-                               help="Keep the state of the job in this folder, which is empty or its own.")  # fmt: skip
-yes_option = click.option("--yes", is_flag=True, help="Answer yes to every question before calls are made.")
+work_dir_option = click.option(
+    "--work-dir",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Keep the state of the job in this folder, which is empty or its own.",
+)
+yes_option = click.option(
+    "--yes", is_flag=True, help="Answer yes to every question before calls are made."
+)
 
 
 def _path(*names: str, text: str) -> Callable[[Any], Any]:
@@ -44,11 +80,15 @@ def _path(*names: str, text: str) -> Callable[[Any], Any]:
 
 REPLACED = {
     "--fail-on-errors": "failed rows end with exit code 3 in any case; leave it out",
-    "--(no-)?keep-temp": "a job leaves no temporary files, and its state is in the store; `agac gc` removes that",
+    "--(no-)?keep-temp": (
+        "a job leaves no temporary files, and its state is in the store; `agac gc` removes that"
+    ),
     "-x|--shell": "a model runs no commands; leave it out",
     "--hf-dataset(-path)?": "upload what is written: hf upload OWNER/NAME FILE --repo-type dataset",
-    "--(project|run-name|group|(no-)?trackio.*)": "nothing goes to a monitor; --progress-every N prints progress, and "
-    "--summary-output FILE has the figures",
+    "--(project|run-name|group|(no-)?trackio.*)": (
+        "nothing goes to a monitor; --progress-every N prints progress, and --summary-output FILE "
+        "has the figures"
+    ),
 }
 """Options of tools like this one, and what there is instead."""
 
@@ -67,81 +107,195 @@ class ProcessCommand(click.Command):
 
 
 job_options = in_order(  # of `agac process` and `agac resume`
-    click.option("-p", "--prompt", metavar="TEXT", help="The prompt, with the row's fields as {{field}}."),
-    _path("--template", text="A file with the prompt. Without a prompt it is the whole row as JSON."),
-    click.option("--syntax", type=click.Choice(["auto", "dollar", "mustache", "brace"]), default="auto",
-                 help="How prompts name fields: ${field}, {{field}}, {field}, or any of them (auto)."),
+    click.option(
+        "-p", "--prompt", metavar="TEXT", help="The prompt, with the row's fields as {{field}}."
+    ),
+    _path(
+        "--template", text="A file with the prompt. Without a prompt it is the whole row as JSON."
+    ),
+    click.option(
+        "--syntax",
+        type=click.Choice(["auto", "dollar", "mustache", "brace"]),
+        default="auto",
+        help="How prompts name fields: ${field}, {{field}}, {field}, or any of them (auto).",
+    ),
     click.option("--instruction", metavar="TEXT", help="The system message, or a file with it."),
-    click.option("--agent-card", metavar="FILE", help="An AgentCard (instruction, model, parameters), or a folder."),
-    click.option("--agent", metavar="NAME", help="The card of that folder, or of agentcards/ in the project."),
+    click.option(
+        "--agent-card",
+        metavar="FILE",
+        help="An AgentCard (instruction, model, parameters), or a folder.",
+    ),
+    click.option(
+        "--agent", metavar="NAME", help="The card of that folder, or of agentcards/ in the project."
+    ),
     click.option("--skills", metavar="DIR", help="A folder of skills that the model may read."),
-    click.option("--runtime", type=click.Choice(["opencode"]), help="Run each row as an agent of OpenCode's command "
-                 "line, which has to be installed."),
-    click.option("--var-file", "var_files", metavar="NAME=FILE", multiple=True, help="As --var, with what FILE holds."),
+    click.option(
+        "--runtime",
+        type=click.Choice(["opencode"]),
+        help="Run each row as an agent of OpenCode's command line, which has to be installed.",
+    ),
+    click.option(
+        "--var-file",
+        "var_files",
+        metavar="NAME=FILE",
+        multiple=True,
+        help="As --var, with what FILE holds.",
+    ),
     _path("--vars-json", text="A JSON object with such values."),
     _path("--json-schema", text="The JSON Schema that each answer has to satisfy."),
-    click.option("--schema-model", metavar="MODULE:CLASS", help="The same as a Pydantic class of the project."),
-    click.option("--reply", type=click.Choice(["text", "json"]), help="What replies without a schema are."),
-    click.option("--parallel", "--concurrency", "parallel", type=click.IntRange(1, 10_000), metavar="N",
-                 help="Maximum number of concurrent calls; 1 runs them one at a time."),
-    click.option("--read", metavar="KEY=VALUE", multiple=True, help="A key of a workflow's input, which says how INPUT "
-                 "is read: format=csv, encoding=cp1252, sheet=2, 'delimiter=;'."),
-    click.option("--id-field", metavar="FIELD", help="The field with each row's id; else rows are numbered."),
-    click.option("--include-input/--no-include-input", default=None, help="Put rows' fields beside results (jsonl)."),
-    click.option("--merge", type=click.Choice(["replace", "extend", "update", "append"]),
-                 help="How a result is written together with the fields of its row."),
-    click.option("--format", type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),
-                 help="The format of OUTPUT."),
-    click.option("--to", metavar="TABLE", help="Write the rows into a table too: sqlite://FILE?table=NAME, or "
-                 "postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME."),
-    click.option("--sources", is_flag=True, help="Put the pages of providers' searches beside results."),
-    click.option("--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."),
-    click.option("--max-retries", "--retries", "max_retries", type=click.IntRange(0, 99), metavar="N",
-                 help="Retry a failed call up to N times."),
-    click.option("--retry-delay", type=click.FloatRange(0), metavar="SECONDS", help="The wait before the first retry."),
-    click.option("--row-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                 help="The most a row may take, with all its retries."),
+    click.option(
+        "--schema-model",
+        metavar="MODULE:CLASS",
+        help="The same as a Pydantic class of the project.",
+    ),
+    click.option(
+        "--reply", type=click.Choice(["text", "json"]), help="What replies without a schema are."
+    ),
+    click.option(
+        "--parallel",
+        "--concurrency",
+        "parallel",
+        type=click.IntRange(1, 10_000),
+        metavar="N",
+        help="Maximum number of concurrent calls; 1 runs them one at a time.",
+    ),
+    click.option(
+        "--read",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="A key of a workflow's input, which says how INPUT "
+        "is read: format=csv, encoding=cp1252, sheet=2, 'delimiter=;'.",
+    ),
+    click.option(
+        "--id-field", metavar="FIELD", help="The field with each row's id; else rows are numbered."
+    ),
+    click.option(
+        "--include-input/--no-include-input",
+        default=None,
+        help="Put rows' fields beside results (jsonl).",
+    ),
+    click.option(
+        "--merge",
+        type=click.Choice(["replace", "extend", "update", "append"]),
+        help="How a result is written together with the fields of its row.",
+    ),
+    click.option(
+        "--format",
+        type=click.Choice(["jsonl", "json", "csv", "tsv", "txt", "parquet"]),
+        help="The format of OUTPUT.",
+    ),
+    click.option(
+        "--to",
+        metavar="TABLE",
+        help="Write the rows into a table too: sqlite://FILE?table=NAME, or "
+        "postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME.",
+    ),
+    click.option(
+        "--sources", is_flag=True, help="Put the pages of providers' searches beside results."
+    ),
+    click.option(
+        "--csv-safe", is_flag=True, help="Keep spreadsheets from running cells as formulas."
+    ),
+    click.option(
+        "--max-retries",
+        "--retries",
+        "max_retries",
+        type=click.IntRange(0, 99),
+        metavar="N",
+        help="Retry a failed call up to N times.",
+    ),
+    click.option(
+        "--retry-delay",
+        type=click.FloatRange(0),
+        metavar="SECONDS",
+        help="The wait before the first retry.",
+    ),
+    click.option(
+        "--row-timeout",
+        type=click.FloatRange(0, min_open=True),
+        metavar="SECONDS",
+        help="The most a row may take, with all its retries.",
+    ),
     max_errors_option,
     budget_option,
     _path("--error-output", text="Write the failed rows here, with their input."),
     _path("--telemetry-output", text="Write the calls of each row here."),
     _path("--summary-output", text="Write the summary here too."),
     work_dir_option,
-    click.option("--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."),
-    click.option("-m", "--model", "models", metavar="MODEL", multiple=True,
-                 help="The model: provider/model?key=value. Several are compared, with an OUTPUT each."),
-    click.option("--quote", is_flag=True, help="Run 20 rows, then show what the rest costs and ask whether to go on."),
-    click.option("--dry-run", is_flag=True, help="Show the prompts of the first rows and the cost, and make no calls."),
-    click.option("--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."),
-    click.option("--progress/--no-progress", default=True, help="Show progress (default), or do not."),
-    click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."),
+    click.option(
+        "--fresh", is_flag=True, help="Ask about every row again; do not reuse earlier results."
+    ),
+    click.option(
+        "-m",
+        "--model",
+        "models",
+        metavar="MODEL",
+        multiple=True,
+        help="The model: provider/model?key=value. Several are compared, with an OUTPUT each.",
+    ),
+    click.option(
+        "--quote",
+        is_flag=True,
+        help="Run 20 rows, then show what the rest costs and ask whether to go on.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Show the prompts of the first rows and the cost, and make no calls.",
+    ),
+    click.option(
+        "--progress-every", type=click.IntRange(1), metavar="N", help="Print progress every N rows."
+    ),
+    click.option(
+        "--progress/--no-progress", default=True, help="Show progress (default), or do not."
+    ),
+    click.option(
+        "--stream",
+        is_flag=True,
+        help="Make one call at a time, and show each reply as it is written.",
+    ),
     main.traces_option,
     wait_option,
     summary_option,
     yes_option,
     calls_options,
     row_options,
-)  # fmt: skip
+)
 
 
 @click.command(
     cls=ProcessCommand,
-    help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). Run it again to "
-    "resume.",
+    help="Ask a model about each row of INPUT, and write the results into OUTPUT (- for stdout). "
+    "Run it again to resume.",
 )
 @click.argument("places", metavar="[INPUT] [OUTPUT]", nargs=-1)
 @in_order(
-    click.option("-o", "--output", type=click.Path(), metavar="OUTPUT", help="The file for the results; its suffix "
-                 "tells the format."),
-    click.option("--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."),
-    click.option("--resume/--no-resume", default=None, help="Adopt the results of an OUTPUT that this job did not "
-                 "write; or refuse one that is there."),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(),
+        metavar="OUTPUT",
+        help="The file for the results; its suffix tells the format.",
+    ),
+    click.option(
+        "--overwrite", is_flag=True, help="Replace an OUTPUT that this job did not write."
+    ),
+    click.option(
+        "--resume/--no-resume",
+        default=None,
+        help=(
+            "Adopt the results of an OUTPUT that this job did not write; or refuse one that is "
+            "there."
+        ),
+    ),
     _path("--config", text="Read the job from a YAML file; options win over its keys."),
     _path("--save-workflow", text="Write the same work as a workflow file."),
-)  # fmt: skip
+)
 @job_options
 @click.pass_obj
-def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any) -> int:
+def process(
+    settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_json: bool | None, **given: Any
+) -> int:
     source, output = _places(places, given.pop("input"), given.pop("output"))
     config, workflow = (given.pop(name) for name in ("config", "save_workflow"))
     options, models, every = _options(given)
@@ -149,32 +303,51 @@ def process(settings: Globals, /, places: tuple[str, ...], dry_run: bool, as_jso
         options = api.read_job(config, options)
     if workflow is not None:
         if models[1:]:
-            raise click.UsageError("--save-workflow: a workflow has one model; leave out the others")
+            raise click.UsageError(
+                "--save-workflow: a workflow has one model; leave out the others"
+            )
         path = api.save_job(source, output, options, workflow, project=settings.project_dir)
         say(f"The workflow is in {from_here(path)}")
     if dry_run:
         from agac.api.compare import jobs_of  # loads the API
 
-        jobs, shown = jobs_of(output, options, models) if models[1:] else [(output, options)], options.limit or PROMPTS
-        plans = [api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs]
+        if models[1:]:
+            jobs = jobs_of(output, options, models)
+        else:
+            jobs = [(output, options)]
+        shown = options.limit or PROMPTS
+        plans = [
+            api.process_plan(source, *one, show=shown, project=settings.project_dir) for one in jobs
+        ]
         named = [replace(plan, workflow=one) for plan, (one, _) in zip(plans, jobs, strict=True)]
         return print_plans(plans if as_json else named, (), as_json=bool(as_json))
     if options.work_dir is None and not settings.quiet and is_new_place(settings.project_dir):
-        say(f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. `agac init` keeps it.")
+        say(
+            f"No {PROJECT_FILE} here: the state of this folder goes into {STORE.parent}. "
+            "`agac init` keeps it."
+        )
     what = source, output, options
-    return _run(api.process, settings, *what, summary=as_json is not False, every=every, models=models)
+    return _run(
+        api.process, settings, *what, summary=as_json is not False, every=every, models=models
+    )
 
 
 @click.command(
-    help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options it had, but for those "
-    "that are given."
+    help="Resume a job of `agac process` (JOB: job_3, or the number of its run) with the options "
+    "it had, but for those that are given."
 )
 @click.argument("job", metavar="JOB")
 @job_options
 @click.pass_obj
-def resume(settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, **given: Any) -> int:
-    folder, source = given.pop("work_dir"), given.pop("input")
-    settings = settings if folder is None else replace(settings, project_dir=Path(folder))
+def resume(
+    settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, **given: Any
+) -> int:
+    folder = given.pop("work_dir")
+    source = given.pop("input")
+    if folder is None:
+        settings = settings
+    else:
+        settings = replace(settings, project_dir=Path(folder))
     options, models, every = _options(given)
     if models[1:]:
         raise click.UsageError("--model: a job has one model; compare several with `agac process`")
@@ -184,7 +357,10 @@ def resume(settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, 
         shown = options.limit or PROMPTS
         found = resume_plan(job, options, input=source, show=shown, project=settings.project_dir)
         run = found.compared_with if found.continues is None else found.continues
-        named = found if as_json or run is None else replace(found, workflow=job_alias(run))
+        if as_json or run is None:
+            named = found
+        else:
+            named = replace(found, workflow=job_alias(run))
         return print_plans([named], (), as_json=bool(as_json))
     work = partial(api.resume, input=source)
     return _run(work, settings, job, options, summary=as_json is not False, every=every)
@@ -193,11 +369,19 @@ def resume(settings: Globals, /, job: str, as_json: bool | None, dry_run: bool, 
 def _options(given: dict[str, Any]) -> tuple[api.ProcessOptions, tuple[str, ...], int | None]:
     """The options of a job, its models, and after how many rows progress is printed (0: never)."""
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
-    given["budget"], given["read"] = read_budget(given["budget"]), read_variables(given["read"], "--read")
-    every, models = given.pop("progress_every"), given.pop("models")
+    given["budget"], given["read"] = (
+        read_budget(given["budget"]),
+        read_variables(given["read"], "--read"),
+    )
+    every = given.pop("progress_every")
+    models = given.pop("models")
     every = every if given.pop("progress") else 0
     given["model"] = models[0] if len(models) == 1 else None
-    return api.ProcessOptions(**{name: value for name, value in given.items() if value is not None}), models, every
+    return (
+        api.ProcessOptions(**{name: value for name, value in given.items() if value is not None}),
+        models,
+        every,
+    )
 
 
 def _places(places: tuple[str, ...], source: str | None, output: str | None) -> tuple[str, str]:
@@ -205,21 +389,30 @@ def _places(places: tuple[str, ...], source: str | None, output: str | None) -> 
     source = left.pop(0) if source is None and left else source
     output = left.pop(0) if output is None and left else output
     if left:
-        raise click.UsageError(f"unexpected argument: {left[0]}; there are one INPUT and one OUTPUT")
+        raise click.UsageError(
+            f"unexpected argument: {left[0]}; there are one INPUT and one OUTPUT"
+        )
     if source is None or output is None:
         missing = "INPUT" if source is None else "OUTPUT"
-        raise click.UsageError(f"{missing} is missing. For example: `agac process rows.csv results.jsonl --prompt …`")
+        raise click.UsageError(
+            f"{missing} is missing. For example: `agac process rows.csv results.jsonl --prompt …`"
+        )
     return source, output
 
 
 def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...]) -> dict[str, str]:
-    """The variables of all three options; `--var` wins over `--var-file`, and that over `--vars-json`."""
+    """The variables of all three options; `--var` wins over `--var-file`, and that over
+    `--vars-json`."""
     found: Any = {}
     try:
         if file is not None:
             found = json.loads(read_text(Path(file), file, None))
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise click.UsageError(f'--vars-json {file}: write an object of texts, as {{"name": "value"}}')
+        if not isinstance(found, dict) or not all(
+            isinstance(value, str) for value in found.values()
+        ):
+            raise click.UsageError(
+                f'--vars-json {file}: write an object of texts, as {{"name": "value"}}'
+            )
         for name, path in read_variables(files, "--var-file").items():
             found[name] = read_text(Path(path), path, None).rstrip("\n")
     except Unusable as error:
@@ -230,10 +423,18 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 
 
 def _run(
-    work: Callable[..., Any], settings: Globals, *what: Any, summary: bool, every: int | None = None, models: Any = ()
+    work: Callable[..., Any],
+    settings: Globals,
+    *what: Any,
+    summary: bool,
+    every: int | None = None,
+    models: Any = (),
 ) -> int:
     """Run a job, and say how it ended. `every` of 0 rows shows no progress, but warnings."""
-    folder = next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None) or settings.project_dir
+    folder = (
+        next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None)
+        or settings.project_dir
+    )
     where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
 
     def began(alias: str) -> None:
@@ -255,11 +456,19 @@ def _run(
         if not settings.quiet:
             say("\n".join(_ended_lines(report, command)))
 
-    work = partial(api.compare, models=models, ended=ended) if models[1:] else work
+    if models[1:]:
+        work = partial(api.compare, models=models, ended=ended)
+    else:
+        work = work
     found = long_running(work)(
-        *what, project=settings.project_dir, progress=progress, confirm=confirmed, handle_signals=True,
-        began=began, tell=partial(print_data, is_json=True, flush=True),
-    )  # fmt: skip
+        *what,
+        project=settings.project_dir,
+        progress=progress,
+        confirm=confirmed,
+        handle_signals=True,
+        began=began,
+        tell=partial(print_data, is_json=True, flush=True),
+    )
     if not models[1:]:
         ended(found)
     elif not settings.quiet:
@@ -275,25 +484,44 @@ def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
         if "error" in one:
             rows.append([one["model"], "error", *[""] * 6])
             continue
-        calls, times, share = one["calls"], one["timing_ms"]["duration"], (one["agreement"] or {}).get("share")
+        calls = one["calls"]
+        times = one["timing_ms"]["duration"]
+        share = (one["agreement"] or {}).get("share")
         cost = price(calls["cost_usd"], simulated=calls["cost_is_simulated"])
         took = [call_time(times[name]) if times["count"] else "" for name in ("p50", "p95")]
-        facts = ["" if share is None else f"{share:.0%}", cost, calls["input_tokens"], calls["output_tokens"], *took]
+        facts = [
+            "" if share is None else f"{share:.0%}",
+            cost,
+            calls["input_tokens"],
+            calls["output_tokens"],
+            *took,
+        ]
         rows.append([one["model"], row_words(one["rows"]), *facts])
-    yield from ("", table(["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"], rows))
+    yield from (
+        "",
+        table(["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"], rows),
+    )
     for one in models:
-        if fields := (one.get("agreement") or {}).get("fields"):
-            yield f"{one['model']} agrees: {', '.join(f'{name} {share:.0%}' for name, share in fields.items())}"
+        fields = (one.get("agreement") or {}).get("fields")
+        if fields:
+            yield (
+                f"{one['model']} agrees: "
+                f"{', '.join(f'{name} {share:.0%}' for name, share in fields.items())}"
+            )
 
 
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
     lines = summary_lines(report, command, None)
-    yield from (line for line in lines if "agac retry " not in line)  # which is for runs of workflow files
-    if adopted := report.summary["adopted_rows"]:
+    # which is for runs of workflow files
+    yield from (line for line in lines if "agac retry " not in line)
+    adopted = report.summary["adopted_rows"]
+    if adopted:
         yield f"Adopted: the answers of {counted(adopted, 'row')}, out of the file as it was"
     if report.files:
         yield f"Results: {', '.join(map(from_here, report.files))}"
     if report.copies:
         yield f"The file as it was is kept as {', '.join(map(from_here, report.copies))}"
     yield from batch_lines(report.invocation)
-    yield from next_lines(report.summary, report.invocation, command, stopped=report.stopped is not None)
+    yield from next_lines(
+        report.summary, report.invocation, command, stopped=report.stopped is not None
+    )

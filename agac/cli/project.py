@@ -1,4 +1,5 @@
-"""The project: `init`, `validate`, `lint`, `data`, `card`, `schema`, `graph`, `export`, `gc`, `simulate`."""
+"""The project: `init`, `validate`, `lint`, `data`, `card`, `schema`, `graph`, `export`, `gc`,
+`simulate`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ import click
 
 from agac import __version__, api
 from agac.cli import main, terminal
-from agac.cli.terminal import from_here, megabytes, print_json, print_report, print_text, say, table, value_text
+from agac.cli.terminal import (
+    from_here,
+    megabytes,
+    print_json,
+    print_report,
+    print_text,
+    say,
+    table,
+    value_text,
+)
 from agac.core.errors import AgacError, ExitCode, Problem, Requirement, UsageError, requirements
 from agac.core.keys import is_job, job_alias
 from agac.core.text import is_unicode, plain, row_command
@@ -36,19 +46,31 @@ if TYPE_CHECKING:
 
 
 @click.command(help="Make a project that works at once, on the simulator: no key, no cost.")
-@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--example", metavar="NAME", help="Make the project of this example, or add it to one.")
+@click.argument(
+    "folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path, file_okay=False)
+)
+@click.option(
+    "--example", metavar="NAME", help="Make the project of this example, or add it to one."
+)
 @click.option("--list", "as_list", is_flag=True, help="Only list the examples.")
 @main.json_option
 @click.pass_obj
-def init(settings: main.Globals, folder: Path, example: str | None, as_list: bool, as_json: bool) -> None:
-    """Refuses to overwrite any file. Prints the next steps, each of which works as it is printed."""
+def init(
+    settings: main.Globals, folder: Path, example: str | None, as_list: bool, as_json: bool
+) -> None:
+    """Refuses to overwrite any file. Prints the next steps, each of which works as it is
+    printed."""
     if as_list:
         found = api.examples()
-        lines = [table(["example", "what it does"], [*found.items()]), "", "Make one: agac init --example NAME [DIR]"]
+        lines = [
+            table(["example", "what it does"], [*found.items()]),
+            "",
+            "Make one: agac init --example NAME [DIR]",
+        ]
         print_json(found) if as_json else print_text("\n".join(lines))
         return
-    made, name = api.init(folder, example), example or "reviews"
+    made = api.init(folder, example)
+    name = example or "reviews"
     if as_json:
         print_json({"folder": str(folder), "files": [str(path) for path in made]})
         return
@@ -65,7 +87,9 @@ def init(settings: main.Globals, folder: Path, example: str | None, as_list: boo
 
 
 @click.command(help="Check workflows without running them: every problem of every file at once.")
-@main.workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
+@main.workflow_options(
+    "Only this workflow, or several; otherwise all of the project.", required=False
+)
 @main.json_option
 @click.pass_obj
 def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) -> int:
@@ -79,13 +103,25 @@ def validate(settings: main.Globals, workflows: tuple[str, ...], as_json: bool) 
         if not report.ok:
             say(terminal.styled(f"{counted(errors, 'problem')} found", "red"))
         elif not settings.quiet:
-            print_text(f"{counted(len(report.workflows), 'workflow')} valid: {', '.join(report.workflows) or 'none'}")
+            print_text(
+                f"{counted(len(report.workflows), 'workflow')} valid: "
+                f"{', '.join(report.workflows) or 'none'}"
+            )
     return ExitCode.DONE if report.ok else ExitCode.USAGE
 
 
-@click.command(help="Find what is allowed and seldom meant: unused vars, secrets, models that move, missing budgets.")
-@main.workflow_options("Only this workflow, or several; otherwise all of the project.", required=False)
-@click.option("--format", "form", type=click.Choice(["text", "github"]), default="text", help="How to print.")
+@click.command(
+    help=(
+        "Find what is allowed and seldom meant: unused vars, secrets, models that move, "
+        "missing budgets."
+    )
+)
+@main.workflow_options(
+    "Only this workflow, or several; otherwise all of the project.", required=False
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "github"]), default="text", help="How to print."
+)
 @main.json_option
 @click.pass_obj
 def lint(settings: main.Globals, workflows: tuple[str, ...], form: str, as_json: bool) -> int:
@@ -96,15 +132,28 @@ def lint(settings: main.Globals, workflows: tuple[str, ...], form: str, as_json:
     if not lines and form == "text" and not settings.quiet:
         lines = [f"{counted(len(report.workflows), 'workflow')}: nothing found"]
     terminal.print_report(report, lambda _: lines, as_json=as_json, quiet=not lines)
-    return ExitCode.USAGE if report.problems else ExitCode.FAILED if found else ExitCode.DONE
+    if report.problems:
+        return ExitCode.USAGE
+    if found:
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _annotation(found: Problem, settings: main.Globals) -> str:
-    """A line that GitHub Actions shows beside that of the file, whose path is relative to the folder of the job."""
-    rule, where = getattr(found, "rule", None), found.where
+    """A line that GitHub Actions shows beside that of the file, whose path is relative to the
+    folder of the job."""
+    rule = getattr(found, "rule", None)
+    where = found.where
     file = terminal.from_here(project_root(settings.project_dir) / where.file)
-    keys = {"file": file, "line": where.line, "col": where.column, "title": f"agac {rule or 'validate'}"}
-    said = ",".join(f"{key}={_escaped(str(value), ':,')}" for key, value in keys.items() if value is not None)
+    keys = {
+        "file": file,
+        "line": where.line,
+        "col": where.column,
+        "title": f"agac {rule or 'validate'}",
+    }
+    said = ",".join(
+        f"{key}={_escaped(str(value), ':,')}" for key, value in keys.items() if value is not None
+    )
     message = f"{where.path}: {found.message}" if where.path else found.message
     return f"::{'warning' if rule else 'error'} {said}::{_escaped(message)}"
 
@@ -114,9 +163,14 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def running() -> dict[str, Any]:
-    """Which agac runs, by which Python; the command `agac` that a shell finds, and whether it starts this one."""
-    command, package = shutil.which("agac"), Path(api.__file__ or "").parents[1]
-    readable = command if command and os.access(command, os.R_OK) else os.devnull
+    """Which agac runs, by which Python; the command `agac` that a shell finds, and whether it
+    starts this one."""
+    command = shutil.which("agac")
+    package = Path(api.__file__ or "").parents[1]
+    if command and os.access(command, os.R_OK):
+        readable = command
+    else:
+        readable = os.devnull
     script = Path(readable).read_bytes()  # it names its Python and what it starts
     ours = os.fsencode(Path(sys.executable).parent) in script and b"from agac." in script
     own = {"agac": __version__, "python": platform.python_version(), "package": str(package)}
@@ -126,7 +180,9 @@ def running() -> dict[str, Any]:
 def running_text() -> str:
     version, python, package, interpreter, command, ours = running().values()
     this = "" if ours else f"; `{shlex.quote(interpreter)} -m agac` is this one"
-    where = plain(f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}{this}")
+    where = plain(
+        f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}{this}"
+    )
     return f"agac {version} (Python {python})\n{where}"
 
 
@@ -137,51 +193,98 @@ def version(as_json: bool) -> None:
 
 
 USED_FOR = {
-    "anthropic": "batches of Anthropic", "data": "parquet, .zst files, sql over inputs", "hf": "hf://",
-    "json-repair": "json_repair: true", "mcp": "MCP servers", "notify": "messages to chat and mail services",
-    "otel": "traces and metrics by OTLP", "postgres": "tables of PostgreSQL", "ray": "workers on other machines",
-    "remote": "answers that a team shares", "ui": "the monitor in the browser",
-    "uvloop": "a fifth less CPU per call", "xlsx": "sheets as inputs",
-}  # fmt: skip
+    "anthropic": "batches of Anthropic",
+    "data": "parquet, .zst files, sql over inputs",
+    "hf": "hf://",
+    "json-repair": "json_repair: true",
+    "mcp": "MCP servers",
+    "notify": "messages to chat and mail services",
+    "otel": "traces and metrics by OTLP",
+    "postgres": "tables of PostgreSQL",
+    "ray": "workers on other machines",
+    "remote": "answers that a team shares",
+    "ui": "the monitor in the browser",
+    "uvloop": "a fifth less CPU per call",
+    "xlsx": "sheets as inputs",
+}
 """What the packages of each extra are used for; agac itself needs those of none."""
 
 
 def _use_of(needed: Requirement) -> str:
-    return "all" if needed.extra is None else USED_FOR.get(needed.extra, f"the extra {needed.extra}")
+    if needed.extra is None:
+        return "all"
+    return USED_FOR.get(needed.extra, f"the extra {needed.extra}")
 
 
 def print_installation(*, as_json: bool) -> int:
-    """What agac needs, and what of it is missing or too old. Exit 1 when agac cannot do without it."""
+    """What agac needs, and what of it is missing or too old. Exit 1 when agac cannot do without
+    it."""
     found = requirements()
     if not found:
         folder = shlex.quote(str(Path(running()["package"]).parent))
-        raise AgacError(f"agac runs from {folder} and is not installed", remedy=f"pip install {folder}")
+        raise AgacError(
+            f"agac runs from {folder} and is not installed", remedy=f"pip install {folder}"
+        )
     lacking = [one for one in found if not one.ok]
     if as_json:
         print_json({**running(), "packages": [{**one._asdict(), "ok": one.ok} for one in found]})
     else:
         rows = [(one.package, one.bounds, one.installed or "none", _use_of(one)) for one in found]
-        print_text(f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}")
-    for core, what in ((True, "Missing, or of another version"), (False, "Only for what is said beside it")):
-        names = " ".join(f"'{one.package}{one.bounds}'" for one in lacking if (one.extra is None) is core)
+        print_text(
+            f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}"
+        )
+    for core, what in (
+        (True, "Missing, or of another version"),
+        (False, "Only for what is said beside it"),
+    ):
+        names = " ".join(
+            f"'{one.package}{one.bounds}'" for one in lacking if (one.extra is None) is core
+        )
         if names and not as_json:
             print_text(f"{what}: pip install {names}")
-    return ExitCode.FAILED if any(one.extra is None for one in lacking) else ExitCode.DONE
+    if any(one.extra is None for one in lacking):
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 @click.command(
-    help="Show an input: its format and size, its columns with their types, its first rows. INPUT is a file, several, "
-    "a pattern in quotes, sqlite://DATABASE?table=NAME (or ?query=SELECT …), or - for standard input."
+    help="Show an input: its format and size, its columns with their types, its first rows. "
+    "INPUT is a file, several, a pattern in quotes, sqlite://DATABASE?table=NAME (or "
+    "?query=SELECT …), or - for standard input."
 )
 @click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
-@click.option("--format", metavar="NAME", help="Read it as csv, tsv, json, jsonl, txt, parquet, xlsx or files.")
-@click.option("--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file.")
-@click.option("--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out.")
-@click.option("--sheet", metavar="SHEET", help="The sheet of an xlsx file: its name, or its number from 1.")
-@click.option("--hive", is_flag=True, default=None, help="Make fields of the folders of parquet files: year=2024.")
-@click.option("--sql", metavar="SELECT", help="Show what this statement makes of the rows, which are the table input.")
 @click.option(
-    "--rows", type=click.IntRange(0), default=5, metavar="N", show_default=True, help="Show the first N rows."
+    "--format",
+    metavar="NAME",
+    help="Read it as csv, tsv, json, jsonl, txt, parquet, xlsx or files.",
+)
+@click.option(
+    "--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file."
+)
+@click.option(
+    "--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out."
+)
+@click.option(
+    "--sheet", metavar="SHEET", help="The sheet of an xlsx file: its name, or its number from 1."
+)
+@click.option(
+    "--hive",
+    is_flag=True,
+    default=None,
+    help="Make fields of the folders of parquet files: year=2024.",
+)
+@click.option(
+    "--sql",
+    metavar="SELECT",
+    help="Show what this statement makes of the rows, which are the table input.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=5,
+    metavar="N",
+    show_default=True,
+    help="Show the first N rows.",
 )
 @click.option(
     "--scan-rows", "look_at", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
@@ -197,16 +300,26 @@ def data(settings: main.Globals, /, inputs: tuple[str, ...], as_json: bool, **ho
 
 
 def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
-    """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long values off."""
+    """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long
+    values off."""
     files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
-    scanned, size = counted(report.looked_at, "row"), report.size
+    scanned = counted(report.looked_at, "row")
+    size = report.size
     bytes_ = counted(size, "byte")
     if size >= 10_000:
-        bytes_ = f"{size / 1e3:,.0f} kB" if size < 1e6 else megabytes(size) if size < 1e9 else f"{size / 1e9:,.1f} GB"
+        if size < 1e6:
+            bytes_ = f"{size / 1e3:,.0f} kB"
+        elif size < 1e9:
+            bytes_ = megabytes(size)
+        else:
+            bytes_ = f"{size / 1e9:,.1f} GB"
     rows = scanned if report.complete else f"more than {scanned}"
     yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}\n"
     if report.columns:
-        over = "" if report.complete else f", over the first {counted(report.looked_at - report.unusable, 'row')}"
+        if report.complete:
+            over = ""
+        else:
+            over = f", over the first {counted(report.looked_at - report.unusable, 'row')}"
         yield f"Columns{over}:"
         known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
         yield table(["column", "type", "null", "empty", "missing"], known)
@@ -225,21 +338,30 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
 
 def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
     names = [column.name for column in report.columns]
-    texts = [[plain(value_text(row[name])) if name in row else "" for name in names] for row in report.rows]
+    texts = [
+        [plain(value_text(row[name])) if name in row else "" for name in names]
+        for row in report.rows
+    ]
     yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
     # a wider table could not be read: one row is shown below the other instead
     if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):
         yield table([plain(name) for name in names], texts)
         return
-    shown = ([(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows)
+    shown = (
+        [(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows
+    )
     yield from terminal.record_lines(shown, cut=cut)
 
 
-_variables = click.option("--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable of the card.")
+_variables = click.option(
+    "--var", "variables", metavar="NAME=VALUE", multiple=True, help="A variable of the card."
+)
 
 
-@click.group(cls=main.CommandGroup, help="Show and try AgentCards, and lock what their MCP servers offer.")
+@click.group(
+    cls=main.CommandGroup, help="Show and try AgentCards, and lock what their MCP servers offer."
+)
 def card() -> None:
     """Has a subcommand for each thing to be shown."""
 
@@ -250,17 +372,27 @@ def card() -> None:
 @main.json_option
 @click.pass_obj
 def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json: bool) -> None:
-    """The facts go to standard error, the instruction to standard output: as it is sent, but that characters which
-    people would not see are escapes. `--json` has them exactly."""
-    report = api.show_card(name, variables=main.read_variables(variables), project=settings.project_dir)
+    """The facts go to standard error, the instruction to standard output: as it is sent, but that
+    characters which people would not see are escapes. `--json` has them exactly."""
+    report = api.show_card(
+        name, variables=main.read_variables(variables), project=settings.project_dir
+    )
     if as_json:
         print_json(report.as_json())
         return
     for problem in report.warnings:
         say(str(problem))
-    facts: dict[str, Any] = {"card": f"{report.name} ({report.file})", "description": report.description}
+    facts: dict[str, Any] = {
+        "card": f"{report.name} ({report.file})",
+        "description": report.description,
+    }
     facts |= {"type": report.type} if report.type != "agent" else {}
-    facts |= {"model": report.model, "means": report.means, **report.params, "max_turns": report.max_turns}
+    facts |= {
+        "model": report.model,
+        "means": report.means,
+        **report.params,
+        "max_turns": report.max_turns,
+    }
     for key, value in facts.items():
         if value is not None:
             say(f"{key}: {value}")
@@ -291,55 +423,100 @@ def _part_lines(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 @card.command(
-    "lock", help="Write what the MCP servers of an AgentCard offer into its lock file, to be reviewed in git."
+    "lock",
+    help=(
+        "Write what the MCP servers of an AgentCard offer into its lock file, to be "
+        "reviewed in git."
+    ),
 )
 @click.argument("name")
-@click.option("--check", is_flag=True, help="Only compare; exit 1 where the servers differ from the file.")
+@click.option(
+    "--check", is_flag=True, help="Only compare; exit 1 where the servers differ from the file."
+)
 @main.trust_option
 @main.json_option
 @click.pass_obj
 def lock(settings: main.Globals, name: str, check: bool, trust_card: bool, as_json: bool) -> int:
-    """Of a card, or of one server of agac.yml. Starts or connects the servers, and calls none of their tools."""
+    """Of a card, or of one server of agac.yml. Starts or connects the servers, and calls none of
+    their tools."""
     lock_card = main.long_running(api.lock_card)
     report = lock_card(name, check=check, trust_card=trust_card, project=settings.project_dir)
     print_report(report, lock_lines, as_json=as_json, quiet=settings.quiet and not report.changes)
-    return ExitCode.FAILED if check and report.changes else ExitCode.DONE
+    if check and report.changes:
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
-@card.command("try", help="Ask an AgentCard about one MESSAGE, or one row; show its turns, calls of tools and cost.")
+@card.command(
+    "try",
+    help="Ask an AgentCard about one MESSAGE, or one row; show its turns, calls of tools and cost.",
+)
 @click.argument("name")
 @click.argument("message", required=False)
-@click.option("--row", metavar="FILE:N", help="Ask about row N of this file, from 1, in the place of a message.")
+@click.option(
+    "--row",
+    metavar="FILE:N",
+    help="Ask about row N of this file, from 1, in the place of a message.",
+)
 @_variables
 @main.model_option
 @main.tool_options
 @main.json_option
 @click.pass_obj
 def trial(
-    settings: main.Globals, /, name: str, message: str | None, row: str | None, as_json: bool, **given: Any
+    settings: main.Globals,
+    /,
+    name: str,
+    message: str | None,
+    row: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     options = api.RunOptions(yes=True, vars=main.read_variables(given.pop("variables")), **given)
-    report = main.long_running(api.try_card)(name, message, row=row, options=options, project=settings.project_dir)
+    report = main.long_running(api.try_card)(
+        name, message, row=row, options=options, project=settings.project_dir
+    )
     if as_json:
         print_json(report.as_json())
     else:
         say("\n".join(_trial_lines(report)))
         if report.error is None:
-            print_text(report.output if isinstance(report.output, str) else json.dumps(report.output, indent=2))
+            print_text(
+                report.output
+                if isinstance(report.output, str)
+                else json.dumps(report.output, indent=2)
+            )
     return ExitCode.ROWS_FAILED if report.error else ExitCode.DONE
 
 
 def _trial_lines(report: TrialReport) -> Iterator[str]:
     for turn in report.turns:
         agent = f" of {turn['agent']}" if turn["agent"] else ""
-        yield f"turn {turn['number']}{agent}: {'answer' if not turn['calls'] else counted(len(turn['calls']), 'call')}"
+        yield (
+            f"turn {turn['number']}{agent}: "
+            f"{'answer' if not turn['calls'] else counted(len(turn['calls']), 'call')}"
+        )
         for call in turn["calls"]:
-            how = f" [{call['how'] or call['state']}]" if call["how"] or call["state"] != "done" else ""
+            if call["how"] or call["state"] != "done":
+                how = f" [{call['how'] or call['state']}]"
+            else:
+                how = ""
             result = plain(" ".join((call["result"] or "").split()))
-            yield f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> {terminal.shortened(result, 200)}"
-    tokens = f"{report.usage.input_tokens or 0:,} tokens in, {report.usage.output_tokens or 0:,} out"
-    cost = "price unknown" if report.cost_usd is None else dollars(report.cost_usd, simulated=report.simulated)
-    yield f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see {row_command(report.run, report.row)}"
+            yield (
+                f"  {plain(call['name'])}({plain(call['arguments'])}){how} -> "
+                f"{terminal.shortened(result, 200)}"
+            )
+    tokens = (
+        f"{report.usage.input_tokens or 0:,} tokens in, {report.usage.output_tokens or 0:,} out"
+    )
+    if report.cost_usd is None:
+        cost = "price unknown"
+    else:
+        cost = dollars(report.cost_usd, simulated=report.simulated)
+    yield (
+        f"{counted(report.replies, 'reply', 'replies')}, {tokens}, {cost}; see "
+        f"{row_command(report.run, report.row)}"
+    )
     if report.error is not None:
         yield f"{report.error.type}: {report.error.message}"
 
@@ -360,9 +537,18 @@ def lock_lines(report: LockReport) -> Iterator[str]:
 KINDS = ("workflow", "project", "card", "test")
 
 
-@click.command(help="Print the JSON Schema of workflows, agac.yml (project), AgentCards (card) or tests, for editors.")
+@click.command(
+    help=(
+        "Print the JSON Schema of workflows, agac.yml (project), AgentCards (card) or "
+        "tests, for editors."
+    )
+)
 @click.argument("kind", type=click.Choice(KINDS), required=False)
-@click.option("--write", is_flag=True, help="Write all of them into .agac/schemas/, and show an editor's settings.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Write all of them into .agac/schemas/, and show an editor's settings.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; a schema always is.")
 @click.pass_obj
 def schema(settings: main.Globals, kind: str | None, write: bool, as_json: bool) -> None:
@@ -377,29 +563,48 @@ def schema(settings: main.Globals, kind: str | None, write: bool, as_json: bool)
 def schema_lines(report: SchemasReport) -> Iterator[str]:
     path, patterns = next(iter(report.settings["yaml.schemas"].items()))
     yield from (f"  {from_here(file)}" for file in report.files)
-    yield "\nVS Code, with the extension YAML (redhat.vscode-yaml): put this in .vscode/settings.json next to agac.yml"
+    yield (
+        "\nVS Code, with the extension YAML (redhat.vscode-yaml): put this in "
+        ".vscode/settings.json next to agac.yml"
+    )
     yield from json.dumps(report.settings, ensure_ascii=False, indent=2).split("\n")
     yield "\nAny editor with a YAML language server: a first line in the workflow"
     yield f"# yaml-language-server: $schema={'../' * patterns[0].count('/')}{path}"
 
 
 @click.command(
-    help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an SVG for a file or a "
-    "pipe, and Mermaid text on a terminal; see --mermaid and --output."
+    help="Draw a workflow: its stages, their needs, and the outcomes of its last run. Prints an "
+    "SVG for a file or a pipe, and Mermaid text on a terminal; see --mermaid and --output."
 )
 @main.workflow_options("The workflow: its name, or its file.", required=False)
-@click.option("--run", metavar="RUN", help="The workflow as it was in a run (its number, or `last`), with its counts.")
+@click.option(
+    "--run",
+    metavar="RUN",
+    help="The workflow as it was in a run (its number, or `last`), with its counts.",
+)
 @click.option("--mermaid", is_flag=True, help="Mermaid text instead, as Markdown pages draw it.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the drawing to this file."
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the drawing to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the content of the drawing as JSON.")
 @click.pass_obj
 def graph(
-    settings: main.Globals, workflows: tuple[str, ...], run: str | None, mermaid: bool, file: Path | None, as_json: bool
+    settings: main.Globals,
+    workflows: tuple[str, ...],
+    run: str | None,
+    mermaid: bool,
+    file: Path | None,
+    as_json: bool,
 ) -> None:
     if as_json and (mermaid or file is not None):
-        raise click.UsageError("--json excludes --mermaid and --output.", click.get_current_context())
+        raise click.UsageError(
+            "--json excludes --mermaid and --output.", click.get_current_context()
+        )
     if len(workflows) > 1:
         raise click.UsageError(f"agac graph takes one workflow, not {len(workflows)}")
     report = api.graph(next(iter(workflows), None), run=run, project=settings.project_dir)
@@ -410,14 +615,16 @@ def graph(
 
 
 def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quiet: bool) -> None:
-    """Writes a workflow as a picture into a file, or prints it. A terminal gets Mermaid text: it shows no SVG."""
+    """Writes a workflow as a picture into a file, or prints it. A terminal gets Mermaid text: it
+    shows no SVG."""
     mermaid = mermaid or (file is None and sys.stdout.isatty())
-    text, edges = report.mermaid() if mermaid else report.svg(), len(report.edges())
+    text = report.mermaid() if mermaid else report.svg()
+    edges = len(report.edges())
     if mermaid and (edges > MERMAID_EDGES or len(text) > MERMAID_CHARACTERS):
         message = (
-            f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid text of "
-            f"{MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless their maxEdges and "
-            "maxTextSize say otherwise; the SVG has no such limit"
+            f"{counted(edges, 'line')} in {counted(len(text), 'character')}: pages draw Mermaid "
+            f"text of {MERMAID_EDGES} lines and {MERMAID_CHARACTERS:,} characters at most, unless "
+            "their maxEdges and maxTextSize say otherwise; the SVG has no such limit"
         )
         terminal.say_error(message, word="warning", colour="yellow")
     if file is not None:
@@ -425,38 +632,66 @@ def print_drawing(report: GraphReport, file: Path | None, *, mermaid: bool, quie
         if not quiet:
             print_text(str(file))
         return
-    if not is_unicode(sys.stdout.encoding):  # other characters become their numbers, as each of the two forms has them
-        text = re.sub(r"[^\x00-\x7f]", lambda found: f"{'' if mermaid else '&'}#{ord(found[0])};", text)
+    # other characters become their numbers, as each of the two forms has them
+    if not is_unicode(sys.stdout.encoding):
+        text = re.sub(
+            r"[^\x00-\x7f]", lambda found: f"{'' if mermaid else '&'}#{ord(found[0])};", text
+        )
     print_text(text.rstrip("\n"))
 
 
-MERMAID_EDGES, MERMAID_CHARACTERS = 500, 50_000
+MERMAID_EDGES = 500
+MERMAID_CHARACTERS = 50_000
 """The largest drawing of a page with Mermaid's default settings (`maxEdges`, `maxTextSize`)."""
 
 
-@click.command(help="Write a run's output files again, from the store; with --to its results into a file of their own.")
+@click.command(
+    help=(
+        "Write a run's output files again, from the store; with --to its results into a "
+        "file of their own."
+    )
+)
 @click.option("-a", "--workflow", metavar="NAME", help="The newest run of this workflow.")
 @click.option("--run", metavar="RUN", help="The run with this number, or `last`.")
 @click.option("--partial", is_flag=True, help="Also when some rows have no outcome yet.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Write only the results; - prints them.")
-@click.option("--format", metavar="NAME", help="With --to: jsonl, json, csv, tsv, txt or parquet; else by its suffix.")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write only the results; - prints them.",
+)
+@click.option(
+    "--format",
+    metavar="NAME",
+    help="With --to: jsonl, json, csv, tsv, txt or parquet; else by its suffix.",
+)
 @click.option("--force", is_flag=True, help="With --to: replace FILE if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_obj
 def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how: Any) -> None:
     if how["to"] is None and (how["format"] or how["force"]):
-        raise click.UsageError("--format and --force are for --to FILE", click.get_current_context())
-    if (printed := str(how["to"]) in ("-", "/dev/stdout")) and as_json:
-        raise click.UsageError("--json and --to - both print on standard output", click.get_current_context())
+        raise click.UsageError(
+            "--format and --force are for --to FILE", click.get_current_context()
+        )
+    printed = str(how["to"]) in ("-", "/dev/stdout")
+    if printed and as_json:
+        raise click.UsageError(
+            "--json and --to - both print on standard output", click.get_current_context()
+        )
     with tempfile.TemporaryDirectory(prefix="agac-export-") as folder:
         if printed:
             how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
-        summary, files = main.long_running(api.export)(workflow, **how, project=settings.project_dir)
+        summary, files = main.long_running(api.export)(
+            workflow, **how, project=settings.project_dir
+        )
         if printed and not sys.stdout.isatty():
             with files[0].open("rb") as found:
                 shutil.copyfileobj(found, sys.stdout.buffer)
             return
-        text = files[0].read_text("utf-8", "replace").rstrip("\n") if printed else "\n".join(map(str, files))
+        if printed:
+            text = files[0].read_text("utf-8", "replace").rstrip("\n")
+        else:
+            text = "\n".join(map(str, files))
     if as_json:
         print_json({**summary, "files": [str(file) for file in files]})
     else:
@@ -464,27 +699,40 @@ def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how
 
 
 @click.command(
-    help="Keep the most recently used runs of each workflow; delete older runs, answers that no kept run uses and rows "
-    "that left the input, and free their space."
+    help="Keep the most recently used runs of each workflow; delete older runs, answers that no "
+    "kept run uses and rows that left the input, and free their space."
 )
-@click.option("--keep-runs", metavar="N", type=click.IntRange(1), required=True, help="Keep N per workflow (or jobs).")
+@click.option(
+    "--keep-runs",
+    metavar="N",
+    type=click.IntRange(1),
+    required=True,
+    help="Keep N per workflow (or jobs).",
+)
 @main.workflow_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @main.json_option
 @click.pass_obj
-def gc(settings: main.Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool) -> None:
+def gc(
+    settings: main.Globals, keep_runs: int, workflow: str | None, dry_run: bool, as_json: bool
+) -> None:
     """Refused while a run is at work; killed at any point, the same command finishes it."""
-    report = main.long_running(api.gc)(keep_runs, workflow, dry_run=dry_run, project=settings.project_dir)
+    report = main.long_running(api.gc)(
+        keep_runs, workflow, dry_run=dry_run, project=settings.project_dir
+    )
     print_report(report, gc_lines, as_json=as_json, quiet=settings.quiet)
 
 
 def _run_of(line: RunLine) -> str:
     """`run 3 of reviews`, or `job_3`."""
-    return job_alias(line.id) if is_job(line.workflow) else f"run {line.id} of {line.workflow}"
+    if is_job(line.workflow):
+        return job_alias(line.id)
+    return f"run {line.id} of {line.workflow}"
 
 
 def gc_lines(report: GcReport) -> Iterator[str]:
-    cleared, verb = report.cleared, "Would delete" if report.dry_run else "Deleted"
+    cleared = report.cleared
+    verb = "Would delete" if report.dry_run else "Deleted"
     for dropped in cleared.dropped:
         yield f"{verb} {_run_of(dropped.line)}: {counted(dropped.rows, 'row')}"
     parts = [
@@ -499,7 +747,8 @@ def gc_lines(report: GcReport) -> Iterator[str]:
         yield "Nothing to delete"
     if cleared.kept:
         yield f"Kept: {', '.join(map(_run_of, cleared.kept))}"
-    before, after = megabytes(report.bytes_before), megabytes(report.bytes_after)
+    before = megabytes(report.bytes_before)
+    after = megabytes(report.bytes_after)
     yield f"Store: {before}" if report.dry_run else f"Store: {after}, before: {before}"
 
 
@@ -514,8 +763,13 @@ def backup(settings: main.Globals, file: Path, force: bool, as_json: bool) -> No
 
 
 def backup_lines(report: BackupReport) -> list[str]:
-    here = replace(report, database=Path(from_here(report.database)), file=Path(from_here(report.file)))
-    return [f"{here.file}: {megabytes(report.bytes)}", f"Restore it, while no run is at work, with: {here.restore}"]
+    here = replace(
+        report, database=Path(from_here(report.database)), file=Path(from_here(report.file))
+    )
+    return [
+        f"{here.file}: {megabytes(report.bytes)}",
+        f"Restore it, while no run is at work, with: {here.restore}",
+    ]
 
 
 PORT = 8088
@@ -536,11 +790,17 @@ def setting_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, flag, default in reversed([*setting_flags()]):
         default = PORT if name == "port" else default
         if flag.kind is bool:
-            option = click.option(f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help)
+            option = click.option(
+                f"--{flag.name}", name, flag_value=not default, default=default, help=flag.help
+            )
         else:
-            kind: Any = click.Path(path_type=Path, dir_okay=False) if flag.kind is Path else flag.kind
+            kind: Any = (
+                click.Path(path_type=Path, dir_okay=False) if flag.kind is Path else flag.kind
+            )
             if flag.least is not None:
-                kind = (click.IntRange if flag.kind is int else click.FloatRange)(flag.least, flag.most)
+                kind = (click.IntRange if flag.kind is int else click.FloatRange)(
+                    flag.least, flag.most
+                )
             option = click.option(
                 f"--{flag.name}", name, type=kind, metavar=flag.metavar, default=default,
                 show_default=default is not None, help=flag.help,
@@ -551,7 +811,10 @@ def setting_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(
     cls=WithKinds,
-    help="Serve a simulated provider on this machine, until Ctrl-C. GET /account reports its requests and charges.",
+    help=(
+        "Serve a simulated provider on this machine, until Ctrl-C. GET /account reports "
+        "its requests and charges."
+    ),
 )
 @setting_options
 @click.option("--json", "as_json", is_flag=True, help="Print its address as one line of JSON.")
@@ -559,7 +822,10 @@ def simulate(as_json: bool, **settings: Any) -> None:
     from agac.simulator.server import run_simulator
 
     def ready(base_url: str) -> None:
-        text = f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, Ctrl-C ends it)"
+        text = (
+            f"Serving {base_url}   (account: {base_url.removesuffix('/v1')}/account, "
+            "Ctrl-C ends it)"
+        )
         print_text(json.dumps({"base_url": base_url}) if as_json else text, flush=True)
 
     try:

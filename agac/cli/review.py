@@ -1,4 +1,5 @@
-"""`agac diff`, `agac compare` and `agac try`: what changes do, for people, for comments, and as JSON."""
+"""`agac diff`, `agac compare` and `agac try`: what changes do, for people, for comments, and as
+JSON."""
 
 from __future__ import annotations
 
@@ -31,51 +32,104 @@ if TYPE_CHECKING:
     from agac.core.statistics import Interval
 
 
-@click.command(help="Show what changed since REF, what stays valid, and what a run would cost. Makes no calls.")
+@click.command(
+    help="Show what changed since REF, what stays valid, and what a run would cost. Makes no calls."
+)
 @click.argument("ref", metavar="[REF]", required=False)
-@click.option("-a", "--workflow", "workflows", metavar="NAME", multiple=True, help="Only this workflow; repeatable.")
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), default="text", help="How to print.")
+@click.option(
+    "-a",
+    "--workflow",
+    "workflows",
+    metavar="NAME",
+    multiple=True,
+    help="Only this workflow; repeatable.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "markdown", "json"]),
+    default="text",
+    help="How to print.",
+)
 @main.json_option
 @click.pass_obj
-def diff(settings: main.Globals, ref: str | None, workflows: tuple[str, ...], form: str, as_json: bool) -> int:
+def diff(
+    settings: main.Globals, ref: str | None, workflows: tuple[str, ...], form: str, as_json: bool
+) -> int:
     """Exit 0 fine, 2 the present version has problems."""
     report = api.diff(ref, workflows, project=settings.project_dir)
     if form == "markdown" and not as_json:
         from agac.cli.markdown import diff_lines as lines
     else:
         lines = diff_lines
-    text = terminal.print_markdown if form == "markdown" else terminal.print_text
+    if form == "markdown":
+        text = terminal.print_markdown
+    else:
+        text = terminal.print_text
     terminal.print_report(report, lines, as_json=as_json or form == "json", text=text)
     return ExitCode.DONE if report.ok else ExitCode.USAGE
 
 
-@click.command(help="Compare the results of two runs (their numbers, or `last`), row by row. Makes no calls.")
+@click.command(
+    help="Compare the results of two runs (their numbers, or `last`), row by row. Makes no calls."
+)
 @click.argument("first", metavar="RUN_A")
 @click.argument("second", metavar="RUN_B")
 @click.option("--key", metavar="FIELD", help="Match rows by this field of theirs, and not by id.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Show so many changed rows.")
-@click.option("--html", "page", metavar="FILE", type=Path, help="Write a page with 2,000 rows, and a csv with more.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Show so many changed rows.",
+)
+@click.option(
+    "--html",
+    "page",
+    metavar="FILE",
+    type=Path,
+    help="Write a page with 2,000 rows, and a csv with more.",
+)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @main.json_option
 @click.pass_obj
-def compare(settings: main.Globals, /, page: Path | None, force: bool, as_json: bool, **which: Any) -> None:
+def compare(
+    settings: main.Globals, /, page: Path | None, force: bool, as_json: bool, **which: Any
+) -> None:
     shown = None if page is None else ComparePage(page, force=force)
-    report = api.compare_runs(**which, changed=shown.add if shown else None, project=settings.project_dir)
+    report = api.compare_runs(
+        **which, changed=shown.add if shown else None, project=settings.project_dir
+    )
     for file in shown.written(comparison_lines(report)) if shown is not None else ():
         terminal.say(f"Wrote {terminal.from_here(file)}")
-    terminal.print_report(report, lambda found: (*comparison_lines(found), *changed_lines(found)), as_json=as_json)
+    terminal.print_report(
+        report, lambda found: (*comparison_lines(found), *changed_lines(found)), as_json=as_json
+    )
 
 
 def comparison_lines(report: RunComparison) -> Iterator[str]:
     """Counts, how far each stage and field agrees, and what the runs took."""
-    runs, rows, by = (report.first, report.second), report.rows, f" by {report.key}" if report.key else ""
+    runs = (report.first, report.second)
+    rows = report.rows
+    by = f" by {report.key}" if report.key else ""
     names = [terminal.run_name(one["workflow"], one["run"]) for one in runs]
-    ended = [f"{name}{'' if one['complete'] else ' (not finished)'}" for name, one in zip(names, runs, strict=True)]
+    ended = [
+        f"{name}{'' if one['complete'] else ' (not finished)'}"
+        for name, one in zip(names, runs, strict=True)
+    ]
     yield " compared with ".join(ended)
-    alone = [f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}" for name in ("first", "second")]
-    yield f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; {', '.join(alone)}\n"
+    alone = [
+        f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}"
+        for name in ("first", "second")
+    ]
+    yield (
+        f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; "
+        f"{', '.join(alone)}\n"
+    )
     table = [line for one in report.stages for line in agreement_rows(one.name, one.agreement)]
-    yield terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
+    yield (
+        terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
+    )
     for one in runs:
         times = one["timing_ms"]["duration"]
         words = map(
@@ -87,7 +141,9 @@ def comparison_lines(report: RunComparison) -> Iterator[str]:
 
 
 def agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:
-    share, *drift = map(_known, (found.share, found.drift, found.p95), ("{:.1%}", "{:.4g}", "{:.4g}"))
+    share, *drift = map(
+        _known, (found.share, found.drift, found.p95), ("{:.1%}", "{:.4g}", "{:.4g}")
+    )
     yield name, found.rows, found.equal, share, found.alone, *drift
     for field, one in found.fields.items():
         yield from agreement_rows(f"{name}.{field}", one)
@@ -102,14 +158,16 @@ def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -
     text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
     rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
     yield "\n" + terminal.table(("row", "field", "difference"), rows) if rows else ""
-    if (shown := len({one.id for one in report.changed})) < report.rows["changed"]:
+    shown = len({one.id for one in report.changed})
+    if shown < report.rows["changed"]:
         yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: {more}"
     for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
         yield from [f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"] if ids else []
 
 
 _REMEDY = "Name a file elsewhere, or make room there."
-PAGE_ROWS, PAGE_TEXT = 2_000, 4_000  # changed rows of a page, and characters of a value from where it differs
+PAGE_ROWS = 2_000  # changed rows of a page, and characters of a value from where it differs
+PAGE_TEXT = 4_000
 
 # Nothing may be loaded or sent: what models wrote is shown, whatever it is.
 _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>agac compare</title>
@@ -121,41 +179,49 @@ th, td { border-top: 1px solid #8888; padding: .3em; text-align: left; vertical-
 td:last-child { white-space: pre-wrap } pre { overflow-x: auto }
 del { background: light-dark(#fdd, #612) } ins { background: light-dark(#dfd, #152); text-decoration: none }
 </style><h1>agac compare</h1>
-"""
+"""  # noqa: E501
 
 
 class ComparePage:
-    """Takes changed rows one by one: the first are for the page, which opens offline, more for a csv file beside it.
-    Raises UsageError where one of the files is there already, unless `force`."""
+    """Takes changed rows one by one: the first are for the page, which opens offline, more for a
+    csv file beside it. Raises UsageError where one of the files is there already, unless `force`.
+    """
 
     def __init__(self, path: Path, *, force: bool) -> None:
         self._files = path.with_suffix(".html"), path.with_suffix(".csv")
         for file in self._files:
             refuse_target(file, {}, "compare.html", force=force)
-        self._rows, self._table, self._csv = 0, list[str](), AtomicFile(self._files[1], _REMEDY)
+        self._rows = 0
+        self._table = list[str]()
+        self._csv = AtomicFile(self._files[1], _REMEDY)
         click.get_current_context().call_on_close(self._csv.abort)
         self._writer = csv.writer(SimpleNamespace(write=self._csv.append))
         self._writer.writerow(("id", "field", "before", "now"))
 
     def add(self, changes: list[FieldChange]) -> None:
-        """Takes a row: of long values the page has the parts that differ, the csv file has them whole."""
+        """Takes a row: of long values the page has the parts that differ, the csv file has them
+        whole."""
         self._rows += 1
         for one in changes:
             if self._rows > PAGE_ROWS:
                 self._writer.writerow(map(safe_cell_text, one))
             else:
                 diff = value_diff(one.before, one.now, as_html, _in_html, PAGE_TEXT)
-                self._table.append(f"<tr><td>{_in_html(str(one.id))}<td>{_in_html(one.field)}<td>{diff}\n")
+                self._table.append(
+                    f"<tr><td>{_in_html(str(one.id))}<td>{_in_html(one.field)}<td>{diff}\n"
+                )
 
     def written(self, lines: Iterable[str]) -> Iterator[Path]:
-        """Writes the page, which begins with these lines, and the csv file where there are more rows."""
+        """Writes the page, which begins with these lines, and the csv file where there are more
+        rows."""
         page, more = self._files
         if self._rows > PAGE_ROWS:
             self._csv.commit()
             what = counted(self._rows - PAGE_ROWS, "more changed row")
             self._table.append(f'<tr><td colspan=3><a href="./{quote(more.name)}">{what}</a>')
             yield more
-        head = f"{_HEAD}<pre>{_in_html(chr(10).join(lines))}</pre>\n<table><tr><th>Row<th>Field<th>Difference\n"
+        shown = f"<pre>{_in_html(chr(10).join(lines))}</pre>\n"
+        head = f"{_HEAD}{shown}<table><tr><th>Row<th>Field<th>Difference\n"
         write_whole(page, f"{head}{''.join(self._table)}</table>\n", _REMEDY)
         yield page
 
@@ -165,25 +231,46 @@ def _in_html(text: str) -> str:
 
 
 @click.command(
-    name="try", help="Ask a changed stage for a sample of rows, beside the stored answers of the version before."
+    name="try",
+    help=(
+        "Ask a changed stage for a sample of rows, beside the stored answers of the version before."
+    ),
 )
 @click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
-@click.option("--stage", metavar="STAGE", required=True, help="The stage to try, as it is in the files.")
+@click.option(
+    "--stage", metavar="STAGE", required=True, help="The stage to try, as it is in the files."
+)
 @click.option("--prompt", type=click.Path(dir_okay=False), metavar="FILE", help="Try this prompt.")
 @click.option("-m", "--model", metavar="MODEL", help="Try this model.")
 @main.tool_stubs_option
 @click.option(
-    "--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows (default 30), with --within at most."
+    "--sample",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Ask N random rows (default 30), with --within at most.",
 )
-@click.option("--within", metavar="PERCENT", help="Ask until the share of altered rows is known this closely: 1%.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0.")
-@click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Show so many changed rows.")
+@click.option(
+    "--within",
+    metavar="PERCENT",
+    help="Ask until the share of altered rows is known this closely: 1%.",
+)
+@click.option(
+    "--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Show so many changed rows.",
+)
 @main.budget_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
 @main.json_option
 @click.pass_obj
 def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **given: Any) -> int:
-    """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
+    """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130
+    interrupted."""
     from agac.cli.run import read_budget
 
     given |= {
@@ -191,9 +278,14 @@ def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **
         "within": given["within"] and percentage(given["within"], "--within"),
     }
     report = main.long_running(api.trial)(
-        workflow, stage, **given, project=settings.project_dir, progress=not settings.quiet, confirm=terminal.confirmed,
+        workflow,
+        stage,
+        **given,
+        project=settings.project_dir,
+        progress=not settings.quiet,
+        confirm=terminal.confirmed,
         handle_signals=True,
-    )  # fmt: skip
+    )
     terminal.print_report(report, trial_lines, as_json=as_json)
     return report.exit_code
 
@@ -207,31 +299,57 @@ def percentage(text: str, flag: str) -> float:
 
 
 def trial_lines(report: StageTrial) -> Iterator[str]:
-    compared, altered = report.comparison, report.altered
+    compared = report.comparison
+    altered = report.altered
     yield from comparison_lines(compared)
     yield ""
     if report.failed:
-        yield f"Failed: {counted(report.failed, 'row')}; look at them with: agac inspect {compared.second['run']}"
-    if missing := report.tried - report.failed - compared.rows["both"]:
-        yield f"Not compared: {counted(missing, 'row')}: left the input, without stored results upstream, or not asked"
+        yield (
+            f"Failed: {counted(report.failed, 'row')}; look at them with: agac inspect "
+            f"{compared.second['run']}"
+        )
+    missing = report.tried - report.failed - compared.rows["both"]
+    if missing:
+        yield (
+            f"Not compared: {counted(missing, 'row')}: left the input, without stored "
+            "results upstream, or not asked"
+        )
     if report.stopped:
         yield f"Stopped: {report.stopped}"
     if altered is not None:
         cost = terminal.price(report.rest_usd, simulated=report.simulated)
-        rest = f"the rest would cost {cost}" if report.rest else "none are left to ask"
-        yield f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the {report.rows:,} rows; {rest}"
+        if report.rest:
+            rest = f"the rest would cost {cost}"
+        else:
+            rest = "none are left to ask"
+        yield (
+            f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the "
+            f"{report.rows:,} rows; {rest}"
+        )
     yield from changed_lines(compared, "--limit N")
 
 
-@click.command(name="eval", help="Hold answers of models against the labels of rows: accuracy, classes, cost, time.")
+@click.command(
+    name="eval",
+    help="Hold answers of models against the labels of rows: accuracy, classes, cost, time.",
+)
 @click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
-@click.option("-m", "--model", "models", metavar="MODEL", multiple=True, help="Ask this model; repeatable.")
+@click.option(
+    "-m", "--model", "models", metavar="MODEL", multiple=True, help="Ask this model; repeatable."
+)
 @click.option("--stage", metavar="STAGE", help="The stage to judge, where several have `expect`.")
-@click.option("--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows of those with a label.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0.")
+@click.option(
+    "--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows of those with a label."
+)
+@click.option(
+    "--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0."
+)
 @click.option(
     "--min", "least", metavar="FIGURE=SHARE", multiple=True,
-    help="Fail where the interval of accuracy, agreement, precision.CLASS or recall.CLASS begins lower; repeatable.",
+    help=(
+"Fail where the interval of accuracy, agreement, precision.CLASS or recall.CLASS "
+"begins lower; repeatable."
+),
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
 @main.json_option
@@ -239,40 +357,72 @@ def trial_lines(report: StageTrial) -> Iterator[str]:
 def eval(  # noqa: A001 - the command's name
     settings: main.Globals, /, workflow: str, least: tuple[str, ...], as_json: bool, **given: Any
 ) -> int:  # fmt: skip
-    """Exit 0 judged, 1 stopped, 2 usage, 3 below --min, or without it some rows failed, 4 stopped at a limit, 130
-    interrupted."""
+    """Exit 0 judged, 1 stopped, 2 usage, 3 below --min, or without it some rows failed, 4 stopped
+    at a limit, 130 interrupted."""
     try:
         minimum = {name: float(share) for name, _, share in (one.rpartition("=") for one in least)}
     except ValueError:
-        raise click.UsageError(f"--min {' '.join(least)}: give a figure and a share, such as accuracy=0.9") from None
+        raise click.UsageError(
+            f"--min {' '.join(least)}: give a figure and a share, such as accuracy=0.9"
+        ) from None
     report = main.long_running(api.evaluate)(
-        workflow, minimum=minimum, **given, project=settings.project_dir, progress=not settings.quiet,
-        confirm=terminal.confirmed, handle_signals=True,
-    )  # fmt: skip
+        workflow,
+        minimum=minimum,
+        **given,
+        project=settings.project_dir,
+        progress=not settings.quiet,
+        confirm=terminal.confirmed,
+        handle_signals=True,
+    )
     terminal.print_report(report, evaluation_lines, as_json=as_json)
     return report.exit_code
 
 
 def _interval(found: Interval | None, sign: str = "") -> str:
     """`81.7% (70.1% to 89.4%)`; with the sign `+` also above 0."""
-    return "" if found is None else f"{found.middle:{sign}.1%} ({found.low:{sign}.1%} to {found.high:{sign}.1%})"
+    if found is None:
+        return ""
+    return f"{found.middle:{sign}.1%} ({found.low:{sign}.1%} to {found.high:{sign}.1%})"
 
 
 def evaluation_lines(report: Evaluation) -> Iterator[str]:
-    what = f"the field {report.field} of its answers" if report.field else "its answers"
-    yield f"{report.workflow}, stage {report.stage}: {what} beside the labels in {plain(report.label)}"
-    left = f"; {counted(report.unlabelled, 'row')} without a label left out" if report.unlabelled else ""
+    if report.field:
+        what = f"the field {report.field} of its answers"
+    else:
+        what = "its answers"
+    yield (
+        f"{report.workflow}, stage {report.stage}: {what} beside the labels in "
+        f"{plain(report.label)}"
+    )
+    if report.unlabelled:
+        left = f"; {counted(report.unlabelled, 'row')} without a label left out"
+    else:
+        left = ""
     yield f"{report.asked:,} of {counted(report.rows, 'row')} with a label asked{left}\n"
     table = []
     for one in report.models:
         shares = _interval(one.accuracy), _interval(one.difference, "+"), _interval(one.agreement)
-        took = _known(one.usd_per_1000_rows, "${:,.4f}"), _known(one.seconds_per_1000_rows, "{:,.1f} s")
+        took = (
+            _known(one.usd_per_1000_rows, "${:,.4f}"),
+            _known(one.seconds_per_1000_rows, "{:,.1f} s"),
+        )
         table.append((one.model, one.run, one.judged, one.failed, *shares, *took))
-    header = ("model", "run", "judged", "failed", "accuracy", "to the first", "replicas agree", "1,000 rows", "calls")
+    header = (
+        "model",
+        "run",
+        "judged",
+        "failed",
+        "accuracy",
+        "to the first",
+        "replicas agree",
+        "1,000 rows",
+        "calls",
+    )
     yield terminal.table(header, table)
     for one in report.models:
         yield f"\n{one.model}{' (its dollars are simulated)' * one.simulated}"
-        if missing := report.asked - one.judged:
+        missing = report.asked - one.judged
+        if missing:
             why = one.stopped or "a guard kept them, or they wait for batches"
             yield f"Not judged: {counted(missing, 'row')}: {why}"
         rows = [
@@ -280,7 +430,11 @@ def evaluation_lines(report: Evaluation) -> Iterator[str]:
             for label, made in one.confusion.items()
         ]
         answers = next(iter(one.confusion.values()), ())
-        yield terminal.table(("label", *answers, "precision", "recall"), rows) if rows else "  no classes"
+        yield (
+            terminal.table(("label", *answers, "precision", "recall"), rows)
+            if rows
+            else "  no classes"
+        )
     yield from (f"Below --min: {line}" for line in report.missed)
 
 
@@ -293,7 +447,10 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         yield from (f"  {line}" for text in texts for line in split_lines(plain(text)))
     for one in report.workflows:
         yield from ("", f"{one.workflow}: {one.how}")
-        lines = [*map(str, one.problems), *(change_words(change, as_text, plain) for change in one.changes)]
+        lines = [
+            *map(str, one.problems),
+            *(change_words(change, as_text, plain) for change in one.changes),
+        ]
         lines += [counts_words(one.plan, stages=True)] if one.plan else []
         yield from (f"  {line}" for text in lines for line in split_lines(plain(text)))
     if report.unchanged:

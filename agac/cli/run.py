@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from agac.spec.workflow import Budget
 
 Summary = Mapping[str, Any]
-"""The summary of a run, as `summary.json` has it, one run of `agac status`, or the facts of an invocation."""
+"""The summary of a run, as `summary.json` has it, one run of `agac status`, or the facts of an
+invocation."""
 
 
 def read_budget(text: str | None) -> Budget | None:
@@ -37,7 +38,9 @@ def read_budget(text: str | None) -> Budget | None:
         unit, sign, number = part.partition("=")
         unit, number = (unit.strip(), number) if sign else ("usd", part)
         if unit not in ("usd", "tokens", "calls") or unit in found:
-            raise click.UsageError(f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000")
+            raise click.UsageError(
+                f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000"
+            )
         try:
             value = float(number.strip().lstrip("$").replace("_", ""))
         except ValueError:
@@ -56,35 +59,81 @@ def read_budget(text: str | None) -> Budget | None:
 @main.model_option
 @main.concurrency_option
 @click.option(
-    "-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results, relative to the project."
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder for the results, relative to the project.",
 )
 @click.option("--fresh", is_flag=True, help="Run every task again; do not reuse earlier results.")
-@click.option("--discard-decisions", is_flag=True, help="With --fresh: what people decided does not count any more.")
-@click.option("--stage", metavar="NAME", help="Run only this stage; rows that lack what it needs stay open.")
+@click.option(
+    "--discard-decisions",
+    is_flag=True,
+    help="With --fresh: what people decided does not count any more.",
+)
+@click.option(
+    "--stage", metavar="NAME", help="Run only this stage; rows that lack what it needs stay open."
+)
 @main.stage_options
 @main.budget_option
 @main.max_errors_option
-@click.option("--dry-run", is_flag=True, help="Show what would be called and what it costs, as `agac plan` does.")
-@click.option("--show", type=click.IntRange(0), default=0, metavar="N", help="With --dry-run: the first N prompts.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation (cost above confirm_above, stale batches).")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be called and what it costs, as `agac plan` does.",
+)
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="With --dry-run: the first N prompts.",
+)
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Do not ask for confirmation (cost above confirm_above, stale batches).",
+)
 @click.option("--wait", is_flag=True, help="Wait for batches and run all stages to the end.")
-@click.option("--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written.")
+@click.option(
+    "--stream", is_flag=True, help="Make one call at a time, and show each reply as it is written."
+)
 @main.traces_option
 @main.executor_option
-@click.option("--accept-store", is_flag=True, help="Continue although another or a newer store wrote the results.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; a list for several workflows.")
+@click.option(
+    "--accept-store",
+    is_flag=True,
+    help="Continue although another or a newer store wrote the results.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the summary as JSON; a list for several workflows.",
+)
 @click.pass_obj
 def run(
-    settings: main.Globals, /, workflows: tuple[str, ...], as_json: bool, dry_run: bool, show: int, **given: Any
+    settings: main.Globals,
+    /,
+    workflows: tuple[str, ...],
+    as_json: bool,
+    dry_run: bool,
+    show: int,
+    **given: Any,
 ) -> int:
-    """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130 interrupted."""
+    """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130
+    interrupted."""
     given |= {"vars": main.read_variables(given["vars"]), "budget": read_budget(given["budget"])}
     given["retry_failed"] = not given.pop("no_retry_failed")
     options = api.RunOptions(**given)
     if show and not dry_run:
-        raise click.UsageError("--show N prints prompts of a dry run: add --dry-run, or use `agac plan`")
+        raise click.UsageError(
+            "--show N prints prompts of a dry run: add --dry-run, or use `agac plan`"
+        )
     if dry_run:
-        plans = [api.plan(name, options, show=show, project=settings.project_dir) for name in workflows]
+        plans = [
+            api.plan(name, options, show=show, project=settings.project_dir) for name in workflows
+        ]
         return print_plans(plans, workflows, as_json=as_json)
     ended: list[api.RunReport] = []
 
@@ -99,53 +148,99 @@ def run(
     raised = True
     try:
         code = main.long_running(api.run_several)(
-            workflows, options, tell=print_ended, project=settings.project_dir, progress=not settings.quiet,
-            confirm=terminal.confirmed, handle_signals=True,
-        )  # fmt: skip
+            workflows,
+            options,
+            tell=print_ended,
+            project=settings.project_dir,
+            progress=not settings.quiet,
+            confirm=terminal.confirmed,
+            handle_signals=True,
+        )
         raised = False
     finally:  # also when a later workflow raised an error
         begun = len(ended) + raised
-        if ended and (left := workflows[begun:]):  # without an end the command was refused as a whole
+        # without an end the command was refused as a whole
+        if ended and (left := workflows[begun:]):
             words = shlex.split(terminal.command_to_resume(left[0], workflows, fresh=True))
             words += [word for name in left[1:] for word in ("-a", name)]
             last = workflows[begun - 1]
-            terminal.say(f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: {shlex.join(words)}")
+            terminal.say(
+                f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: "
+                f"{shlex.join(words)}"
+            )
         if as_json and ended:
             found = [report.as_json() for report in ended]
             terminal.print_json(found if len(workflows) > 1 else found[0])
     return code
 
 
-calls_options = main.in_order(  # what becomes of calls of tools of which nobody knows whether they happened
-    click.option(
-        "--repeat-calls", "calls", flag_value="repeat", help="Make calls of tools again of which nobody knows."
-    ),
-    click.option("--skip-calls", "calls", flag_value="skip", help="Go on without these calls; the model is told so."),
+calls_options = (
+    main.in_order(  # what becomes of calls of tools of which nobody knows whether they happened
+        click.option(
+            "--repeat-calls",
+            "calls",
+            flag_value="repeat",
+            help="Make calls of tools again of which nobody knows.",
+        ),
+        click.option(
+            "--skip-calls",
+            "calls",
+            flag_value="skip",
+            help="Go on without these calls; the model is told so.",
+        ),
+    )
 )
 
 
-@click.command(help="Run failed rows of a run (RUN: its number, or `last`) again, also those that `agac run` leaves.")
+@click.command(
+    help=(
+        "Run failed rows of a run (RUN: its number, or `last`) again, also those that "
+        "`agac run` leaves."
+    )
+)
 @click.argument("run", metavar="RUN")
-@click.option("--row", "rows", metavar="ID", multiple=True, help="Only this row; may be given more than once.")
+@click.option(
+    "--row", "rows", metavar="ID", multiple=True, help="Only this row; may be given more than once."
+)
 @click.option("--stage", metavar="NAME", help="Only rows that failed at this stage.")
-@click.option("--error", metavar="KIND", help="Only rows that failed with this error, such as SchemaMismatch.")
-@click.option("--from", "from_stage", metavar="STAGE", help="Rerun this stage and those after it, of done rows too.")
-@click.option("--discard-decisions", "discard", is_flag=True, help="What people decided about these rows is void.")
+@click.option(
+    "--error", metavar="KIND", help="Only rows that failed with this error, such as SchemaMismatch."
+)
+@click.option(
+    "--from",
+    "from_stage",
+    metavar="STAGE",
+    help="Rerun this stage and those after it, of done rows too.",
+)
+@click.option(
+    "--discard-decisions",
+    "discard",
+    is_flag=True,
+    help="What people decided about these rows is void.",
+)
 @calls_options
 @main.concurrency_option
-@click.option("--run-mode", type=click.Choice(["sync", "batch"]), help="Use this mode, whatever the run started with.")
+@click.option(
+    "--run-mode",
+    type=click.Choice(["sync", "batch"]),
+    help="Use this mode, whatever the run started with.",
+)
 @main.executor_option
 @main.budget_option
 @main.max_errors_option
 @click.option("--dry-run", is_flag=True, help="Show what would be run again, and make no calls.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation (done rows, cost above confirm_above).")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation (done rows, cost above confirm_above)."
+)
 @main.json_option
 @click.pass_obj
 def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     from agac.api.plan import ask  # loads the API
 
     filters = {name: given.pop(name) for name in ("stage", "error", "from_stage", "discard")}
-    selection = api.Retry(rows=api.row_ids(given.pop("rows")), calls=given.pop("calls") or "ask", **filters)
+    selection = api.Retry(
+        rows=api.row_ids(given.pop("rows")), calls=given.pop("calls") or "ask", **filters
+    )
     found = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
         terminal.print_report(found, retry_lines, as_json=as_json)
@@ -159,7 +254,11 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
         found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
         confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
-    command = terminal.typed_command() if report.summary["rows"]["open"] else found.go_on  # for what else failed
+    # for what else failed
+    if report.summary["rows"]["open"]:
+        command = terminal.typed_command()
+    else:
+        command = found.go_on
     print_run(report, command, quiet=settings.quiet or as_json)
     if as_json:
         terminal.print_json(report.as_json())
@@ -167,8 +266,12 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
 
 
 def retry_lines(found: api.RetryChoice) -> list[str]:
-    lines = [f"Run {found.run} of {found.workflow}: {counted(found.rows, 'row')} would be run again"]
-    lines += [f"  {one['stage']}: {one['type']}, {counted(one['rows'], 'row')}" for one in found.by_error]
+    lines = [
+        f"Run {found.run} of {found.workflow}: {counted(found.rows, 'row')} would be run again"
+    ]
+    lines += [
+        f"  {one['stage']}: {one['type']}, {counted(one['rows'], 'row')}" for one in found.by_error
+    ]
     if found.open:
         lines.append(f"  left open when this retry was interrupted: {counted(found.open, 'row')}")
     if found.done:
@@ -179,33 +282,51 @@ def retry_lines(found: api.RetryChoice) -> list[str]:
 
 
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
-    """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were selected."""
-    summary, invocation, files = report.summary, report.invocation, report.files
+    """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were
+    selected."""
+    summary = report.summary
+    invocation = report.invocation
+    files = report.files
     say_stop(report, command)
     if not quiet:
         terminal.print_lines(map(retrieved_line, invocation.get("ingested") or ()))
         terminal.print_text("\n".join(summary_lines(report, command, scope)))
         if files:
-            names = (file.name if file.parent == files[0].parent else terminal.from_here(file) for file in files[1:])
+            names = (
+                file.name if file.parent == files[0].parent else terminal.from_here(file)
+                for file in files[1:]
+            )
             also = f"   (also: {', '.join(names)})" if files[1:] else ""
             terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
             terminal.print_lines(held_for_people_lines(report))
         if "shard" in summary["selection"]:
             terminal.print_text(terminal.shard_line(summary["complete"], report.go_on))
         terminal.print_lines(guard_lines(summary, files))
-        if before := report.replaced:
+        before = report.replaced
+        if before:
             which = f"run {before['run']} ({plain(before['input'])})"
-            terminal.print_text(f"They replace the results of {which}. Restore those with: {before['again']}")
-        if edited := ", ".join(file.name for file in report.edited):
-            one, copies = len(report.edited) == 1, ", ".join(file.name for file in report.copies)
+            terminal.print_text(
+                f"They replace the results of {which}. Restore those with: {before['again']}"
+            )
+        edited = ", ".join(file.name for file in report.edited)
+        if edited:
+            one = len(report.edited) == 1
+            copies = ", ".join(file.name for file in report.copies)
             was, kept = ("was", "that version is") if one else ("were", "those versions are")
-            terminal.print_text(f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as {copies}")
+            terminal.print_text(
+                f"{edited} {was} not as agac left {'it' if one else 'them'}; {kept} kept as "
+                f"{copies}"
+            )
         terminal.print_lines(batch_lines(invocation))
-        terminal.print_lines(next_lines(summary, invocation, command, stopped=report.stopped is not None))
+        terminal.print_lines(
+            next_lines(summary, invocation, command, stopped=report.stopped is not None)
+        )
     for note in (*undecided_lines(invocation), *report.empty):
         terminal.say(str(note))
     if report.not_written is not None:
-        terminal.say_error(report.not_written.message, str(report.not_written.remedy), word="not written")
+        terminal.say_error(
+            report.not_written.message, str(report.not_written.remedy), word="not written"
+        )
 
 
 def say_stop(report: RunReport, command: str) -> None:
@@ -215,32 +336,52 @@ def say_stop(report: RunReport, command: str) -> None:
             terminal.say(line)
     elif report.stopped is not None:
         terminal.say_error(
-            report.stopped, f"Nothing is lost. Fix the problem, then resume with: {command}", word="stopped"
+            report.stopped,
+            f"Nothing is lost. Fix the problem, then resume with: {command}",
+            word="stopped",
         )
     elif report.exit_code is ExitCode.INTERRUPTED:
-        if cancelled := invocation["calls_given_up"]:
+        cancelled = invocation["calls_given_up"]
+        if cancelled:
             one = "call in flight was cancelled. It may be billed, and the next run sends it again."
-            many = "calls in flight were cancelled. They may be billed, and the next run sends them again."
+            many = (
+                "calls in flight were cancelled. They may be billed, and the next run "
+                "sends them again."
+            )
             terminal.say(counted(cancelled, one, many))
-        terminal.say(f"Interrupted; every answer is stored. {terminal.sentence(finished_words(report))}")
-        if last := invocation["waiting_for"]:
-            terminal.say(f"  The last call brought no answer: {terminal.first_line(last['message'])}")
+        terminal.say(
+            f"Interrupted; every answer is stored. {terminal.sentence(finished_words(report))}"
+        )
+        last = invocation["waiting_for"]
+        if last:
+            terminal.say(
+                f"  The last call brought no answer: {terminal.first_line(last['message'])}"
+            )
         terminal.say(f"  Resume with: {command}")
 
 
 def finished_words(report: RunReport) -> str:
-    """`719 of 2,400 rows are finished, 1,681 are open`: of all that are selected, where that is known."""
-    rows, selected = report.summary["rows"], report.invocation.get("rows_selected")
-    ended, total, about = rows["total"] - rows["open"], rows["total"], ""
+    """`719 of 2,400 rows are finished, 1,681 are open`: of all that are selected, where that is
+    known."""
+    rows = report.summary["rows"]
+    selected = report.invocation.get("rows_selected")
+    ended = rows["total"] - rows["open"]
+    total = rows["total"]
+    about = ""
     if selected is not None:
-        total, about = selected["rows"], "" if selected["exact"] else "about "
+        total = selected["rows"]
+        about = "" if selected["exact"] else "about "
     are = "is" if ended == 1 else "are"
-    return f"{ended:,} of {about}{counted(total, 'row')} {are} finished, {about}{total - ended:,} open"
+    return (
+        f"{ended:,} of {about}{counted(total, 'row')} {are} finished, {about}{total - ended:,} open"
+    )
 
 
 def read_words(report: RunReport) -> str:
-    """`2,400 rows`, or `1,024 of 2,400 rows read` where the run stopped before it had read all of them."""
-    total, selected = report.summary["rows"]["total"], report.invocation.get("rows_selected")
+    """`2,400 rows`, or `1,024 of 2,400 rows read` where the run stopped before it had read all of
+    them."""
+    total = report.summary["rows"]["total"]
+    selected = report.invocation.get("rows_selected")
     if selected is None:
         return str(counted(total, "row"))
     about = "" if selected["exact"] else "about "
@@ -248,57 +389,83 @@ def read_words(report: RunReport) -> str:
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
-    summary, invocation = report.summary, report.invocation
-    rows, stages = summary["rows"], summary["stages"]
-    part = f", shard {Shard(*shard)}" if (shard := summary["selection"].get("shard")) else ""
+    summary = report.summary
+    invocation = report.invocation
+    rows = summary["rows"]
+    stages = summary["stages"]
+    shard = summary["selection"].get("shard")
+    if shard:
+        part = f", shard {Shard(*shard)}"
+    else:
+        part = ""
     run = summary.get("job") or f"{summary['workflow']}{part}, run {summary['run']}"
     yield f"{run}: {read_words(report)}, {terminal.row_words(rows)}"
-    if short := summary.get("short_records"):
+    short = summary.get("short_records")
+    if short:
         yield f"  {counted(short, 'record')} with fewer fields than the header"
     yield from map(level_line, summary["levels"])
     if invocation["continued"]:
-        unchanged, lost = invocation["rows_unchanged"], invocation["lost_calls_at_most"]
-        lost = min(lost, invocation["calls"]) if invocation["complete"] else lost  # else it had an answer
+        unchanged = invocation["rows_unchanged"]
+        lost = invocation["lost_calls_at_most"]
+        # else it had an answer
+        lost = min(lost, invocation["calls"]) if invocation["complete"] else lost
         finished = counted(unchanged, "row was already finished", "rows were already finished")
         facts = [finished] if unchanged else []
-        facts += ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []
-        again = counted(lost, "call may be billed and is sent again", "calls may be billed and are sent again")
+        facts += (
+            ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []
+        )
+        again = counted(
+            lost, "call may be billed and is sent again", "calls may be billed and are sent again"
+        )
         facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
         yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
     names = terminal.outcome_names(terminal.TASK_OUTCOMES, stages)
     counts = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in stages]
     yield from ("", terminal.table(["stage", "model", *names], counts), "")
     yield from map(
-        terminal.short_name_line, {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values()
+        terminal.short_name_line,
+        {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values(),
     )
     yield from agreement_lines(stages)
     yield from conversation_lines(summary)
     yield from review_lines(summary)
     yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
-    words = (("retries", "retry", "retries"), ("repairs", "re-ask", ""), ("fallbacks", "fallback", ""))
+    words = (
+        ("retries", "retry", "retries"),
+        ("repairs", "re-ask", ""),
+        ("fallbacks", "fallback", ""),
+    )
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
-    yield calls_line(summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ())
+    yield calls_line(
+        summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ()
+    )
     if invocation["calls"] and (timing := timing_line(summary)):
         lasted = summary["duration_s"]
         yield f"{timing}; elapsed: {call_time(1000 * lasted) if lasted < 60 else duration(lasted)}"
     yield from serving_lines(summary["serving"])
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
-        same, had = counted(invocation["tasks_collapsed"], "task"), "the same prompt as another task"
+        same = counted(invocation["tasks_collapsed"], "task")
+        had = "the same prompt as another task"
         yield f"Deduplicated: {same} had {had} and reused its answer"
     yield from unselected_lines(summary, invocation, command, scope)
     yield from error_lines(report, command)
 
 
-def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] = (), *, details: bool = False) -> str:
-    """`Calls: 12 (simulated; 2 retries in this invocation), 800 tokens in, 90 out, simulated $0.0123`; with `details`
-    also the tokens that were cached, and those of reasoning."""
+def calls_line(
+    calls: Summary, before: Sequence[str] = (), after: Sequence[str] = (), *, details: bool = False
+) -> str:
+    """`Calls: 12 (simulated; 2 retries in this invocation), 800 tokens in, 90 out, simulated
+    $0.0123`; with `details` also the tokens that were cached, and those of reasoning."""
     notes = [*before, *(["simulated"] if calls["simulated"] else []), *after]
     cached, reasoning = (
         f" ({calls[key]:,} {word})" if details and calls[key] else ""
         for key, word in (("cached_tokens", "cached"), ("reasoning_tokens", "reasoning"))
     )
-    tokens = f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
-    if uses := calls["server_tools"]:
+    tokens = (
+        f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
+    )
+    uses = calls["server_tools"]
+    if uses:
         tokens += f", {counted(uses, 'use')} of providers' tools"
     note = f" ({'; '.join(notes)})" if notes else ""
     return f"Calls: {calls['count']:,}{note}, {tokens}, {terminal.cost_of(calls)}"
@@ -306,7 +473,9 @@ def calls_line(calls: Summary, before: Sequence[str] = (), after: Sequence[str] 
 
 def level_line(level: Summary, so_far: bool = False) -> str:
     """The rows that a stage made, or those that it made `so_far`, and their outcomes."""
-    what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[level["makes"]]
+    what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[
+        level["makes"]
+    ]
     rows = level["rows"]
     counts = f", {terminal.row_words(rows)}" if rows["total"] else ""
     return f"  {level['stage']}: {counted(rows['total'], what)}{' so far' * so_far}{counts}"
@@ -317,8 +486,13 @@ def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
         found = stage.get("agreement")
         if found and found["rows"]:
             unanimous = f"{found['unanimous']:.0%} of {counted(found['rows'], 'row')} unanimous"
-            asked = f"; {found['asked']:.3g} asked on average" if "asked" in found else ""
-            yield f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}{asked}"
+            if "asked" in found:
+                asked = f"; {found['asked']:.3g} asked on average"
+            else:
+                asked = ""
+            yield (
+                f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}{asked}"
+            )
 
 
 def review_lines(run: Summary) -> Iterator[str]:
@@ -329,29 +503,59 @@ def review_lines(run: Summary) -> Iterator[str]:
             waiting = ways.pop("waiting", 0)
             passed = ", ".join(f"{count:,} {way}" for way, count in ways.items()) or "none"
             yield f"Reviewed at {stage['name']}: {passed}"
-            wait, next_ = counted(waiting, "row waits", "rows wait"), f"agac review next -a {run['workflow']}"
+            wait = counted(waiting, "row waits", "rows wait")
+            next_ = f"agac review next -a {run['workflow']}"
             yield from [f"  {wait} for a person; decide with: {next_}"] if waiting else []
 
 
-NEEDS_TOOLS = "If its rows need their tools, write `on_tool_failure: fail` into the stage, and run it with --fresh"
-"""What to do about rows that were answered although a tool failed in all of its calls; a plain run reuses them."""
+NEEDS_TOOLS = (
+    "If its rows need their tools, write `on_tool_failure: fail` into the stage, and run "
+    "it with --fresh"
+)
+"""What to do about rows that were answered although a tool failed in all of its calls; a plain run
+reuses them."""
 
 
 def conversation_lines(summary: Summary) -> Iterator[str]:
-    """`Tools at ask: 20 calls, 9 executed, 11 coalesced, 1 failed; 40 turns in 20 conversations`."""
-    words = {"coalesced": "coalesced", "cached": "cached", "stub": "stubbed", "replayed": "replayed",
-             "error": "failed", "refused": "refused", "unknown": "skipped"}  # fmt: skip
-    rows_failed = {error["stage"] for error in summary["errors"] if error["type"] == ErrorType.TOOL_SERVER_ERROR}
+    """`Tools at ask: 20 calls, 9 executed, 11 coalesced, 1 failed; 40 turns in 20
+    conversations`."""
+    words = {
+        "coalesced": "coalesced",
+        "cached": "cached",
+        "stub": "stubbed",
+        "replayed": "replayed",
+        "error": "failed",
+        "refused": "refused",
+        "unknown": "skipped",
+    }
+    rows_failed = {
+        error["stage"]
+        for error in summary["errors"]
+        if error["type"] == ErrorType.TOOL_SERVER_ERROR
+    }
     for stage in summary["stages"]:
-        if (found := stage.get("agent")) and found["turns"]:
+        found = stage.get("agent")
+        if found and found["turns"]:
             tools = found["tool_calls"]
             kinds = "".join(f", {tools[key]:,} {word}" for key, word in words.items() if tools[key])
-            talks = f"{counted(found['turns'], 'turn')} in {counted(found['conversations'], 'conversation')}"
-            each = f" ({found['dedup']:.1f} calls each)" if (found["dedup"] or 0) > 1 else ""
-            calls = f"{counted(tools['requested'], 'call')}, {tools['executed']:,} executed{each}{kinds}"
+            talks = (
+                f"{counted(found['turns'], 'turn')} in "
+                f"{counted(found['conversations'], 'conversation')}"
+            )
+            if (found["dedup"] or 0) > 1:
+                each = f" ({found['dedup']:.1f} calls each)"
+            else:
+                each = ""
+            calls = (
+                f"{counted(tools['requested'], 'call')}, {tools['executed']:,} "
+                f"executed{each}{kinds}"
+            )
             yield f"Tools at {stage['name']}: {calls}; {talks}"
             for name, failed in found.get("failing_tools", {}).items():
-                yield f"  {name} failed in {'its one call' if failed == 1 else f'all of its {failed:,} calls'}"
+                yield (
+                    f"  {name} failed in "
+                    f"{'its one call' if failed == 1 else f'all of its {failed:,} calls'}"
+                )
             if found.get("failing_tools") and stage["name"] not in rows_failed:
                 yield f"  {NEEDS_TOOLS}"
 
@@ -359,46 +563,84 @@ def conversation_lines(summary: Summary) -> Iterator[str]:
 def timing_line(summary: Summary) -> str | None:
     """`Time per call: classify 0.41 s (p95 1.2 s), reply 0.9 s (p95 2.3 s)`; None without calls."""
     measured = [stage for stage in summary["stages"] if stage["timing_ms"]["duration"]["count"]]
-    slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:5]  # are shown
+    # are shown
+    slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:5]
     parts = []
     for stage in (stage for stage in measured if stage in slowest):
-        whole, first = stage["timing_ms"]["duration"], stage["timing_ms"]["ttft"]
-        token = f"; first token {call_time(first['p50'])}, p95 {call_time(first['p95'])}" if first["count"] else ""
-        parts.append(f"{stage['name']} {call_time(whole['p50'])} (p95 {call_time(whole['p95'])}{token})")
+        whole = stage["timing_ms"]["duration"]
+        first = stage["timing_ms"]["ttft"]
+        if first["count"]:
+            token = f"; first token {call_time(first['p50'])}, p95 {call_time(first['p95'])}"
+        else:
+            token = ""
+        parts.append(
+            f"{stage['name']} {call_time(whole['p50'])} (p95 {call_time(whole['p95'])}{token})"
+        )
     left_out = len(measured) - len(parts)
     more = f", and {left_out} faster ones" if left_out else ""
-    return f"Time per call: {', '.join(parts)}{more}" if parts else None
+    if parts:
+        return f"Time per call: {', '.join(parts)}{more}"
+    return None
 
 
 def serving_lines(found: Summary) -> Iterator[str]:
-    """`Prefix cache: 93.1% of prompt tokens (94.9% without the first call), 850 computed; slots: 82% of 8 in use`, and
-    what engines count themselves, which others may use too. Nothing where no cache was to be warmed."""
+    """`Prefix cache: 93.1% of prompt tokens (94.9% without the first call), 850 computed; slots:
+    82% of 8 in use`, and what engines count themselves, which others may use too. Nothing where no
+    cache was to be warmed."""
     if found["first_calls"]:
-        hit, rest = found["prefix_hit"], found["prefix_hit_without_first"]
-        said = "the provider does not say what it had" if hit is None else f"{hit:.1%} of prompt tokens"
-        said += "" if rest is None else f" ({rest:.1%} without the first call), {found['prefill_tokens']:,} computed"
-        yield f"Prefix cache: {said}; slots: {found['slot_utilisation'] or 0:.0%} of {found['slots']:,} in use"
+        hit = found["prefix_hit"]
+        rest = found["prefix_hit_without_first"]
+        if hit is None:
+            said = "the provider does not say what it had"
+        else:
+            said = f"{hit:.1%} of prompt tokens"
+        said += (
+            ""
+            if rest is None
+            else f" ({rest:.1%} without the first call), {found['prefill_tokens']:,} computed"
+        )
+        yield (
+            f"Prefix cache: {said}; slots: {found['slot_utilisation'] or 0:.0%} of "
+            f"{found['slots']:,} in use"
+        )
     for one in found["engines"]:
         hit = "none" if one["prefix_hit"] is None else f"{one['prefix_hit']:.1%}"
-        yield f"  {one['address']} counted itself: {hit} of {one['prompt_tokens']:,} prompt tokens from its cache"
+        yield (
+            f"  {one['address']} counted itself: {hit} of {one['prompt_tokens']:,} prompt "
+            "tokens from its cache"
+        )
 
 
 def call_time(milliseconds: float) -> str:
     """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
     if milliseconds < 100:
-        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "under 1 ms"
+        if milliseconds >= 1:
+            return f"{milliseconds:.0f} ms"
+        return "under 1 ms"
     seconds = milliseconds / 1000
-    return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s"
 
 
 def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
     from agac.data.sinks import FILTERED  # loads the sinks
 
-    listed = "".join(f"; why, for each: {terminal.from_here(file)}" for file in files if file.name == FILTERED)
+    listed = "".join(
+        f"; why, for each: {terminal.from_here(file)}" for file in files if file.name == FILTERED
+    )
     for name, where in (("dropped", listed), ("skipped", "")):
-        counts = [f"{counted(stage[name], 'row')} at {stage['name']}" for stage in summary["stages"] if stage[name]]
+        counts = [
+            f"{counted(stage[name], 'row')} at {stage['name']}"
+            for stage in summary["stages"]
+            if stage[name]
+        ]
         if name == "dropped" and (again := summary.get("repeated_ids")) and again["rows"]:
-            counts.insert(0, f"{counted(again['rows'], 'row')} by on_duplicate_id: {again['on_duplicate_id']}")
+            counts.insert(
+                0, f"{counted(again['rows'], 'row')} by on_duplicate_id: {again['on_duplicate_id']}"
+            )
         if counts:
             yield f"{name.capitalize()}: {', '.join(counts)}{where}"
 
@@ -409,40 +651,68 @@ def held_for_people_lines(report: RunReport) -> Iterator[str]:
         rows = report.summary["rows"]
         ended = rows["done"] + rows["skipped"] + rows["failed"]
         whole = counted(rows["total"] - rows["dropped"], "row")
-        yield f"{report.files[0].name} now holds {ended:,} of {whole}; the others follow once people have decided"
+        yield (
+            f"{report.files[0].name} now holds {ended:,} of {whole}; the others follow "
+            "once people have decided"
+        )
 
 
-def unselected_lines(summary: Summary, invocation: Summary, command: str, scope: Scope | None) -> Iterator[str]:
-    """How many rows wait, for which stages that were not selected, and the command that finishes them."""
-    rows, stages = summary["rows"], summary["stages"]
+def unselected_lines(
+    summary: Summary, invocation: Summary, command: str, scope: Scope | None
+) -> Iterator[str]:
+    """How many rows wait, for which stages that were not selected, and the command that finishes
+    them."""
+    rows = summary["rows"]
+    stages = summary["stages"]
     # other open rows wait for batches
     people = sum(stage["review"]["waiting"] for stage in stages if "review" in stage)
-    waiting = max(0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)) - people)
+    waiting = max(
+        0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)) - people
+    )
     if not waiting or (scope is not None and all(scope.may_ask(stage["name"]) for stage in stages)):
         return
-    names, come = [], rows["done"] + rows["open"] + sum(stage["failed"] for stage in stages)
+    names = []
+    come = rows["done"] + rows["open"] + sum(stage["failed"] for stage in stages)
     for stage in stages:  # more rows came to it than went through
         through = stage["done"] + stage["reused"]
-        if scope is not None and come > through + stage["failed"] and not scope.may_ask(stage["name"]):
+        if (
+            scope is not None
+            and come > through + stage["failed"]
+            and not scope.may_ask(stage["name"])
+        ):
             names.append(stage["name"])
         come = through
-    where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}" if names else "a stage"
-    many, them = counted(waiting, "row waits", "rows wait"), "it" if waiting == 1 else "them"
+    if names:
+        where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}"
+    else:
+        where = "a stage"
+    many = counted(waiting, "row waits", "rows wait")
+    them = "it" if waiting == 1 else "them"
     whole = terminal.without(command, "--stage", "--from", "--until")
-    yield f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
+    yield (
+        f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
+    )
 
 
 ADVICE: dict[str, str] = {
-    ErrorType.RATE_LIMITED: "Give the provider limits in agac.yml, as limits: {rpm: 60}, or lower --concurrency.",
+    ErrorType.RATE_LIMITED: (
+        "Give the provider limits in agac.yml, as limits: {rpm: 60}, or lower --concurrency."
+    ),
     ErrorType.TRUNCATED: "Raise max_tokens, or ask for a shorter answer.",
     ErrorType.TIMEOUT: "Raise the time limit that the error names, or ask for a shorter answer.",
     ErrorType.REFUSED: "Change the prompt, or take these rows out of the input.",
     ErrorType.FILTERED: "Change the prompt, or take these rows out of the input.",
     ErrorType.EMPTY_RESPONSE: "Run again; with a reasoning model raise max_tokens.",
-    ErrorType.REPLY_TOO_LARGE: "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml.",
+    ErrorType.REPLY_TOO_LARGE: (
+        "Ask for a shorter answer, or raise the provider's limits: {reply_mb} in agac.yml."
+    ),
     ErrorType.INVALID_JSON: "Run again, or use a model with structured answers.",
-    ErrorType.SCHEMA_MISMATCH: "Describe the form in the prompt, loosen output_schema, or use a larger model.",
-    ErrorType.NO_CONSENSUS: "Raise replicas (max_samples of a MAKER card): what is answered is not asked again.",
+    ErrorType.SCHEMA_MISMATCH: (
+        "Describe the form in the prompt, loosen output_schema, or use a larger model."
+    ),
+    ErrorType.NO_CONSENSUS: (
+        "Raise replicas (max_samples of a MAKER card): what is answered is not asked again."
+    ),
     ErrorType.CHECK_FAILED: "Say it in the prompt, mend the check, or use a larger model.",
     ErrorType.BUDGET_EXCEEDED: "Raise row_budget, or lower max_tokens.",
 }
@@ -454,49 +724,68 @@ LEAVE_FAILED = "--no-retry-failed"
 
 
 def error_lines(report: RunReport, command: str) -> Iterator[str]:
-    """The errors of a run with examples and advice, and what to do about the failed rows, each with its command."""
-    errors, run, invocation = report.summary["errors"], report.summary["run"], report.invocation
+    """The errors of a run with examples and advice, and what to do about the failed rows, each
+    with its command."""
+    errors = report.summary["errors"]
+    run = report.summary["run"]
+    invocation = report.invocation
     if not errors:
         return
     yield from ("", "Errors:")
     for error in errors:
         example = error["example"]
         number = example["row_number"]  # rows that stages made have none
-        yield f"{error_head(error)}, e.g. {example['id']!r}{'' if number is None else f' (row {number})'}:"
+        yield (
+            f"{error_head(error)}, e.g. "
+            f"{example['id']!r}{'' if number is None else f' (row {number})'}:"
+        )
         yield f"    {terminal.first_line(example['message'])}"
         # the input's own errors have no stage: there was no call
-        if (advice := ADVICE.get(error["type"])) and error["stage"] is not None:
+        advice = ADVICE.get(error["type"])
+        if advice and error["stage"] is not None:
             look = f" See the reply with: {row_command(run, example['id'])}"
             yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
     for file in report.files:
         if file.name == "errors.jsonl":
             yield f"  All of them, with their input: {terminal.from_here(file)}"
     # the next run does not retry those that are left
-    left, by_flag = invocation["rows_left_failed"], LEAVE_FAILED in shlex.split(command)
-    rows, again = counted(left, "row"), terminal.without(command, LEAVE_FAILED)
+    left = invocation["rows_left_failed"]
+    by_flag = LEAVE_FAILED in shlex.split(command)
+    rows = counted(left, "row")
+    again = terminal.without(command, LEAVE_FAILED)
     if left and by_flag:
-        yield f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry with: agac retry {run}"
+        yield (
+            f"  {rows} that failed before: not retried because of {LEAVE_FAILED}; retry "
+            f"with: agac retry {run}"
+        )
     elif left:
         yield (
-            f"  {rows} failed too often and {'is' if left == 1 else 'are'} not retried automatically. "
-            f"Change the prompt, or force a retry with: agac retry {run}"
+            f"  {rows} failed too often and {'is' if left == 1 else 'are'} not retried "
+            f"automatically. Change the prompt, or force a retry with: agac retry {run}"
         )
     if invocation["stopped_at_limit"]:
         return  # what to do next was printed with the limit
     by_remedy = report.rows_by_remedy
-    may_be_left = sum(error["rows"] for error in errors if error["stage"]) if by_flag else by_remedy["again"]
+    if by_flag:
+        may_be_left = sum(error["rows"] for error in errors if error["stage"])
+    else:
+        may_be_left = by_remedy["again"]
     if by_remedy["again"] and may_be_left > left:
         yield f"  Retry the failed rows with: {again}"
-    if spent := by_remedy["budget"]:
+    spent = by_remedy["budget"]
+    if spent:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
-    if asked := by_remedy["calls"]:
+    asked = by_remedy["calls"]
+    if asked:
         yield f"  {counted(asked, 'row')}: {terminal.calls_remedy(run, report.summary['workflow'])}"
-    if lacking := by_remedy["schema"]:
+    lacking = by_remedy["schema"]
+    if lacking:
         yield (
-            f"  {counted(lacking, 'row')} lack a field of an earlier answer: make it required in the output_schema "
-            f"that the message names, then run: {again}"
+            f"  {counted(lacking, 'row')} lack a field of an earlier answer: make it required in "
+            f"the output_schema that the message names, then run: {again}"
         )
-    if unusable := by_remedy["input"]:
+    unusable = by_remedy["input"]
+    if unusable:
         these = "these rows" if len(errors) == 1 else counted(unusable, "row")
         yield f"  Fix {these} in the input, then run: {again}"
 
@@ -516,36 +805,56 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             f"stopped: {report.stopped}",
             f"  No more calls are made{unchanged}. Look at a row with `{look}`.",
             f"  Fix the problem, then resume with: {command}",
-            *([] if of_job else ["  If these failures are expected, set `stop_loss: false` in the workflow."]),
+            *(
+                []
+                if of_job
+                else ["  If these failures are expected, set `stop_loss: false` in the workflow."]
+            ),
         ]
-    simulated, finishing = report.summary["calls"]["cost_is_simulated"], report.finishing
-    is_shard, number = "shard" in report.summary["selection"], report.summary["run"]
+    simulated = report.summary["calls"]["cost_is_simulated"]
+    finishing = report.finishing
+    is_shard = "shard" in report.summary["selection"]
+    number = report.summary["run"]
     lines = [f"stopped at a limit: {report.stopped}"]
-    lines += [f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]]
+    lines += [
+        f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]
+    ]
     if finishing is not None:
-        usd = f"{dollars(finishing.usd, simulated=simulated)}, " if finishing.usd is not None else ""
+        if finishing.usd is not None:
+            usd = f"{dollars(finishing.usd, simulated=simulated)}, "
+        else:
+            usd = ""
         needs = f"{usd}{counted(finishing.tokens, 'token')}, {counted(finishing.calls, 'call')}"
         needs += _held_words(finishing, simulated=simulated)
         rest = counted(finishing.rows, "row remains; finishing it", "rows remain; finishing them")
         lines.append(f"  {rest} needs about {needs}" if finishing.rows else "  no rows remain")
         # the command to resume with, with a limit that should be enough
         step = (
-            f"Resume with: {terminal.without(command, '--budget')} {shlex.join(['--budget', finishing.budget or ''])}"
+            f"Resume with: {terminal.without(command, '--budget')} "
+            f"{shlex.join(['--budget', finishing.budget or ''])}"
         )
         if finishing.stage is not None:
             budget = (finishing.budget or "").replace("=", ": ").replace(",", ", ")
             to = f" to {{{budget}}}" if budget else ""
-            step = f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
+            step = (
+                f"To resume, raise `budget` of stage {finishing.stage!r}{to}, then run: {command}"
+            )
         elif finishing.max_errors is not None:
-            resume = f"{terminal.without(command, '--max-errors')} --max-errors {finishing.max_errors}"
-            see = f"`agac inspect {number}`" if is_shard or "job" in report.summary else "see errors.jsonl"
+            resume = (
+                f"{terminal.without(command, '--max-errors')} --max-errors {finishing.max_errors}"
+            )
+            if is_shard or "job" in report.summary:
+                see = f"`agac inspect {number}`"
+            else:
+                see = "see errors.jsonl"
             step = f"Fix the failures ({see}), or allow them: {resume}"
         lines.append(f"  Finished rows are stored{'' if is_shard else ' and written'}. {step}")
     return [*lines, *_held_lines(report)]
 
 
 def _held_words(finishing: Finishing, *, simulated: bool) -> str:
-    """`, and at most $0.0098 (2,560 tokens) more for calls of unknown cost`; empty without such calls."""
+    """`, and at most $0.0098 (2,560 tokens) more for calls of unknown cost`; empty without such
+    calls."""
     tokens = counted(finishing.held_tokens, "token")
     if finishing.held_usd is not None:
         most = f"{dollars(finishing.held_usd, simulated=simulated)} ({tokens})"
@@ -557,8 +866,10 @@ def _held_words(finishing: Finishing, *, simulated: bool) -> str:
 
 
 def _held_lines(report: RunReport) -> Iterator[str]:
-    """How many of the rows the results hold that were written at a limit; those that left have no line."""
-    rows, finishing = report.summary["rows"], report.finishing
+    """How many of the rows the results hold that were written at a limit; those that left have no
+    line."""
+    rows = report.summary["rows"]
+    finishing = report.finishing
     ended = rows["done"] + rows["skipped"] + rows["failed"]
     written = report.invocation.get("lines_written", ended)
     whole = max(rows["total"] - rows["dropped"], ended + (finishing.rows if finishing else 0))
@@ -576,51 +887,81 @@ CLOSED = ("INGESTED", "CLEANED", "NOT_CREATED", "REJECTED")
 """Final steps of a batch, as in `store.batches`, which is slow to load."""
 
 RESULT_WORDS = {
-    "done": "done", "failed": "failed", "missing": "without an answer", "expired": "expired", "cancelled": "cancelled",
-    "duplicate": "answered twice", "unknown": "not requested by agac", "malformed": "unreadable", "again": "sent again",
-}  # fmt: skip
+    "done": "done",
+    "failed": "failed",
+    "missing": "without an answer",
+    "expired": "expired",
+    "cancelled": "cancelled",
+    "duplicate": "answered twice",
+    "unknown": "not requested by agac",
+    "malformed": "unreadable",
+    "again": "sent again",
+}
 
 
 def retrieved_line(facts: Summary) -> str:
-    counts = [f"{facts[key]:,} {word}" for key, word in RESULT_WORDS.items() if facts.get(key) or key == "done"]
-    return f"Retrieved {terminal.batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
+    counts = [
+        f"{facts[key]:,} {word}"
+        for key, word in RESULT_WORDS.items()
+        if facts.get(key) or key == "done"
+    ]
+    return (
+        f"Retrieved {terminal.batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
+    )
 
 
 def batch_lines(invocation: Summary) -> Iterator[str]:
-    """The batches that an invocation submitted, and those that are not submitted yet, why, and when that is retried."""
+    """The batches that an invocation submitted, and those that are not submitted yet, why, and
+    when that is retried."""
     # the others were reported while waiting
     submitted = [facts for facts in invocation.get("batches") or () if facts["step"] not in CLOSED]
     for facts in (*submitted, *(waiting := invocation.get("waiting_batches") or ())):
         usd = terminal.price(facts["held_usd"], simulated=facts["simulated"])
-        most = f"up to {usd} at batch price" if facts["held_usd"] is not None else usd
+        if facts["held_usd"] is not None:
+            most = f"up to {usd} at batch price"
+        else:
+            most = usd
         place = f"{facts['number']} of {facts['of']}"
         content = f"{counted(facts['requests'], 'request')}, {place}, {facts['model']}, {most}"
         if facts not in waiting:
             yield f"Submitted batch {plain(facts['provider_id'] or str(facts['id']))}: {content}"
             continue
         why = plain(terminal.first_line(facts["waits"] or facts["note"] or "there is no room"))
-        retried = f"; retried from {facts['try_at']} on" if facts.get("try_at") else ""
+        if facts.get("try_at"):
+            retried = f"; retried from {facts['try_at']} on"
+        else:
+            retried = ""
         yield f"Waiting batch {facts['id']}: {content}: {why}{retried}"
 
 
 def undecided_lines(invocation: Summary) -> Iterator[str]:
     for facts in invocation.get("undecided_batches") or ():
-        note = f": {plain(terminal.first_line(facts['note']))}" if facts["note"] else ""
-        yield terminal.sentence(f"{terminal.batch_name(facts['id'], facts['provider_id'])} needs your decision{note}")
+        if facts["note"]:
+            note = f": {plain(terminal.first_line(facts['note']))}"
+        else:
+            note = ""
+        yield terminal.sentence(
+            f"{terminal.batch_name(facts['id'], facts['provider_id'])} needs your decision{note}"
+        )
         yield f"  {terminal.sentence(facts['remedy'])}"
 
 
-def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: bool = False) -> Iterator[str]:
-    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the run. Where it was
-    `stopped` before anything was submitted, there is nothing to retrieve."""
-    if waits := invocation.get("waits_for_shards"):
+def next_lines(
+    summary: Summary, invocation: Summary, command: str, *, stopped: bool = False
+) -> Iterator[str]:
+    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the
+    run. Where it was `stopped` before anything was submitted, there is nothing to retrieve."""
+    waits = invocation.get("waits_for_shards")
+    if waits:
         yield f"Waiting for {plain(waits)}; once they have come so far, run: {command}"
     for facts in invocation.get("stale") or ():
         usd = terminal.price(facts["held_usd"], simulated=bool(facts.get("simulated")))
         most = usd if facts["held_usd"] is None else f"up to {usd}"
-        requests, are = counted(facts["requests"], "request"), "is" if facts["requests"] == 1 else "are"
+        requests = counted(facts["requests"], "request")
+        are = "is" if facts["requests"] == 1 else "are"
         yield (
-            f"Stale: {requests} in {terminal.batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no "
+            f"Stale: {requests} in "
+            f"{terminal.batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no "
             f"longer needed; cancel the batch with: agac batch cancel {facts['batch']}"
         )
     deferred = invocation.get("tasks_held_back")
@@ -630,23 +971,32 @@ def next_lines(summary: Summary, invocation: Summary, command: str, *, stopped: 
             f"Deferred: {tasks} not fit in the budget until open batches are retrieved; "
             "the next `agac batch retrieve` tries again"
         )
-    if awaited := [facts["batch"] for facts in invocation.get("waits_for") or ()]:
+    awaited = [facts["batch"] for facts in invocation.get("waits_for") or ()]
+    if awaited:
         batches, has = ("batch", "has") if len(awaited) == 1 else ("batches", "have")
         yield (
-            f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which {has} the same requests "
-            f"(`agac batch list`). When {'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
+            f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which "
+            f"{has} the same requests (`agac batch list`). When "
+            f"{'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
         )
     open_batches = invocation.get("open_batches")
     if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
-        rows = [one["rows"] for one in (summary, *summary.get("levels", ()))]  # of the input, and what stages made
+        # of the input, and what stages made
+        rows = [one["rows"] for one in (summary, *summary.get("levels", ()))]
         total = sum(one["total"] for one in rows)
         ended = total - sum(one["open"] for one in rows)
-        are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}" if ended else "No row is"
+        if ended:
+            are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}"
+        else:
+            are = "No row is"
         yield (
-            f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac batch retrieve` "
-            f"collects results; `{terminal.without(command, '--wait')} --wait` waits until every stage is done."
+            f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac "
+            f"batch retrieve` collects results; `{terminal.without(command, '--wait')} --wait` "
+            "waits until every stage is done."
         )
-    if told := invocation.get("notifications"):
-        messages, why = counted(told["left"], "message"), told["error"] or "there was no time"
+    told = invocation.get("notifications")
+    if told:
+        messages = counted(told["left"], "message")
+        why = told["error"] or "there was no time"
         yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left."
     yield from (f"{sentence}." for sentence in invocation.get("dropped_messages", ()))

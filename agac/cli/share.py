@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from agac.api.share import PullReport, PushReport, RemoteReport
 
 
-@click.command(help="Put your own answers into the team's remote, as AGAC_REMOTE_WRITER. Nothing there is replaced.")
+@click.command(
+    help=(
+        "Put your own answers into the team's remote, as AGAC_REMOTE_WRITER. Nothing there "
+        "is replaced."
+    )
+)
 @main.json_option
 @click.pass_obj
 def push(settings: main.Globals, as_json: bool) -> None:
@@ -30,10 +35,15 @@ def _pushed(report: PushReport) -> Iterator[str]:
     yield f"Pushed {counted(report.answers, 'answer')}{cost} to {report.remote} as {report.writer}"
     yield from [f"{report.there:,} were there"] if report.there else []
     if report.kept:
-        yield f"{report.kept:,} stay here: too long, with a secret, or of an address that agac.yml does not name"
+        yield (
+            f"{report.kept:,} stay here: too long, with a secret, or of an address that "
+            "agac.yml does not name"
+        )
 
 
-@click.command(help="Take the answers that workflows would ask for out of the team's remote. Makes no calls.")
+@click.command(
+    help="Take the answers that workflows would ask for out of the team's remote. Makes no calls."
+)
 @main.workflow_options("Only for this workflow; may be given more than once.", required=False)
 @main.json_option
 @click.pass_obj
@@ -51,45 +61,74 @@ def _pulled(report: PullReport) -> Iterator[str]:
     yield from map(str, report.problems)
 
 
-@click.group(cls=main.CommandGroup, help="Look at the folder or bucket in which a team shares answers.")
+@click.group(
+    cls=main.CommandGroup, help="Look at the folder or bucket in which a team shares answers."
+)
 def remote() -> None:
     """The remote that `remote` of agac.yml names."""
 
 
-@remote.command("doctor", help="Show whose answers are in the remote, and try what you may do there.")
+@remote.command(
+    "doctor", help="Show whose answers are in the remote, and try what you may do there."
+)
 @main.json_option
 @click.pass_obj
 def doctor(settings: main.Globals, as_json: bool) -> int:
     """Exit 0 fine, 1 where what is there can be replaced."""
     report = api.remote_doctor(project=settings.project_dir)
     terminal.print_report(report, _looked, as_json=as_json, quiet=settings.quiet)
-    return ExitCode.FAILED if report.create_only is False else ExitCode.DONE
+    if report.create_only is False:
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _looked(report: RemoteReport) -> Iterator[str]:
     for writer, packs in report.packs.items():
-        yield f"{writer}: {counted(packs, 'pack')}" + ("" if writer in report.trust else ", not trusted")
+        yield f"{writer}: {counted(packs, 'pack')}" + (
+            "" if writer in report.trust else ", not trusted"
+        )
     for workflow, state in report.control.items():
         yield f"Batches of {workflow}: {state}"
     if report.create_only is not None:
-        lasts = "is never replaced" if report.create_only else "can be replaced: do not use this remote"
+        if report.create_only:
+            lasts = "is never replaced"
+        else:
+            lasts = "can be replaced: do not use this remote"
         yield f"You may push as {report.writer}; what is there {lasts}"
     if report.forges:
-        yield "Your login may write in the folder of every writer: to trust one of them is to trust all who have it"
+        yield (
+            "Your login may write in the folder of every writer: to trust one of them is "
+            "to trust all who have it"
+        )
     yield from map(str, report.problems)
 
 
-@click.command(help="Write the outputs of a run in shards, once all of them are complete. Makes no calls.")
+@click.command(
+    help="Write the outputs of a run in shards, once all of them are complete. Makes no calls."
+)
 @main.workflow_options("The workflow: its name, or its file.")
-@click.option("--of", type=click.IntRange(1), metavar="N", help="How many shards, where there are several such runs.")
+@click.option(
+    "--of",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many shards, where there are several such runs.",
+)
 @main.row_options
 @main.model_option
 @click.option("-o", "--output", type=click.Path(), metavar="DIR", help="Folder for the results.")
 @main.json_option
 @click.pass_obj
-def merge(settings: main.Globals, /, workflows: tuple[str, ...], of: int | None, as_json: bool, **given: Any) -> int:
+def merge(
+    settings: main.Globals,
+    /,
+    workflows: tuple[str, ...],
+    of: int | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
     """The options are those of the runs: they say which run is meant."""
-    options, code = api.RunOptions(**given | {"vars": main.read_variables(given["vars"])}), ExitCode.DONE
+    options = api.RunOptions(**given | {"vars": main.read_variables(given["vars"])})
+    code = ExitCode.DONE
     for name in workflows:
         report = main.long_running(api.merge)(name, options, of=of, project=settings.project_dir)
         terminal.print_report(report, _merged, as_json=as_json, quiet=settings.quiet)
@@ -99,7 +138,10 @@ def merge(settings: main.Globals, /, workflows: tuple[str, ...], of: int | None,
 
 def _merged(report: MergeReport) -> Iterator[str]:
     rows = report.summary["rows"]
-    yield f"Merged {counted(report.shards, 'shard')} of {report.summary['workflow']}: {terminal.row_words(rows)}"
+    yield (
+        f"Merged {counted(report.shards, 'shard')} of {report.summary['workflow']}: "
+        f"{terminal.row_words(rows)}"
+    )
     yield f"Results: {', '.join(terminal.from_here(file) for file in report.files)}"
     if report.not_written is not None:
         yield f"not written: {report.not_written.message}. {report.not_written.remedy}"

@@ -13,7 +13,14 @@ from agac import api
 from agac.cli import main, terminal
 from agac.cli.completion import named_here
 from agac.cli.main import Globals, json_option, workflow_option
-from agac.cli.run import agreement_lines, calls_line, conversation_lines, level_line, review_lines, serving_lines
+from agac.cli.run import (
+    agreement_lines,
+    calls_line,
+    conversation_lines,
+    level_line,
+    review_lines,
+    serving_lines,
+)
 from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import is_job, job_alias
 from agac.core.text import plain, waits_text
@@ -28,27 +35,43 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Show the newest runs, or one run (RUN: its number, or `last`) in full: rows done and failed, cost, next step."
+    help=(
+        "Show the newest runs, or one run (RUN: its number, or `last`) in full: rows done "
+        "and failed, cost, next step."
+    )
 )
 @click.argument("run", required=False)
 @workflow_option
-@click.option("--shards", is_flag=True, help="Show all shards of the newest run in shards, as the remote has them.")
+@click.option(
+    "--shards",
+    is_flag=True,
+    help="Show all shards of the newest run in shards, as the remote has them.",
+)
 @json_option
 @click.pass_obj
-def status(settings: Globals, run: str | None, workflow: str | None, shards: bool, as_json: bool) -> None:
+def status(
+    settings: Globals, run: str | None, workflow: str | None, shards: bool, as_json: bool
+) -> None:
     if shards:
         if run is not None:
-            raise UsageError("--shards is about the newest run in shards", remedy=f"Leave out {run}, or --shards.")
+            raise UsageError(
+                "--shards is about the newest run in shards",
+                remedy=f"Leave out {run}, or --shards.",
+            )
         sharded = api.shard_status(workflow, project=settings.project_dir)
         terminal.print_report(sharded, shards_lines, as_json=as_json)
         return
     report = api.status(workflow, run=run, project=settings.project_dir)
     terminal.print_report(
-        report, lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found), as_json=as_json
+        report,
+        lambda found: newest_lines(found, workflow) if run is None else run_status_lines(found),
+        as_json=as_json,
     )
 
 
-@click.command(help="List all runs, the one last worked on first, and what changed from one to the next.")
+@click.command(
+    help="List all runs, the one last worked on first, and what changed from one to the next."
+)
 @workflow_option
 @click.option("-n", "newest", metavar="N", type=click.IntRange(1), help="Only the newest N runs.")
 @json_option
@@ -59,22 +82,38 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 
 
 def shards_lines(report: ShardsReport) -> Iterator[str]:
-    """Runs in shards, each as a table, with what to do about shards that neither work nor have finished."""
+    """Runs in shards, each as a table, with what to do about shards that neither work nor have
+    finished."""
     if not report.runs:
         whose = "from a writer that `remote: {trust: […]}` of agac.yml names"
-        yield f"No run has shards in {report.remote} {whose}. Start with: agac run -a WORKFLOW --shard 1/4"
+        yield (
+            f"No run has shards in {report.remote} {whose}. Start with: agac run -a "
+            "WORKFLOW --shard 1/4"
+        )
     for run in report.runs:
         states = ", ".join(f"{count} {state}" for state, count in run["states"].items())
         yield f"{run['workflow']} in {counted(len(run['shards']), 'shard')}: {states}"
         lines = [
             [
-                one["shard"], one["state"], *(one["rows"].get(name, 0) for name in ("total", "done", "failed", "open")),
-                one["calls"], "unknown" if one["usd"] is None else dollars(one["usd"], simulated=one["simulated"]),
-                one["seen_at"] or "-", plain(one["by"]) or "-",
+                one["shard"],
+                one["state"],
+                *(one["rows"].get(name, 0) for name in ("total", "done", "failed", "open")),
+                one["calls"],
+                "unknown"
+                if one["usd"] is None
+                else dollars(one["usd"], simulated=one["simulated"]),
+                one["seen_at"] or "-",
+                plain(one["by"]) or "-",
             ]
-            for one in [*run["shards"], run | {"shard": "all", "state": "", "seen_at": "", "by": ""}]
-        ]  # fmt: skip
-        yield terminal.table(["shard", "state", "rows", "done", "failed", "open", "calls", "cost", "seen", "by"], lines)
+            for one in [
+                *run["shards"],
+                run | {"shard": "all", "state": "", "seen_at": "", "by": ""},
+            ]
+        ]
+        yield terminal.table(
+            ["shard", "state", "rows", "done", "failed", "open", "calls", "cost", "seen", "by"],
+            lines,
+        )
         for one in run["shards"]:
             if one["next"]:
                 why = f" ({plain(terminal.first_line(one['why']))})" if one["why"] else ""
@@ -93,62 +132,100 @@ def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
 def sharded_lines(report: StatusReport | RunsReport) -> Iterator[str]:
     """Runs in shards that have stores here: how many rows they have, and where they were merged."""
     for run in report.sharded:
-        here, rows, merged = len(run["shards"]), run["rows"], run["merged"]
-        which = "all here" if here == run["of"] else f"{here} of them here: {', '.join(run['shards'])}"
+        here = len(run["shards"])
+        rows = run["rows"]
+        merged = run["merged"]
+        if here == run["of"]:
+            which = "all here"
+        else:
+            which = f"{here} of them here: {', '.join(run['shards'])}"
         counts = f"{counted(rows.get('total', 0), 'row')}, {terminal.row_words(Counter(rows))}"
         yield f"{run['workflow']} was run in {counted(run['of'], 'shard')} ({which}): {counts}"
         if merged is None:
-            yield f"  Not merged here. See all shards with: agac status --shards -a {run['workflow']}"
+            yield (
+                f"  Not merged here. See all shards with: agac status --shards -a {run['workflow']}"
+            )
         else:
             told = merged["rows"]
-            wrote = f": {counted(told['total'], 'row')}, {terminal.row_words(Counter(told))}" if told else ""
+            if told:
+                wrote = f": {counted(told['total'], 'row')}, {terminal.row_words(Counter(told))}"
+            else:
+                wrote = ""
             yield f"  Merged into {terminal.from_here(report.project / merged['output'])}{wrote}"
 
 
 def runs_lines(report: RunsReport, workflow: str | None) -> list[str]:
     left = report.total - len(report.runs)
-    started, worked = itemgetter("started_at"), itemgetter("last_worked_at")
+    started = itemgetter("started_at")
+    worked = itemgetter("last_worked_at")
     sharded = list(sharded_lines(report))
     if sharded and not report.runs:
         return sharded
-    lines = _runs_table(report, workflow, {"started": started, "last worked on": worked, "changes": changes_of})
-    return [*lines, *([f"{counted(left, 'older run')} not shown: raise -n"] if left else []), *sharded]
+    lines = _runs_table(
+        report, workflow, {"started": started, "last worked on": worked, "changes": changes_of}
+    )
+    return [
+        *lines,
+        *([f"{counted(left, 'older run')} not shown: raise -n"] if left else []),
+        *sharded,
+    ]
 
 
 def _runs_table(
-    report: StatusReport | RunsReport, workflow: str | None, more: Mapping[str, Callable[[dict[str, Any]], object]]
+    report: StatusReport | RunsReport,
+    workflow: str | None,
+    more: Mapping[str, Callable[[dict[str, Any]], object]],
 ) -> list[str]:
     """Runs as a table with `more` columns, and the size of the store."""
     if not report.runs:
-        what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
+        if workflow:
+            what = f"The workflow {workflow!r} was not"
+        else:
+            what = "No workflow was"
         begin = f"Start with: agac run -a {workflow or 'WORKFLOW'}"
         return [f"{what} run in this project yet. {named_here(begin, click.get_current_context())}"]
     names = terminal.outcome_names(terminal.ROW_OUTCOMES, [run["rows"] for run in report.runs])
     rows = [
         [
-            run["run"], f"{job_alias(run['run'])}: {run['output']}" if is_job(run["workflow"]) else run["workflow"],
-            run["state"], run["rows"]["total"], *(run["rows"][name] for name in names),
-            run["calls"]["count"], terminal.cost_of(run["calls"]), *(value(run) for value in more.values()),
+            run["run"],
+            f"{job_alias(run['run'])}: {run['output']}"
+            if is_job(run["workflow"])
+            else run["workflow"],
+            run["state"],
+            run["rows"]["total"],
+            *(run["rows"][name] for name in names),
+            run["calls"]["count"],
+            terminal.cost_of(run["calls"]),
+            *(value(run) for value in more.values()),
         ]
         for run in report.runs
-    ]  # fmt: skip
+    ]
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
     return [terminal.table(header, rows), "", _size_line(report)]
 
 
 def _size_line(report: StatusReport | RunsReport) -> str:
     indexes = getattr(report, "index_bytes", 0)
-    more = f"; indexes of words: {terminal.megabytes(indexes)}" if indexes else ""
+    if indexes:
+        more = f"; indexes of words: {terminal.megabytes(indexes)}"
+    else:
+        more = ""
     return f"Store: {terminal.megabytes(report.database_bytes)}{more}"
 
 
 def changes_of(run: dict[str, Any]) -> str:
     """The selection of rows if not all, and the changes since the run before, in a few words."""
-    words = [f"only {some}"] if (some := terminal.selection_words(run["selection"])) else []
+    some = terminal.selection_words(run["selection"])
+    if some:
+        words = [f"only {some}"]
+    else:
+        words = []
     if run["compared_with"] is None:
         words.append("the first")
     else:
-        words += [plain(change).replace("\n", " ") for change in run["changes"]] or ["same workflow"]
+        words += [plain(change).replace("\n", " ") for change in run["changes"]] or [
+            "same workflow"
+        ]
     return "; ".join(words)
 
 
@@ -163,13 +240,21 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
 
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
-    some, counts, calls, held = terminal.selection_words(run["selection"]), run["rows"], run["calls"], run["held"]
+    some = terminal.selection_words(run["selection"])
+    counts = run["rows"]
+    calls = run["calls"]
+    held = run["held"]
     yield f"{terminal.run_name(run['workflow'], run['run'])}: {run['state']}"
-    yield f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: {run['output'] or 'none'}"
+    yield (
+        f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: "
+        f"{run['output'] or 'none'}"
+    )
     yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
     so_far = "" if run["input_read_at"] else " read so far"
     yield f"\nRows: {counts['total']:,}{so_far}, {terminal.row_words(counts)}"
-    grows = run["state"] != "finished" and (run["input_read_at"] is None or counts["open"] or counts["failed"])
+    grows = run["state"] != "finished" and (
+        run["input_read_at"] is None or counts["open"] or counts["failed"]
+    )
     for level in run["levels"]:
         yield level_line(level, so_far=bool(grows))
         grows = grows or level["rows"]["open"]
@@ -179,17 +264,24 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     for stage in run["stages"]:
         tokens = [stage["calls"][key] for key in ("count", "input_tokens", "output_tokens")]
         outcomes = [stage[name] for name in names]
-        stages.append([stage["name"], stage["model"], *outcomes, *tokens, terminal.cost_of(stage["calls"])])
+        stages.append(
+            [stage["name"], stage["model"], *outcomes, *tokens, terminal.cost_of(stage["calls"])]
+        )
     yield terminal.table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], stages)
     for stage in run["stages"]:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1]))
+        kinds = ", ".join(
+            f"{count:,} {kind}"
+            for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1])
+        )
         if kinds:
             yield f"Failed in {stage['name']}: {kinds}"
     yield from agreement_lines(run["stages"])
     yield from conversation_lines(run)
     yield from review_lines(run)
     yield ""
-    yield calls_line(calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True)
+    yield calls_line(
+        calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True
+    )
     yield from serving_lines(run["serving"])
     if held["cost_usd"] or held["tokens"]:
         cost = f"{dollars(held['cost_usd'])} ({held['tokens']:,} tokens)"
@@ -208,9 +300,13 @@ def _invocation(one: Any) -> list[object]:
 
 
 INVOCATION_RESULTS = {
-    ExitCode.DONE: "done", ExitCode.FAILED: "stopped", ExitCode.ROWS_FAILED: "done, some rows failed",
-    ExitCode.LIMIT: "stopped at a limit", ExitCode.NOT_READY: "not ready", ExitCode.INTERRUPTED: "interrupted",
-}  # fmt: skip
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "stopped",
+    ExitCode.ROWS_FAILED: "done, some rows failed",
+    ExitCode.LIMIT: "stopped at a limit",
+    ExitCode.NOT_READY: "not ready",
+    ExitCode.INTERRUPTED: "interrupted",
+}
 
 
 def _failed(run: dict[str, Any]) -> int:
@@ -220,12 +316,19 @@ def _failed(run: dict[str, Any]) -> int:
 
 def next_step_lines(report: StatusReport) -> Iterator[str]:
     run = report.runs[0]
-    number, last, again = run["run"], run["last_invocation"] or {}, run["go_on"]
-    waiting_for = plain(terminal.first_line(last["waiting_for"]["message"])) if last.get("waiting_for") else None
+    number = run["run"]
+    last = run["last_invocation"] or {}
+    again = run["go_on"]
+    if last.get("waiting_for"):
+        waiting_for = plain(terminal.first_line(last["waiting_for"]["message"]))
+    else:
+        waiting_for = None
     batches = run["open_batches"]
-    unsent = batches and last.get("stopped") and batches["waiting"] == batches["batches"]  # it stopped before any was
+    # it stopped before any was
+    unsent = batches and last.get("stopped") and batches["waiting"] == batches["batches"]
     if run["state"] == "running":
-        if waits := last.get("waits"):
+        waits = last.get("waits")
+        if waits:
             yield f"Run {number} is {waits_text(waits)}"
         if waiting_for:
             yield f"Run {number} is retrying: {waiting_for}"
@@ -233,8 +336,14 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         yield f"Run {number} was replaced by run {newer}. See it with: agac status {newer}"
     elif run["state"] in ("waiting", "killed") and batches and not unsent:
         what = counted(batches["batches"], "open batch", "open batches")
-        counts = f"{batches['done']:,} done, {batches['failed']:,} failed of {counted(batches['requests'], 'request')}"
-        unsent = f", {batches['waiting']:,} not submitted yet" if batches["waiting"] else ""
+        counts = (
+            f"{batches['done']:,} done, {batches['failed']:,} failed of "
+            f"{counted(batches['requests'], 'request')}"
+        )
+        if batches["waiting"]:
+            unsent = f", {batches['waiting']:,} not submitted yet"
+        else:
+            unsent = ""
         yield f"Run {number} has {what}{unsent}: {counts} when last checked"
         yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
     elif run["state"] == "finished":
@@ -242,13 +351,16 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     elif run["state"] == "waiting" and (rows := last.get("wait_for_people")):
         name = run["workflow"]
         decide = f"Decide with: agac review next -a {name}. Then resume with: {again}"
-        yield f"Run {number}: {counted(rows, 'decision is', 'decisions are')} up to people. {decide}"
+        yield (
+            f"Run {number}: {counted(rows, 'decision is', 'decisions are')} up to people. {decide}"
+        )
     elif last.get("exit_code") == ExitCode.LIMIT:
         limit = terminal.first_line(last.get("stopped") or "budget or max_errors")
         yield f"Run {number} reached a limit: {plain(limit)}"
         yield f"Raise it, then resume with: {again}"
     else:
-        if reason := last.get("stopped"):
+        reason = last.get("stopped")
+        if reason:
             yield f"Run {number} stopped: {plain(terminal.first_line(reason))}"
         elif waiting_for:
             yield f"The last call of run {number} brought no answer: {waiting_for}"
@@ -258,21 +370,31 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
 def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
-    number, failed = run["run"], _failed(run)
+    number = run["run"]
+    failed = _failed(run)
     folder = terminal.from_here(report.project / (run["output"] or ""))
-    errors, results = f"see {folder}/errors.jsonl", f"{folder}/results.jsonl"
+    errors = f"see {folder}/errors.jsonl"
+    results = f"{folder}/results.jsonl"
     if run["go_on"].startswith("agac resume "):  # a row run writes a file, and no folder
-        errors, results = f"see them with: agac inspect {number}", folder
+        errors = f"see them with: agac inspect {number}"
+        results = folder
     if run["output"] is None:
-        errors, results = f"see them with: agac inspect {number}", f"agac show {number}"
+        errors = f"see them with: agac inspect {number}"
+        results = f"agac show {number}"
     if "shard" in run["selection"]:
         yield terminal.shard_line(run["complete"], run["go_on"])
         return
     if not run["shown"]:
-        yield f"The results of run {number} are not in {folder}. Write them there with: agac export --run {number}"
+        yield (
+            f"The results of run {number} are not in {folder}. Write them there with: agac "
+            f"export --run {number}"
+        )
         return
     if run["not_written"]:
-        yield f"Not written: {', '.join(run['not_written'])}. Write it with: agac export --run {number}"
+        yield (
+            f"Not written: {', '.join(run['not_written'])}. Write it with: agac export "
+            f"--run {number}"
+        )
     if failed:
         remedy = _remedy(run, report.rows_by_remedy)
         yield f"{counted(failed, 'row')} of run {number} failed: {errors}{remedy}"
@@ -282,31 +404,44 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
 
 def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
     """What to do about failed rows, as the end of a sentence that says how many they are."""
-    left, again = (run["last_invocation"] or {}).get("rows_left_failed", 0), run["go_on"]
+    left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
+    again = run["go_on"]
     if by_remedy["again"] > left:
         return f", then run: {again}"
     if by_remedy["calls"]:
         return f"; {terminal.calls_remedy(run['run'], run['workflow'])}"
     if left:
         return f"; force a retry with: agac retry {run['run']}"
-    first = "raise row_budget" if by_remedy["budget"] else "fix these rows in the input"
+    if by_remedy["budget"]:
+        first = "raise row_budget"
+    else:
+        first = "fix these rows in the input"
     if by_remedy["schema"]:
         first = "make the field that they lack required in output_schema"
     return f"; {first}, then run: {again}"
 
 
-@click.command(help="Try who is told of runs (`test`): send a message that says so to every target.")
+@click.command(
+    help="Try who is told of runs (`test`): send a message that says so to every target."
+)
 @click.argument("what", metavar="test", type=click.Choice(["test"]))
-@click.option("-a", "--workflow", "workflows", metavar="NAME", multiple=True, help="Only its targets.")
+@click.option(
+    "-a", "--workflow", "workflows", metavar="NAME", multiple=True, help="Only its targets."
+)
 @main.json_option
 @click.pass_obj
 def notify(settings: main.Globals, what: str, workflows: tuple[str, ...], as_json: bool) -> int:
     """Exit 0, or 1 where a message did not arrive."""
     report = main.long_running(api.notify_test)(workflows, project=settings.project_dir)
     terminal.print_report(report, notify_lines, as_json=as_json)
-    return ExitCode.FAILED if any(one.error for one in report.messages) else ExitCode.DONE
+    if any(one.error for one in report.messages):
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def notify_lines(report: NotifyReport) -> Iterator[str]:
-    lines = [[one.body["workflow"], target_words(one.target), one.error or "sent"] for one in report.messages]
+    lines = [
+        [one.body["workflow"], target_words(one.target), one.error or "sent"]
+        for one in report.messages
+    ]
     yield terminal.table(["workflow", "target", "state"], lines)

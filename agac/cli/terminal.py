@@ -1,7 +1,8 @@
-"""What is printed and how: results on standard output, everything else on standard error, in text, tables and JSON.
-Here is also the text that all commands share: counts, sizes, times, money, and the command line as it was typed. Text
-of models, inputs and files is shown with escapes for every character that would control a terminal or that nobody sees:
-on a terminal, in a file and in a pipe. What machines read (JSON, CSV) is exact where it is not for a terminal."""
+"""What is printed and how: results on standard output, everything else on standard error, in text,
+tables and JSON. Here is also the text that all commands share: counts, sizes, times, money, and
+the command line as it was typed. Text of models, inputs and files is shown with escapes for every
+character that would control a terminal or that nobody sees: on a terminal, in a file and in a
+pipe. What machines read (JSON, CSV) is exact where it is not for a terminal."""
 
 from __future__ import annotations
 
@@ -25,11 +26,21 @@ import click
 
 from agac.core.errors import Problem
 from agac.core.keys import is_job, job_alias
-from agac.core.text import cells, cropped, is_unicode, json_shown, merge_command, padded, plain, squeezed
+from agac.core.text import (
+    cells,
+    cropped,
+    is_unicode,
+    json_shown,
+    merge_command,
+    padded,
+    plain,
+    squeezed,
+)
 from agac.core.types import Shard, counted, dollars
 
 _OWN = f"<{os.urandom(8).hex()}>"
-"""Stands for the escape character in what agac colours itself, until it is printed: no row and no model knows it."""
+"""Stands for the escape character in what agac colours itself, until it is printed: no row and no
+model knows it."""
 
 
 def harmless(text: str) -> str:
@@ -43,11 +54,14 @@ def first_line(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}…"
 
 
-LONG_CHARACTERS, LONG_LINES = 2_000, 100
+LONG_CHARACTERS = 2_000
+LONG_LINES = 100
 """The most of a text on a terminal, where it may be cut; in a file or a pipe nothing is."""
 
 
-def shortened(text: str, characters: int = LONG_CHARACTERS, whole: str = "with --json, or in a pipe") -> str:
+def shortened(
+    text: str, characters: int = LONG_CHARACTERS, whole: str = "with --json, or in a pipe"
+) -> str:
     """The text or, on a terminal, the beginning of a long one and where the `whole` is."""
     some = "\n".join(text[:characters].split("\n")[:LONG_LINES])
     if some == text or not sys.stdout.isatty():
@@ -57,7 +71,9 @@ def shortened(text: str, characters: int = LONG_CHARACTERS, whole: str = "with -
 
 def value_text(value: Any) -> str:
     """A text as it is, another value as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def printable(line: str) -> str:
@@ -66,13 +82,15 @@ def printable(line: str) -> str:
 
 
 def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
-    """The fields of each row below one another, a value's lines indented; with `cut`, each cut to one line."""
+    """The fields of each row below one another, a value's lines indented; with `cut`, each cut to
+    one line."""
     width = shutil.get_terminal_size().columns
     for number, row in enumerate(rows, start=1):
         yield f"row {number}"
         for name, text in row:
             if cut:
-                line, note = f"  {plain(name)}: {_cell(text)}", f"… ({len(text):,} characters)"
+                line = f"  {plain(name)}: {_cell(text)}"
+                note = f"… ({len(text):,} characters)"
                 yield line if cells(line) <= width else cropped(line, width - len(note), "") + note
             else:
                 yield f"  {plain(name)}: " + text.rstrip("\n").replace("\n", "\n    ")
@@ -97,36 +115,53 @@ def calls_remedy(run: int, workflow: str) -> str:
     """What answers whether calls of tools were made of which nobody knows."""
     retry = f"agac retry {run} --error ToolOutcomeUnknown"
     command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
-    return f"look whether the calls were made, and say so: {command} (or --skip-calls, where the row's error names it)"
+    return (
+        f"look whether the calls were made, and say so: {command} (or --skip-calls, where "
+        "the row's error names it)"
+    )
 
 
 def row_words(rows: Mapping[str, int]) -> str:
     """`58 done, 2 dropped`: the outcomes of rows, without those that no row has."""
-    return ", ".join(f"{rows[name]:,} {name}" for name in ROW_OUTCOMES if rows[name] or name == "done")
+    return ", ".join(
+        f"{rows[name]:,} {name}" for name in ROW_OUTCOMES if rows[name] or name == "done"
+    )
 
 
 def run_name(workflow: str, run: int) -> str:
-    """`reviews, run 3`, or `job_3`: the name of a row run's workflow is made by agac, and nobody typed it."""
-    return job_alias(run) if is_job(workflow) else f"{workflow}, run {run}"
+    """`reviews, run 3`, or `job_3`: the name of a row run's workflow is made by agac, and nobody
+    typed it."""
+    if is_job(workflow):
+        return job_alias(run)
+    return f"{workflow}, run {run}"
 
 
 def selection_words(selection: dict[str, Any]) -> str:
     """The rows of the input that take part; empty for all."""
     if not selection:
         return ""
-    limit, offset, sample = selection.get("limit"), selection.get("offset", 0), selection.get("sample")
+    limit = selection.get("limit")
+    offset = selection.get("offset", 0)
+    sample = selection.get("sample")
     many = counted(limit, "row") if limit is not None else "all rows"
     if sample is not None:
         drawn = f"{counted(sample, 'row')} drawn with seed {selection.get('seed', 0)}"
         many = drawn if limit is None else f"{many} of {drawn}"
-    many = f"shard {Shard(*shard)} of {many}" if (shard := selection.get("shard")) else many
+    shard = selection.get("shard")
+    if shard:
+        many = f"shard {Shard(*shard)} of {many}"
+    else:
+        many = many
     return f"{many} from row {offset + 1:,}" if offset else many
 
 
 def shard_line(complete: bool, command: str) -> str:
     """Where the rows of a shard's run are, and what to do next; `command` goes on with it."""
     there = "Its rows are in the remote" if complete else "It is not complete"
-    return f"{there}. All shards: agac status --shards; once they are complete: {merge_command(command)}"
+    return (
+        f"{there}. All shards: agac status --shards; once they are complete: "
+        f"{merge_command(command)}"
+    )
 
 
 def megabytes(size: int) -> str:
@@ -135,16 +170,21 @@ def megabytes(size: int) -> str:
 
 def price(usd: float | None, *, simulated: bool) -> str:
     """`$12.40`, `simulated $0.0103`, `price unknown`."""
-    return "price unknown" if usd is None else dollars(usd, None, simulated=simulated)
+    if usd is None:
+        return "price unknown"
+    return dollars(usd, None, simulated=simulated)
 
 
 def cost_of(calls: Mapping[str, Any]) -> str:
-    """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no known price."""
+    """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no
+    known price."""
     unpriced = counted(calls["calls_without_price"], "call") + " of unknown cost"
     if calls["cost_usd"] is None:
         return unpriced
     cost = dollars(calls["cost_usd"], simulated=calls["cost_is_simulated"])
-    return f"{cost} and {unpriced}" if calls["calls_without_price"] else cost
+    if calls["calls_without_price"]:
+        return f"{cost} and {unpriced}"
+    return cost
 
 
 def short_name_line(alias: Mapping[str, str | None]) -> str:
@@ -158,35 +198,58 @@ def batch_name(number: object, provider_id: str | None) -> str:
 
 
 def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
-    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls of unknown cost; 12 of 40 calls`."""
+    """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls of unknown cost;
+    12 of 40 calls`."""
     units = []
     for unit, facts in budget.items():
         if isinstance(facts, dict):
             spent, limit, unknown = (
-                dollars(facts[key]) if unit == "usd" else f"{facts[key]:,.0f}" for key in ("spent", "limit", "held")
+                dollars(facts[key]) if unit == "usd" else f"{facts[key]:,.0f}"
+                for key in ("spent", "limit", "held")
             )
-            what = f"{'simulated ' * simulated}{spent} of {limit}" if unit == "usd" else f"{spent} of {limit} {unit}"
-            more = f", and at most {unknown} by calls of unknown cost" if facts["held"] else ""
+            if unit == "usd":
+                what = f"{'simulated ' * simulated}{spent} of {limit}"
+            else:
+                what = f"{spent} of {limit} {unit}"
+            if facts["held"]:
+                more = f", and at most {unknown} by calls of unknown cost"
+            else:
+                more = ""
             units.append(f"{what} spent{more}")
     return f"{budget['name']}: {'; '.join(units)}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: bool = False) -> str:
-    """Columns as wide as their widest cell, numbers to the right. On a terminal the header is bold, and where the table
-    is too wide, cells wrap between words or, with `one_line`, are cut; where they do not, the cells of each row stand
-    below one another. Elsewhere it is plain text. Nothing is ever cut off but there, and long values only."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: bool = False
+) -> str:
+    """Columns as wide as their widest cell, numbers to the right. On a terminal the header is
+    bold, and where the table is too wide, cells wrap between words or, with `one_line`, are cut;
+    where they do not, the cells of each row stand below one another. Elsewhere it is plain text.
+    Nothing is ever cut off but there, and long values only."""
     if not sys.stdout.isatty():
         return "\n".join(table_lines(header, [rows]))
     width = shutil.get_terminal_size().columns
-    columns = [*zip(header, *([cropped(_cell(value), width) for value in row] for row in rows), strict=True)]
+    columns = [
+        *zip(
+            header, *([cropped(_cell(value), width) for value in row] for row in rows), strict=True
+        )
+    ]
     if one_line:
         # the cells are cut so far that a row fits, where that leaves something of them to be read
-        widest, room = [max(map(cells, one)) for one in columns], width - 2 * len(columns) + 2
-        fits = next((n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room), width)
+        widest = [max(map(cells, one)) for one in columns]
+        room = width - 2 * len(columns) + 2
+        fits = next(
+            (n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room),
+            width,
+        )
         columns = [tuple(cropped(text, fits) for text in one) for one in columns]
-    least = [max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns]
+    least = [
+        max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns
+    ]
     if sum(least) + 2 * (len(least) - 1) > width:
-        return "\n".join(record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True))
+        return "\n".join(
+            record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True)
+        )
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -196,33 +259,55 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: 
         shown.add_column(Text(name), justify="right" if to_right else "left", min_width=smallest)
     for row in zip(*(column[1:] for column in columns), strict=True):
         shown.add_row(*(Text(cell, STATE_COLOURS.get(cell, "")) for cell in row))
-    console = Console(width=width, color_system="standard" if _has_colours(sys.stdout) else None, force_terminal=True)
+    console = Console(
+        width=width,
+        color_system="standard" if _has_colours(sys.stdout) else None,
+        force_terminal=True,
+    )
     with console.capture() as capture:
         console.print(shown)
-    return "\n".join(line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n"))
+    return "\n".join(
+        line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n")
+    )
 
 
 NARROW = 8  # cells of a column that may be cut: of less nothing could be read
 
-STATE_COLOURS = {"finished": "green", "done": "green", "running": "cyan", "waiting": "cyan", "stopped": "yellow",
-                 "killed": "red", "failed": "red"}  # fmt: skip
+STATE_COLOURS = {
+    "finished": "green",
+    "done": "green",
+    "running": "cyan",
+    "waiting": "cyan",
+    "stopped": "yellow",
+    "killed": "red",
+    "failed": "red",
+}
 
 
 def _cell(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        text = f"{value:,}"
+    else:
+        text = str(value)
     return plain(text.replace("\r", "\\r").replace("\n", "\\n"))  # a line is a row
 
 
 def table_lines(
-    header: Sequence[str], blocks: Iterable[Sequence[Sequence[object]]], cell: Callable[[object], object] = lambda v: v
+    header: Sequence[str],
+    blocks: Iterable[Sequence[Sequence[object]]],
+    cell: Callable[[object], object] = lambda v: v,
 ) -> Iterator[str]:
-    """The plain table of any number of rows: columns are as wide as the widest cell so far, and only a block is kept.
-    `cell` makes a text of a value, where its number with `,` is not enough."""
+    """The plain table of any number of rows: columns are as wide as the widest cell so far, and
+    only a block is kept. `cell` makes a text of a value, where its number with `,` is not enough.
+    """
     names = [_cell(name) for name in header]
-    widths, right = [cells(name) for name in names], None
+    widths = [cells(name) for name in names]
+    right = None
     for rows in blocks:
         lines = [[_cell(cell(value)) for value in row] for row in rows]
-        widths = [max([width, *map(cells, column)]) for width, *column in zip(widths, *lines, strict=True)]
+        widths = [
+            max([width, *map(cells, column)]) for width, *column in zip(widths, *lines, strict=True)
+        ]
         if right is None:
             right = _are_numbers(header, rows)
             lines.insert(0, names)
@@ -243,8 +328,9 @@ def use_no_colour() -> None:
 
 
 class _Stream(io.TextIOWrapper):
-    """Standard output or standard error. What cannot be written on standard error is lost: no place is left to say so.
-    An error on standard output says where it happened (`filename`), for the one place that reports it."""
+    """Standard output or standard error. What cannot be written on standard error is lost: no
+    place is left to say so. An error on standard output says where it happened (`filename`), for
+    the one place that reports it."""
 
     def write(self, text: str) -> int:
         return self._guarded(super().write, text) or 0
@@ -265,8 +351,9 @@ STANDARD_OUTPUT = "standard output"
 
 
 def prepare_streams() -> None:
-    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash. In place of a stream that
-    the caller has closed is one that nothing can be written to; a file opened later would take its number."""
+    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash. In
+    place of a stream that the caller has closed is one that nothing can be written to; a file
+    opened later would take its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -280,11 +367,14 @@ def prepare_streams() -> None:
 
 
 def _stream(file: Any, like: Any) -> _Stream:
-    return _Stream(file, like.encoding, "backslashreplace", None, like.line_buffering, like.write_through)
+    return _Stream(
+        file, like.encoding, "backslashreplace", None, like.line_buffering, like.write_through
+    )
 
 
 def keep_output() -> None:
-    """From now on standard output is for agac's own results: what other code writes goes to standard error."""
+    """From now on standard output is for agac's own results: what other code writes goes to
+    standard error."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -297,14 +387,16 @@ def print_text(text: str, *, flush: bool = False) -> None:
 
 
 def print_data(lines: Iterable[str], *, is_json: bool = False, flush: bool = False) -> None:
-    """Print lines for machines, such as those of CSV or, with `is_json`, of JSON: exact, unless it is a terminal."""
+    """Print lines for machines, such as those of CSV or, with `is_json`, of JSON: exact, unless it
+    is a terminal."""
     shown = json_shown if is_json else plain
     for line in lines:
         print(shown(line) if sys.stdout.isatty() else line, flush=flush)
 
 
 def print_markdown(text: str) -> None:
-    """Print Markdown, in which the texts of others have their escapes already; what agac joins them with stays."""
+    """Print Markdown, in which the texts of others have their escapes already; what agac joins
+    them with stays."""
     print(_of_this_shard(text))
 
 
@@ -316,7 +408,9 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(value: Any) -> None:
     """Print a result for machines on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
-    text = json.dumps(value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False)
+    text = json.dumps(
+        value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False
+    )
     print(json_shown(text) if sys.stdout.isatty() else text)
 
 
@@ -324,7 +418,8 @@ def print_report(
     report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False,
     text: Callable[[str], None] = print_text,
 ) -> None:  # fmt: skip
-    """Print a report of the API: with `as_json` its JSON, else the `text` of the lines made of it, unless `quiet`."""
+    """Print a report of the API: with `as_json` its JSON, else the `text` of the lines made of it,
+    unless `quiet`."""
     if as_json:
         print_json(report.as_json())
     elif not quiet:
@@ -349,44 +444,56 @@ def say_error(message: str, *more: str, word: str = "error", colour: str = "red"
 
 
 def styled(text: str, colour: str) -> str:
-    """`text` in a colour where standard error is a terminal and the user did not ask for plain text."""
-    return click.style(text, fg=colour).replace("\x1b", _OWN) if _has_colours(sys.stderr) else text
+    """`text` in a colour where standard error is a terminal and the user did not ask for plain
+    text."""
+    if _has_colours(sys.stderr):
+        return click.style(text, fg=colour).replace("\x1b", _OWN)
+    return text
 
 
 def _has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not _plain_only and not os.environ.get("NO_COLOR")
 
 
-_OF_A_STORE = re.compile(r"\bagac (?=(?:batch|doctor|export|inspect|retry|show|status|why)\b)(?![^`;\n]*--shard)")
+_OF_A_STORE = re.compile(
+    r"\bagac (?=(?:batch|doctor|export|inspect|retry|show|status|why)\b)(?![^`;\n]*--shard)"
+)
 
 
 def _of_this_shard(text: str) -> str:
     """The text as it is, but that its commands name the shard whose store they are about."""
     shard = os.environ.get("AGAC_SHARD")
-    return _OF_A_STORE.sub(f"agac --shard {shard} ", text) if shard else text
+    if shard:
+        return _OF_A_STORE.sub(f"agac --shard {shard} ", text)
+    return text
 
 
 def _for_people(text: str) -> str:
-    """The same with an escape for every character of replies, rows, files and names that would not be seen."""
+    """The same with an escape for every character of replies, rows, files and names that would not
+    be seen."""
     return harmless(_of_this_shard(text))
 
 
 def _flush_results() -> None:
-    """Text that cannot be written here stays in the buffer and is reported at the end of the program."""
+    """Text that cannot be written here stays in the buffer and is reported at the end of the
+    program."""
     with suppress(OSError):
         sys.stdout.flush()
 
 
 def confirmed(question: Any) -> bool | Literal["batch"] | None:
-    """Ask the user, a text or a `Quote`. None: there is no user at a terminal. Ctrl-C ends the command at once."""
+    """Ask the user, a text or a `Quote`. None: there is no user at a terminal. Ctrl-C ends the
+    command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     choices = getattr(question, "choices", " [y/N]")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop would only take note of it
+    # an event loop would only take note of it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         while True:
             print(f"{plain(str(question))}{choices}: ", end="", file=sys.stderr, flush=True)
-            # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when a key is pressed
+            # in short steps: a Ctrl-C just before a blocking read would be seen only after it, when
+            # a key is pressed
             while os.name == "posix" and not select.select([sys.stdin], [], [], 0.1)[0]:
                 pass
             answer = sys.stdin.readline().strip().lower()
@@ -423,14 +530,23 @@ def without(command: str, *flags: str) -> str:
 
 
 def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = False) -> str:
-    """The command as it was typed, without `--fresh`, which would start again, unless `fresh`; for one workflow."""
+    """The command as it was typed, without `--fresh`, which would start again, unless `fresh`; for
+    one workflow."""
     words = [word for word in sys.argv[1:] if word != "--fresh" or fresh]
     if len(workflows) > 1:
         flags = ("-a", "--workflow")
-        others = {*flags, *(form for name in workflows for form in (f"-a{name}", f"--workflow={name}"))}
+        others = {
+            *flags,
+            *(form for name in workflows for form in (f"-a{name}", f"--workflow={name}")),
+        }
         context = click.get_current_context(silent=True)
-        options = [one for one in context.command.params if isinstance(one, click.Option)] if context else []
-        valued = {flag for one in options if not (one.is_flag or one.count) for flag in one.opts} - {*flags}
+        if context:
+            options = [one for one in context.command.params if isinstance(one, click.Option)]
+        else:
+            options = []
+        valued = {
+            flag for one in options if not (one.is_flag or one.count) for flag in one.opts
+        } - {*flags}
         words = [
             w
             for before, w in zip(["", *words], words, strict=False)
@@ -441,9 +557,12 @@ def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = 
 
 
 def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
-    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its workflows."""
+    """`agac plan …`, or `agac run … --dry-run`, as the `agac run …` that does it, for one of its
+    workflows."""
     command = command_to_resume(workflow, workflows, fresh=True)
-    words = shlex.split(without(command, "--show", "--against", "--json", "--markdown", "--dry-run"))
+    words = shlex.split(
+        without(command, "--show", "--against", "--json", "--markdown", "--dry-run")
+    )
     if "plan" in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)
@@ -453,7 +572,8 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class TextLines(logging.Formatter):
-    """One line per record; a record of a call has its request and reply below, without control characters."""
+    """One line per record; a record of a call has its request and reply below, without control
+    characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
@@ -464,7 +584,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's other fields."""
+    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's
+    other fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -488,11 +609,16 @@ class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
         if self.can_be_written:
             self.can_be_written = False
-            say_error(f"--log-file {self.baseFilename}: {sys.exc_info()[1]}", word="warning", colour="yellow")
+            say_error(
+                f"--log-file {self.baseFilename}: {sys.exc_info()[1]}",
+                word="warning",
+                colour="yellow",
+            )
 
 
 class StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the progress."""
+    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the
+    progress."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

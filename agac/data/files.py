@@ -1,4 +1,5 @@
-"""Files of users: read as records, also when compressed, and written so that they appear whole or not at all."""
+"""Files of users: read as records, also when compressed, and written so that they appear whole or
+not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Protocol
 
-from agac.core.errors import AgacError, ErrorType, RowError, SpecError, UsageError, lack_of, sentence
+from agac.core.errors import (
+    AgacError,
+    ErrorType,
+    RowError,
+    SpecError,
+    UsageError,
+    lack_of,
+    sentence,
+)
 from agac.core.state_files import opener, private_opener
 from agac.core.types import JSONValue
 from agac.spec.paths import Refused, Unusable
@@ -32,17 +41,20 @@ from agac.spec.project_files import descriptor_of, place_to_write
 if sys.platform != "win32":
     import fcntl
 
-BUFFER = 128 * 1024  # bytes that a reader looks ahead, so that a beginning can be looked at without going back
-MAX_RECORD_BYTES = 64 * 1024 * 1024  # else one missing quote or bracket pulls a whole file into memory
+# bytes that a reader looks ahead, so that a beginning can be looked at without going back
+BUFFER = 128 * 1024
+# else one missing quote or bracket pulls a whole file into memory
+MAX_RECORD_BYTES = 64 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Record(NamedTuple):
-    """One record of a source, before it has an id. `ordinal` counts records from 1, `line` is the physical line on
-    which it begins, None where there are none. Where it cannot be used `error` says why, and `data` is what is known of
-    it, mostly None. `file` is its name, where a source has several; `short`: it has fewer fields than the header. A
-    tuple costs a third of a dataclass."""
+    """One record of a source, before it has an id. `ordinal` counts records from 1, `line` is the
+    physical line on which it begins, None where there are none. Where it cannot be used `error`
+    says why, and `data` is what is known of it, mostly None. `file` is its name, where a source
+    has several; `short`: it has fewer fields than the header. A tuple costs a third of a
+    dataclass."""
 
     ordinal: int
     data: dict[str, JSONValue] | None
@@ -54,7 +66,9 @@ class Record(NamedTuple):
     def place(self, shown: str) -> str:
         """The record's place, as messages begin; `shown` is the source's name."""
         where = self.file or shown
-        return f"{where}: row {self.ordinal}" if self.line is None else f"{where}:{self.line}"
+        if self.line is None:
+            return f"{where}: row {self.ordinal}"
+        return f"{where}:{self.line}"
 
 
 class Source(Protocol):
@@ -64,8 +78,9 @@ class Source(Protocol):
         """The declared fields, in order; None where each record brings its own."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """Every record after the first `start`, in order, streamed; each call reads from the beginning again. Trouble
-        inside the data is a record with an error, never a gap. Raises AgacError when the file cannot be read."""
+        """Every record after the first `start`, in order, streamed; each call reads from the
+        beginning again. Trouble inside the data is a record with an error, never a gap. Raises
+        AgacError when the file cannot be read."""
 
     def describe(self) -> str:
         """The input as messages name it: its path as the user wrote it."""
@@ -73,37 +88,51 @@ class Source(Protocol):
 
 @contextmanager
 def opened(path: Path, shown: str, encoding: str | None = None) -> Iterator[BufferedReader]:
-    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order mark. Text that is
-    written in another `encoding`, or begins with the mark of UTF-16, is read as if it were UTF-8. The next 64 KB can be
-    peeked at. Raises UsageError when it is no file (any more) or not readable; AgacError when reading fails later."""
+    """The file, for reading bytes, unpacked when it is compressed, placed after a UTF-8 byte order
+    mark. Text that is written in another `encoding`, or begins with the mark of UTF-16, is read as
+    if it were UTF-8. The next 64 KB can be peeked at. Raises UsageError when it is no file (any
+    more) or not readable; AgacError when reading fails later."""
     try:
         if not path.exists():
             raise UsageError(f"{shown}: no such file", remedy="Check the path of the input.")
-        with BufferedReader(FileIO(descriptor_of(path, None)), BUFFER) as packed, unpacked(packed, path, shown) as file:
+        with (
+            BufferedReader(FileIO(descriptor_of(path, None)), BUFFER) as packed,
+            unpacked(packed, path, shown) as file,
+        ):
             head = file.peek(4)[:4]
             if head.startswith(BOM):
                 file.read(len(BOM))
             found = encoding_of(head, encoding)
-            yield BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown, found), BUFFER) if found else file
+            yield (
+                BufferedReader(_Unpacked(_as_utf_8(file, found, shown), shown, found), BUFFER)
+                if found
+                else file
+            )
     except Refused as error:
         raise UsageError(f"{shown} {error}", remedy="Check the path of the input.") from None
     except PermissionError as error:
-        raise UsageError(f"{shown}: permission denied", remedy="Give the file read permission.") from error
+        raise UsageError(
+            f"{shown}: permission denied", remedy="Give the file read permission."
+        ) from error
     except OSError as error:
         problem = f"{shown}: reading failed: {error.strerror or error}"
         raise AgacError(problem, remedy="Check the disk, then run again.") from error
 
 
 def encoding_of(head: bytes, named: str | None) -> str | None:
-    """How a text that begins with `head` is written, None: in UTF-8. A byte order mark tells before what is named."""
+    """How a text that begins with `head` is written, None: in UTF-8. A byte order mark tells
+    before what is named."""
     if head[:2] in UTF_16 and head[2:4] != b"\0\0":  # else it is UTF-32's
         return "utf-16"
-    is_utf_8 = named is None or head.startswith(BOM) or codecs.lookup(named).name in ("utf-8", "utf-8-sig")
+    is_utf_8 = (
+        named is None or head.startswith(BOM) or codecs.lookup(named).name in ("utf-8", "utf-8-sig")
+    )
     return None if is_utf_8 else named
 
 
 def _kept(error: UnicodeError) -> tuple[str, int]:
-    """Bytes that cannot be read stay in a text as one lone surrogate: the first of them that is not ASCII."""
+    """Bytes that cannot be read stay in a text as one lone surrogate: the first of them that is
+    not ASCII."""
     assert isinstance(error, UnicodeDecodeError)
     byte = next((one for one in error.object[error.start : error.end] if one >= 0x80), 0xFF)
     return chr(0xDC00 + byte), error.end
@@ -113,26 +142,35 @@ KEPT = "agac.kept"
 codecs.register_error(KEPT, _kept)
 
 OTHER_ENCODING = (
-    "save the file as UTF-8, or say how it is written: `encoding: cp1252` (latin-1, utf-16-le, …) in the input "
-    "(`agac process`: --read encoding=cp1252)"
+    "save the file as UTF-8, or say how it is written: `encoding: cp1252` (latin-1, utf-16-le, "
+    "…) in the input (`agac process`: --read encoding=cp1252)"
 )
 
 
 def unreadable(text: str, what: str, encoding: str | None) -> str | None:
-    """Which byte of `text` is none of its encoding (None: UTF-8), a lone surrogate there, and what to do about it."""
+    """Which byte of `text` is none of its encoding (None: UTF-8), a lone surrogate there, and what
+    to do about it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        before, byte = text[: error.start], ord(text[error.start]) & 0xFF
-        place = f"character {len(before) + 1}" if encoding else f"offset {len(before.encode())}"
+        before = text[: error.start]
+        byte = ord(text[error.start]) & 0xFF
+        if encoding:
+            place = f"character {len(before) + 1}"
+        else:
+            place = f"offset {len(before.encode())}"
         marked = "UTF-16, as the file's byte order mark says that it is; save the file as UTF-8"
-        named = marked if encoding == "utf-16" else f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
+        if encoding == "utf-16":
+            named = marked
+        else:
+            named = f"{encoding or 'UTF-8'}; {OTHER_ENCODING}"
         return f"byte 0x{byte:02x} at {place} of the {what} is not {named}"
     return None
 
 
 def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes]:
-    """The pieces of a text in another encoding; what has no meaning in it costs its record alone. Raises AgacError."""
+    """The pieces of a text in another encoding; what has no meaning in it costs its record alone.
+    Raises AgacError."""
     decoder = codecs.getincrementaldecoder(encoding)(KEPT)
     try:
         for piece in itertools.chain(iter(partial(file.read, BUFFER), b""), [b""]):
@@ -143,12 +181,15 @@ def _as_utf_8(file: BufferedReader, encoding: str, shown: str) -> Iterator[bytes
 
 
 class FileSource:
-    """A source that is one file; `shown` is its name in messages. Opening it refuses what is no readable file."""
+    """A source that is one file; `shown` is its name in messages. Opening it refuses what is no
+    readable file."""
 
     _columns: tuple[str, ...] = ()
 
     def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
-        self._path, self._shown, self._encoding = path, shown, encoding
+        self._path = path
+        self._shown = shown
+        self._encoding = encoding
         with self._opened() as file:
             self._read_as: str | None = getattr(file.raw, "encoding", None)
 
@@ -161,14 +202,18 @@ class FileSource:
     def _opened(self) -> AbstractContextManager[BufferedReader]:
         return opened(self._path, self._shown, self._encoding)
 
-    def _refused(self, ordinal: int, line: int | None, problem: str, kind: ErrorType = ErrorType.INVALID_ROW) -> Record:
-        """A record that cannot be used; its message begins with file and line, or with file and row."""
+    def _refused(
+        self, ordinal: int, line: int | None, problem: str, kind: ErrorType = ErrorType.INVALID_ROW
+    ) -> Record:
+        """A record that cannot be used; its message begins with file and line, or with file and
+        row."""
         place = Record(ordinal, None, None, line).place(self._shown)
         return Record(ordinal, None, RowError(kind, f"{place}: {problem}"), line)
 
 
 class LineSource(FileSource, ABC):
-    """One record a line, which ends at `\\n` alone (U+2028 stays inside); lines of white space are no records."""
+    """One record a line, which ends at `\\n` alone (U+2028 stays inside); lines of white space are
+    no records."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
         with self._opened() as file:
@@ -219,28 +264,35 @@ _OTHERS = {
 }
 """What files begin with that other programs compressed, by their names."""
 _BY_SUFFIX = {".gz": GZIP, ".zst": ZSTANDARD}
-_PIECE = 1024  # bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
+# bytes of a zstandard file that are unpacked at a time: what comes of them has to fit into memory
+_PIECE = 1024
 
 
 def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.BufferedReader[Any]:
-    """The file itself, or what a compressed one holds. What it begins with tells, whatever its name. Raises UsageError
-    when the name says that it is compressed and it is not, when it is compressed in another way, or when a library is
-    missing."""
+    """The file itself, or what a compressed one holds. What it begins with tells, whatever its
+    name. Raises UsageError when the name says that it is compressed and it is not, when it is
+    compressed in another way, or when a library is missing."""
     head = file.peek(10)[:10]
     if _SKIPPABLE.match(head):
         head = ZSTANDARD
     expected = _BY_SUFFIX.get(path.suffix.lower())
     if expected is not None and not head.startswith(expected):
         what = "is empty" if not head else "is not what its name says"
-        raise UsageError(f"{shown}: {what}, a {path.suffix.lower()} file", remedy="Compress it anew, or rename it.")
+        raise UsageError(
+            f"{shown}: {what}, a {path.suffix.lower()} file",
+            remedy="Compress it anew, or rename it.",
+        )
     for program, beginning in _OTHERS.items():
         if beginning.match(head):
             remedy = "Unpack the file, or compress it with gzip or zstd."
-            raise UsageError(f"{shown}: it is compressed by {program}, which agac does not read", remedy=remedy)
+            raise UsageError(
+                f"{shown}: it is compressed by {program}, which agac does not read", remedy=remedy
+            )
     if head.startswith(GZIP):
         pieces = iter(partial(gzip.GzipFile(fileobj=file).read, BUFFER), b"")
     elif head.startswith(ZSTANDARD):
-        if lack := lack_of(f"{shown}: unpacking", "zstandard"):
+        lack = lack_of(f"{shown}: unpacking", "zstandard")
+        if lack:
             raise UsageError(lack, remedy="Or unpack the file.")
         pieces = _zstandard_pieces(file, shown)
     else:
@@ -249,10 +301,14 @@ def unpacked(file: io.BufferedReader[Any], path: Path, shown: str) -> io.Buffere
 
 
 class _Unpacked(io.RawIOBase):
-    """Unpacked pieces as a raw file, with errors that say which file is torn. `encoding`: what they were written in."""
+    """Unpacked pieces as a raw file, with errors that say which file is torn. `encoding`: what
+    they were written in."""
 
     def __init__(self, pieces: Iterator[bytes], shown: str, encoding: str | None = None) -> None:
-        self._pieces, self._ready, self.name, self.encoding = pieces, memoryview(b""), shown, encoding
+        self._pieces = pieces
+        self._ready = memoryview(b"")
+        self.name = shown
+        self.encoding = encoding
 
     def readable(self) -> bool:
         return True
@@ -283,18 +339,22 @@ class _Unpacked(io.RawIOBase):
 
 
 _LONGEST_HEADER = 18  # bytes of a zstandard frame before its first block
-_WINDOW = 1 << 27  # bytes that the library keeps of what it unpacked, at most: as `zstd` without an option
+# bytes that the library keeps of what it unpacked, at most: as `zstd` without an option
+_WINDOW = 1 << 27
 
 
 def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
-    """What a zstandard file holds. The library's own reader takes a torn one for a finished one. Raises as gzip's, and
-    AgacError for a frame that takes more memory than `_WINDOW`."""
+    """What a zstandard file holds. The library's own reader takes a torn one for a finished one.
+    Raises as gzip's, and AgacError for a frame that takes more memory than `_WINDOW`."""
     import zstandard
 
-    frame, packed, header = None, b"", b""
+    frame = None
+    packed = b""
+    header = b""
     while packed := packed or file.read(_PIECE):
         if frame is None:
-            frame, header = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), b""
+            frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
+            header = b""
         header = (header + packed)[:_LONGEST_HEADER]
         try:
             yield frame.decompress(packed)
@@ -303,13 +363,15 @@ def _zstandard_pieces(file: io.BufferedReader, shown: str) -> Iterator[bytes]:
             raise zlib.error(str(error)) from None
         packed = b""
         if frame.eof:
-            packed, frame = frame.unused_data, None
+            packed = frame.unused_data
+            frame = None
     if frame is not None:
         raise EOFError
 
 
 def _refuse_frame(header: bytes, shown: str) -> None:
-    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives it, or a dictionary."""
+    """Raises AgacError where a zstandard frame that begins so takes more memory than agac gives
+    it, or a dictionary."""
     import zstandard
 
     try:
@@ -318,16 +380,21 @@ def _refuse_frame(header: bytes, shown: str) -> None:
         return
     if frame.dict_id:
         problem = f"{shown}: it was compressed with a dictionary, number {frame.dict_id}"
-        raise AgacError(problem, remedy="Unpack it first (zstd -d -D DICTIONARY), or compress it without.")
+        raise AgacError(
+            problem, remedy="Unpack it first (zstd -d -D DICTIONARY), or compress it without."
+        )
     if frame.window_size > _WINDOW:
         option = f"--long={frame.window_size.bit_length() - 1}"
-        memory = f"unpacking it needs {frame.window_size >> 20:,} MiB of memory, and agac gives it {_WINDOW >> 20}"
+        memory = (
+            f"unpacking it needs {frame.window_size >> 20:,} MiB of memory, and agac gives "
+            f"it {_WINDOW >> 20}"
+        )
         remedy = f"Unpack it first (zstd -d {option}), or compress it again with at most --long=27."
         raise AgacError(f"{shown}: it was compressed with `zstd {option}`; {memory}", remedy=remedy)
 
 
-# Writing. A crash before the rename leaves the old file and a temporary one, which the next commit in that folder
-# removes; a crash after it leaves the new file. Nothing else is ever left behind.
+# Writing. A crash before the rename leaves the old file and a temporary one, which the next commit
+# in that folder removes; a crash after it leaves the new file. Nothing else is ever left behind.
 
 PREFIX = ".agac-tmp-"
 _TEMPORARY = re.compile(re.escape(PREFIX) + r"\d+-\d+-.+")
@@ -335,21 +402,26 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class AtomicFile:
-    """Text on its way to `path`. Nothing of it is visible there until `commit`. Sinks that are one file inherit it.
-    Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate is written as its JSON escape, which
-    is right because JSON is what is written, and no UTF-8 file can hold it otherwise."""
+    """Text on its way to `path`. Nothing of it is visible there until `commit`. Sinks that are one
+    file inherit it. Text is UTF-8 with `\\n` line ends, whatever the locale says. A lone surrogate
+    is written as its JSON escape, which is right because JSON is what is written, and no UTF-8
+    file can hold it otherwise."""
 
     remedy = ""  # what to do when it cannot be written; empty: what is done about an output
 
     def __init__(self, path: Path, remedy: str = "") -> None:
-        """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder cannot be written."""
-        self.path, self.remedy = path, remedy or self.remedy
+        """Raises UsageError when a folder or a link stands at `path`, AgacError when the folder
+        cannot be written."""
+        self.path = path
+        self.remedy = remedy or self.remedy
         self._finished = self._committed = False
         refuse_what_is_no_file(path)
         with explained(path, self.remedy):
             # for writers that take a path, which must neither replace nor remove this file
             self.temporary, descriptor = create_temporary(path)
-            self._file = os.fdopen(descriptor, "w", 1 << 18, encoding="utf-8", errors="backslashreplace", newline="\n")
+            self._file = os.fdopen(
+                descriptor, "w", 1 << 18, encoding="utf-8", errors="backslashreplace", newline="\n"
+            )
 
     def append(self, text: str) -> None:
         """Appends `text`. Raises AgacError, with a remedy, when the disk refuses it."""
@@ -357,7 +429,8 @@ class AtomicFile:
             self._file.write(text)
 
     def finish(self) -> None:
-        """Makes what was written durable, without showing it yet: after this, `commit` needs no more space."""
+        """Makes what was written durable, without showing it yet: after this, `commit` needs no
+        more space."""
         with explained(self.path, self.remedy):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -369,7 +442,8 @@ class AtomicFile:
         return not filecmp.cmp(self.path, self.temporary, shallow=False)
 
     def commit(self) -> None:
-        """Puts the file in its place, in one step and durably, then removes what killed runs left in the folder."""
+        """Puts the file in its place, in one step and durably, then removes what killed runs left
+        in the folder."""
         self.finish()
         with explained(self.path, self.remedy):
             # renamed while still open: its lock keeps others from taking it for a leftover
@@ -382,16 +456,19 @@ class AtomicFile:
         remove_leftovers(self.path.parent)
 
     def abort(self) -> None:
-        """Forgets what was written; the old file, if there is one, stays. After `commit` it does nothing."""
+        """Forgets what was written; the old file, if there is one, stays. After `commit` it does
+        nothing."""
         if self._committed:
             return
-        with suppress(OSError):  # a full disk fails again while its buffer is flushed: that is what is thrown away
+        # a full disk fails again while its buffer is flushed: that is what is thrown away
+        with suppress(OSError):
             self._file.close()
         self.temporary.unlink(missing_ok=True)
 
 
 def prove_writable(folder: Path, remedy: str) -> None:
-    """Raises AgacError when the folder, or the nearest one above it that is there, takes no file (it has no name)."""
+    """Raises AgacError when the folder, or the nearest one above it that is there, takes no file
+    (it has no name)."""
     there = next(one for one in (folder, *folder.parents) if one.is_dir())
     with explained(there, remedy), TemporaryFile(dir=there) as file:
         file.write(bytes(1 << 16))  # so much has to fit before anything is paid for what goes there
@@ -418,9 +495,9 @@ def writable_place(path: Path, shown: str, root: Path) -> Path:
 
 
 def write_in_project(path: Path, text: str, shown: str, root: Path, remedy: str = "") -> None:
-    """Writes a file that the project at `root` names, `shown` in messages, or nothing; folders on its way are made. A
-    link is followed inside the project alone. Raises SpecError where it leads out or no file can be, and as
-    `AtomicFile` does."""
+    """Writes a file that the project at `root` names, `shown` in messages, or nothing; folders on
+    its way are made. A link is followed inside the project alone. Raises SpecError where it leads
+    out or no file can be, and as `AtomicFile` does."""
     real = writable_place(path, shown, root)
     with explained(path, remedy):
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -428,8 +505,9 @@ def write_in_project(path: Path, text: str, shown: str, root: Path, remedy: str 
 
 
 def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
-    """Keeps what a file holds, which is about to be replaced, beside it: `results.csv` as `results.WORD.csv`, or where
-    that is taken as `results.WORD-2.csv`; with `replace` in its place. The file itself stays."""
+    """Keeps what a file holds, which is about to be replaced, beside it: `results.csv` as
+    `results.WORD.csv`, or where that is taken as `results.WORD-2.csv`; with `replace` in its
+    place. The file itself stays."""
     target = path.with_name(f"{path.stem}.{word}{path.suffix}")
     numbers = itertools.count(2)
     while target.exists() and not replace:
@@ -438,7 +516,8 @@ def put_aside(path: Path, word: str, *, replace: bool = False) -> Path:
 
 
 def keep_as(path: Path, target: Path) -> Path:
-    """Keeps what a file holds under another name too, in the place of what has that name; gives it."""
+    """Keeps what a file holds under another name too, in the place of what has that name; gives
+    it."""
     with explained(target):
         target.unlink(missing_ok=True)
         try:
@@ -449,7 +528,8 @@ def keep_as(path: Path, target: Path) -> Path:
 
 
 PREVIOUS = "previous"
-"""`results.previous.jsonl`: the results until most rows left the input; `FILE.previous`: what a row run had written."""
+"""`results.previous.jsonl`: the results until most rows left the input; `FILE.previous`: what a
+row run had written."""
 
 
 def stamp(file: Path) -> list[int]:
@@ -459,8 +539,9 @@ def stamp(file: Path) -> list[int]:
 
 
 def growing_mark(file: Path, head: int = 512) -> list[int]:
-    """Tells a file to which lines are appended from others that come to its place, by the `head` of it in bytes: file
-    systems give the number of a file that is gone to the next one. No stamp is so."""
+    """Tells a file to which lines are appended from others that come to its place, by the `head`
+    of it in bytes: file systems give the number of a file that is gone to the next one. No stamp
+    is so."""
     with file.open("rb") as opened:
         begin = opened.read(head)
     return [file.stat().st_ino, len(begin), zlib.crc32(begin)]
@@ -472,17 +553,24 @@ def has_mark(file: Path, mark: Sequence[int]) -> bool:
 
 
 class PreviousFile:
-    """Keeps a file beside the one that takes its place, as `FILE.previous`: over an earlier copy only where agac wrote
-    that. `known`: stamps and marks of what it wrote; `own`: that of a growing file, not kept; `stamp`: the copy's."""
+    """Keeps a file beside the one that takes its place, as `FILE.previous`: over an earlier copy
+    only where agac wrote that. `known`: stamps and marks of what it wrote; `own`: that of a
+    growing file, not kept; `stamp`: the copy's."""
 
-    def __init__(self, path: Path | None, known: Iterable[list[int]], own: list[int] | None) -> None:
-        self._known, self.stamp = list(known), list[int]()
-        there = path is not None and path.is_file() and not (own is not None and has_mark(path, own))
+    def __init__(
+        self, path: Path | None, known: Iterable[list[int]], own: list[int] | None
+    ) -> None:
+        self._known = list(known)
+        self.stamp = list[int]()
+        there = (
+            path is not None and path.is_file() and not (own is not None and has_mark(path, own))
+        )
         self.files = [path] if path is not None and there else []
 
     def kept_as(self, path: Path) -> Path:
         """Keeps what the file holds; gives the copy."""
-        target, number = path.with_name(f"{path.name}.{PREVIOUS}"), 1
+        target = path.with_name(f"{path.name}.{PREVIOUS}")
+        number = 1
         while os.path.lexists(target) and not (target.is_file() and self._is_known(target)):
             number += 1
             target = path.with_name(f"{path.name}.{PREVIOUS}-{number}")
@@ -496,28 +584,38 @@ class PreviousFile:
 def refuse_what_is_no_file(path: Path) -> None:
     """Raises UsageError unless `path` is free or a regular file that may be replaced."""
     if path.is_symlink():
-        raise UsageError(f"{path}: is a link; agac does not write through links", remedy="Remove the link.")
+        raise UsageError(
+            f"{path}: is a link; agac does not write through links", remedy="Remove the link."
+        )
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: is not a file, so it cannot be replaced", remedy="Move it away.")
 
 
 def refuse_target(target: Path, own: Mapping[Path, str], example: str, *, force: bool) -> None:
-    """Raises UsageError where a file that a user names cannot be written: `target` is a folder, or in none, or one of
-    agac's `own` files, or is there already and not to be replaced (`force`)."""
+    """Raises UsageError where a file that a user names cannot be written: `target` is a folder, or
+    in none, or one of agac's `own` files, or is there already and not to be replaced (`force`)."""
     if target.is_dir():
         raise UsageError(f"{target} is a folder", remedy=f"Name a file in it: {target / example}")
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", remedy=f"mkdir -p {shlex.quote(str(target.parent))}")
+        raise UsageError(
+            f"there is no folder {target.parent}",
+            remedy=f"mkdir -p {shlex.quote(str(target.parent))}",
+        )
     refuse_what_is_no_file(target)
     for path, what in own.items():
-        if target.resolve() == path.resolve() or (target.exists() and path.exists() and target.samefile(path)):
+        if target.resolve() == path.resolve() or (
+            target.exists() and path.exists() and target.samefile(path)
+        ):
             raise UsageError(f"{target} is {what}", remedy="Name another file.")
     if target.exists() and not force:
-        raise UsageError(f"{target} exists", remedy="Name another file, or replace it with --force.")
+        raise UsageError(
+            f"{target} exists", remedy="Name another file, or replace it with --force."
+        )
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes the temporary files of runs that were killed. One whose writer still lives is locked, and stays."""
+    """Deletes the temporary files of runs that were killed. One whose writer still lives is
+    locked, and stays."""
     with suppress(OSError):
         for entry in list(os.scandir(folder)):
             if not _TEMPORARY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
@@ -533,13 +631,15 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
-    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is `private` or among the
-    state, by its owner; and its descriptor."""
+    """A new, locked temporary file next to `path`, readable as the umask allows or, where it is
+    `private` or among the state, by its owner; and its descriptor."""
     opens = private_opener if private else opener
     for number in itertools.count():
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{number}-{path.name}")
         with suppress(FileExistsError):
-            descriptor = opens(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0))
+            descriptor = opens(
+                str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            )
             try:
                 locked = _lock(descriptor)
             except OSError:  # a file system without locks: no process takes it for a leftover then
@@ -552,7 +652,8 @@ def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the open file is now locked by us. A lock ends with its process, however that ends."""
+    """Whether the open file is now locked by us. A lock ends with its process, however that
+    ends."""
     if sys.platform == "win32":
         return True
     try:
@@ -575,11 +676,14 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def explained(path: Path, remedy: str = "", kind: type[AgacError] = AgacError) -> Iterator[None]:
-    """Turns an OSError that concerns `path`, an output if there is no `remedy`, into such an error, with what to do."""
+    """Turns an OSError that concerns `path`, an output if there is no `remedy`, into such an
+    error, with what to do."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{path}: cannot be written: {error.strerror or error}", remedy=remedy or _remedy(error)) from error
+        raise kind(
+            f"{path}: cannot be written: {error.strerror or error}", remedy=remedy or _remedy(error)
+        ) from error
 
 
 def _remedy(error: OSError) -> str:

@@ -1,5 +1,6 @@
-"""Rows that a program gives: dicts, or a frame of pandas, polars or Arrow, as lines of JSON; results as such frames.
-Frames are known by their methods, so that none of the libraries is needed but by who uses it."""
+"""Rows that a program gives: dicts, or a frame of pandas, polars or Arrow, as lines of JSON;
+results as such frames. Frames are known by their methods, so that none of the libraries is needed
+but by who uses it."""
 
 from __future__ import annotations
 
@@ -40,15 +41,19 @@ _TURN_SECONDS = 0.05  # so long rows are read before others, and Ctrl-C, get the
 
 
 def library(name: str, what: str) -> Any:
-    """A library that agac itself can do without. Raises UsageError, which names it, where it is not installed."""
-    if lack := lack_of(what, name):
+    """A library that agac itself can do without. Raises UsageError, which names it, where it is
+    not installed."""
+    lack = lack_of(what, name)
+    if lack:
         raise UsageError(lack)
     return import_module(name)
 
 
 async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
-    """The rows as lines of JSON: what the same rows in a JSON Lines file are. Raises UsageError for what is no row."""
-    number, turn = 0, monotonic()
+    """The rows as lines of JSON: what the same rows in a JSON Lines file are. Raises UsageError
+    for what is no row."""
+    number = 0
+    turn = monotonic()
     if isinstance(rows, AsyncIterable):
         async for row in rows:
             yield _line(row, number := number + 1)
@@ -60,19 +65,27 @@ async def lines_of(rows: GivenRows) -> AsyncIterator[str]:
                 turn = monotonic()
     if not number and isinstance(rows, Iterator | AsyncIterator):
         remedy = "Give a new one each time, or a list: an empty list is an input without rows."
-        raise UsageError(f"{GIVEN}: the iterator has nothing left; it was read before", remedy=remedy)
+        raise UsageError(
+            f"{GIVEN}: the iterator has nothing left; it was read before", remedy=remedy
+        )
 
 
 def each_row(rows: Any) -> Iterator[Any]:
     """The rows of a frame, as dicts, or what an iterable gives."""
     if hasattr(rows, "iter_slices"):  # polars
         reals = [name for name, kind in rows.schema.items() if str(kind) == "Float32"]
-        return _shown(reals, (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts()))
+        return _shown(
+            reals, (row for piece in rows.iter_slices(_PIECE) for row in piece.to_dicts())
+        )
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
         if not rows.columns.is_unique:
-            raise UsageError(f"{GIVEN}: two columns have the same name", remedy="Rename one of them.")
+            raise UsageError(
+                f"{GIVEN}: two columns have the same name", remedy="Rename one of them."
+            )
         levels = [n for n in rows.index.names if isinstance(n, str) and n not in rows.columns]
-        named = {name: rows.index.get_level_values(name) for name in levels if levels.count(name) == 1}
+        named = {
+            name: rows.index.get_level_values(name) for name in levels if levels.count(name) == 1
+        }
         rows = rows.assign(**named) if named else rows
         pieces = (rows.iloc[at : at + _PIECE] for at in range(0, len(rows), _PIECE))
         reals = [name for name, kind in rows.dtypes.items() if str(kind).lower() == "float32"]
@@ -81,17 +94,25 @@ def each_row(rows: Any) -> Iterator[Any]:
         arrow = library("pyarrow", "reading an Arrow stream")
         with suppress(arrow.ArrowInvalid):  # a column alone
             stream = arrow.RecordBatchReader.from_stream(rows)
-            index = pandas_index((stream.schema.metadata or {}).get(b"pandas"), getattr(rows, "num_rows", None))
+            index = pandas_index(
+                (stream.schema.metadata or {}).get(b"pandas"), getattr(rows, "num_rows", None)
+            )
             return _arrow_rows(stream, index)
-    if isinstance(rows, Mapping | bytes | str) or hasattr(rows, "__arrow_c_stream__") or not isinstance(rows, Iterable):
-        remedy = "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
+    if (
+        isinstance(rows, Mapping | bytes | str)
+        or hasattr(rows, "__arrow_c_stream__")
+        or not isinstance(rows, Iterable)
+    ):
+        remedy = (
+            "Give an iterable of dicts, a frame of pandas, polars or Arrow, or the path of a file."
+        )
         raise UsageError(f"the input is no rows, but of type {type(rows).__name__}", remedy=remedy)
     return iter(rows)
 
 
 def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, with the columns of floating point numbers of 32 bits as they are shown: a library makes doubles of
-    them."""
+    """The rows, with the columns of floating point numbers of 32 bits as they are shown: a library
+    makes doubles of them."""
     for row in rows:
         for name in reals:
             value = row[name]
@@ -102,7 +123,11 @@ def _shown(reals: Sequence[str], rows: Iterable[dict[str, Any]]) -> Iterator[dic
 
 def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:
     """The rows of an Arrow stream, with the index of a pandas frame as its names say."""
-    numbers = {name: iter(found) for name, found in index.numbers.items() if name not in stream.schema.names}
+    numbers = {
+        name: iter(found)
+        for name, found in index.numbers.items()
+        if name not in stream.schema.names
+    }
     reals = [column.name for column in stream.schema if str(column.type) == "float"]
     for batch in stream:
         for row in _shown(reals, batch.to_pylist()):
@@ -112,31 +137,47 @@ def _arrow_rows(stream: Any, index: PandasIndex) -> Iterator[dict[str, Any]]:
 
 def _line(row: Any, number: int) -> str:
     if not isinstance(row, Mapping):
-        raise UsageError(f"{GIVEN}: row {number} is of type {type(row).__name__}", remedy="Give each row as a dict.")
+        raise UsageError(
+            f"{GIVEN}: row {number} is of type {type(row).__name__}",
+            remedy="Give each row as a dict.",
+        )
     try:
         return json.dumps(_plain(row), ensure_ascii=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
-        remedy = "Rows hold texts, numbers, dates, lists and dicts; turn other values into one of these."
+        remedy = (
+            "Rows hold texts, numbers, dates, lists and dicts; turn other values into one of these."
+        )
         raise UsageError(f"{GIVEN}: row {number}: {error}", remedy=remedy) from None
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, what means null as null; an infinity stays for the reader to refuse. Raises TypeError."""
-    if value is None or isinstance(value, str | int) or (isinstance(value, float) and value == value):
+    """A value as JSON has it, what means null as null; an infinity stays for the reader to refuse.
+    Raises TypeError."""
+    if (
+        value is None
+        or isinstance(value, str | int)
+        or (isinstance(value, float) and value == value)
+    ):
         return value
     if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str)]:
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
             raise TypeError(f"the name {wrong[0]!r} of a field is no text")
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if type(value).__name__ in ("NaTType", "NAType") or (isinstance(value, float | Decimal) and value != value):
+    if type(value).__name__ in ("NaTType", "NAType") or (
+        isinstance(value, float | Decimal) and value != value
+    ):
         return None
     if isinstance(value, timedelta):
-        return iso_duration(9, value // timedelta(microseconds=1) * 1000 + getattr(value, "nanoseconds", 0))
+        return iso_duration(
+            9, value // timedelta(microseconds=1) * 1000 + getattr(value, "nanoseconds", 0)
+        )
     if isinstance(value, Decimal | UUID | PurePath):
         return str(value)
-    if (kind := str(getattr(value, "dtype", ""))) in ("datetime64[ns]", "timedelta64[ns]"):  # else numbers come out
+    kind = str(getattr(value, "dtype", ""))
+    if kind in ("datetime64[ns]", "timedelta64[ns]"):  # else numbers come out
         value = value.astype(kind.replace("ns", "us"))
     for method in ("isoformat", "tolist"):  # dates and times; what numpy holds
         if hasattr(value, method):
@@ -144,21 +185,40 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON cannot hold {value!r:.40}, a {type(value).__name__}")
 
 
-_KINDS = {Kind.INTEGER: "Int64", Kind.NUMBER: "Float64", Kind.BOOLEAN: "boolean", Kind.TEXT: "string"}
-"""What a column is in pandas; polars and Arrow call it nearly so. Others hold objects there, JSON texts here."""
+_KINDS = {
+    Kind.INTEGER: "Int64",
+    Kind.NUMBER: "Float64",
+    Kind.BOOLEAN: "boolean",
+    Kind.TEXT: "string",
+}
+"""What a column is in pandas; polars and Arrow call it nearly so. Others hold objects there, JSON
+texts here."""
 
 
-def frame(name: Literal["pandas", "polars", "pyarrow"], columns: Sequence[TableColumn], rows: list[list[Any]]) -> Any:
+def frame(
+    name: Literal["pandas", "polars", "pyarrow"],
+    columns: Sequence[TableColumn],
+    rows: list[list[Any]],
+) -> Any:
     """A table of this library. Raises UsageError where it is not installed."""
-    made, found = library(name, "this frame"), dict[str, Any]()
+    made = library(name, "this frame")
+    found = dict[str, Any]()
     for place, column in enumerate(columns):
-        values, kind = [row[place] for row in rows], _KINDS.get(column.kind, "object")
+        values = [row[place] for row in rows]
+        kind = _KINDS.get(column.kind, "object")
         if kind == "object" and name != "pandas":
-            values, kind = [None if value is None else encode(value) for value in values], "string"
+            values = [None if value is None else encode(value) for value in values]
+            kind = "string"
         if name == "pyarrow":
-            found[column.name] = made.array(values, getattr(made, {"boolean": "bool_"}.get(kind, kind.lower()))())
+            found[column.name] = made.array(
+                values, getattr(made, {"boolean": "bool_"}.get(kind, kind.lower()))()
+            )
         elif name == "polars":
-            found[column.name] = made.Series(values, dtype=getattr(made, kind.capitalize()), strict=False)
+            found[column.name] = made.Series(
+                values, dtype=getattr(made, kind.capitalize()), strict=False
+            )
         else:
             found[column.name] = made.Series(values, dtype=kind)
-    return made.table(found) if name == "pyarrow" else made.DataFrame(found)
+    if name == "pyarrow":
+        return made.table(found)
+    return made.DataFrame(found)

@@ -1,6 +1,7 @@
-"""JSON as agac reads and writes it, strict where the standard library is generous; inputs in JSON Lines and JSON.
-Refused, because no later part could keep them: NaN and infinities, numbers that overflow, integers of more than 4300
-digits, an object with the same key twice, lone surrogates, values nested deeper than `MAX_DEPTH`."""
+"""JSON as agac reads and writes it, strict where the standard library is generous; inputs in JSON
+Lines and JSON. Refused, because no later part could keep them: NaN and infinities, numbers that
+overflow, integers of more than 4300 digits, an object with the same key twice, lone surrogates,
+values nested deeper than `MAX_DEPTH`."""
 
 from __future__ import annotations
 
@@ -19,13 +20,23 @@ from agac.core.errors import ErrorType, UsageError
 from agac.core.types import JSONValue
 from agac.data.files import MAX_RECORD_BYTES, FileSource, LineSource, Record, unreadable
 
-MAX_DEPTH = 200  # deep enough for any real data; no recursive reader or writer after us can overflow
+MAX_DEPTH = (
+    200  # deep enough for any real data; no recursive reader or writer after us can overflow
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+}
 
 
 class RefusedValue(ValueError):
-    """Well-formed JSON with a value that agac refuses; the message says which and what to write instead."""
+    """Well-formed JSON with a value that agac refuses; the message says which and what to write
+    instead."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,7 +64,8 @@ _indented = json.JSONEncoder(ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
-    """The value that begins at `position`, and where it ends. Raises JSONDecodeError, RefusedValue."""
+    """The value that begins at `position`, and where it ends. Raises JSONDecodeError,
+    RefusedValue."""
     try:
         value, end = _decoder.raw_decode(text, position)
     except (json.JSONDecodeError, RefusedValue):
@@ -68,30 +80,45 @@ def decode_at(text: str, position: int) -> tuple[JSONValue, int]:
 
 
 def decode(text: str) -> JSONValue:
-    """The one value that `text` holds, white space around it allowed. Raises as `decode_at` does."""
+    """The one value that `text` holds, white space around it allowed. Raises as `decode_at`
+    does."""
     value, end = decode_at(text, len(text) - len(text.lstrip(" \t\r\n")))
     if text[end:].strip(" \t\r\n"):
-        raise json.JSONDecodeError("Extra data", text, len(text) - len(text[end:].lstrip(" \t\r\n")))
+        raise json.JSONDecodeError(
+            "Extra data", text, len(text) - len(text[end:].lstrip(" \t\r\n"))
+        )
     return value
 
 
 def _refuse_what_cannot_be_kept(text: str, start: int, end: int, value: JSONValue) -> None:
-    # a surrogate can only have come from an escape, and n levels need 2n characters: most records are not walked
+    # a surrogate can only have come from an escape, and n levels need 2n characters: most records
+    # are not walked
     if text.find("\\u", start, end) >= 0:
         field = _field_with_surrogate(value)
         if field is not None:
-            raise RefusedValue(f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it")
+            raise RefusedValue(
+                f"{field} holds half of a surrogate pair, which no UTF-8 text can; replace it"
+            )
     if end - start <= 2 * MAX_DEPTH:
         return
-    if text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if (
+        text.count("[", start, end) + text.count("{", start, end) > MAX_DEPTH
+        and _depth(value) > MAX_DEPTH
+    ):
         raise RefusedValue(f"the value is nested deeper than {MAX_DEPTH} levels")
 
 
 def _depth(value: JSONValue) -> int:
-    depth, level = -1, [value]
+    depth = -1
+    level = [value]
     while level:
-        nested = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        depth, level = depth + 1, list(chain.from_iterable(nested))
+        nested = [
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        ]
+        depth = depth + 1
+        level = list(chain.from_iterable(nested))
     return depth
 
 
@@ -111,7 +138,8 @@ def _field_with_surrogate(root: JSONValue) -> str | None:
 
 
 def json_column(text: str) -> JSONValue:
-    """The value of a cell with JSON, of databases that know more than JSON. Raises ValueError with what is wrong."""
+    """The value of a cell with JSON, of databases that know more than JSON. Raises ValueError with
+    what is wrong."""
     try:
         return decode(text)
     except ValueError as error:
@@ -119,7 +147,8 @@ def json_column(text: str) -> JSONValue:
 
 
 def encode(value: JSONValue, *, indent: bool = False) -> str:
-    """JSON of `value`: not ASCII-escaped, in one line unless `indent`; a number that JSON cannot hold becomes null."""
+    """JSON of `value`: not ASCII-escaped, in one line unless `indent`; a number that JSON cannot
+    hold becomes null."""
     encoder = _indented if indent else _compact
     try:
         return encoder.encode(value)
@@ -143,16 +172,21 @@ def kind_of(value: JSONValue) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` in double quotes, cut to what fits a message, with surrogates and control characters escaped."""
+    """`text` in double quotes, cut to what fits a message, with surrogates and control characters
+    escaped."""
     return json.dumps(_cut(text), ensure_ascii=not text.isprintable())
 
 
 BY_AS = "Give every column its own name, with AS."
 
 
-def refuse_repeated(what: str, names: Iterable[str], remedy: str = "Give every column its own name.") -> None:
-    """Raises UsageError, whose message begins with `what`, where names of columns stand there twice."""
-    if twice := [quoted(name) for name, times in Counter(names).items() if times > 1]:
+def refuse_repeated(
+    what: str, names: Iterable[str], remedy: str = "Give every column its own name."
+) -> None:
+    """Raises UsageError, whose message begins with `what`, where names of columns stand there
+    twice."""
+    twice = [quoted(name) for name, times in Counter(names).items() if times > 1]
+    if twice:
         raise UsageError(f"{what} {', '.join(twice)} more than once", remedy=remedy)
 
 
@@ -170,19 +204,26 @@ class JsonLinesSource(LineSource):
             hint = "; write one object a line"
             if not text.endswith("\n"):
                 ended = "\r" not in text.strip()
-                hint = "; the file ends inside this line" if ended else "; end lines with LF, not CR alone"
+                if ended:
+                    hint = "; the file ends inside this line"
+                else:
+                    hint = "; end lines with LF, not CR alone"
             problem = f"not valid JSON: {error.msg} (character {error.pos + 1}){hint}"
             return self._refused(ordinal, line, problem, ErrorType.INVALID_JSON)
         except RefusedValue as error:
             return self._refused(ordinal, line, str(error))
         if type(value) is dict:
             return Record(ordinal, value, None, line)
-        hint = "; if the file is one JSON array, set format: json" if type(value) is list else ""
+        if type(value) is list:
+            hint = "; if the file is one JSON array, set format: json"
+        else:
+            hint = ""
         return self._refused(ordinal, line, f"the line is {kind_of(value)}, not an object{hint}")
 
 
-# An element is first tried where it stands. Only where that fails (the piece ends inside it, or something is wrong with
-# it) are its brackets and quotes followed to its end, once, over as many pieces as it takes.
+# An element is first tried where it stands. Only where that fails (the piece ends inside it, or
+# something is wrong with it) are its brackets and quotes followed to its end, once, over as many
+# pieces as it takes.
 
 CHUNK = 256 * 1024
 MAX_CHUNK = 8 * 1024 * 1024
@@ -193,10 +234,12 @@ _SCALAR_END = re.compile(r"[ \t\r\n,\[\]{}\"]")
 
 
 class _Text:
-    """The part of the file that is not yet read to its end, as text; invalid bytes stand in it as lone surrogates."""
+    """The part of the file that is not yet read to its end, as text; invalid bytes stand in it as
+    lone surrogates."""
 
     def __init__(self, file: BufferedReader, encoding: str | None = None) -> None:
-        self._file, self.encoding = file, encoding
+        self._file = file
+        self.encoding = encoding
         self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
         self._counted = 0
         self._line = 1
@@ -206,8 +249,9 @@ class _Text:
         self.dirty = False
 
     def more(self) -> bool:
-        """Drops what lies before `at`, which becomes 0, and appends a piece; False when the file has ended. The pieces
-        double with what is kept: a long element is copied a bounded number of times."""
+        """Drops what lies before `at`, which becomes 0, and appends a piece; False when the file
+        has ended. The pieces double with what is kept: a long element is copied a bounded number
+        of times."""
         if self.ended:
             return False
         self.line()
@@ -229,7 +273,8 @@ class _Text:
         return self._line
 
     def peek(self) -> str:
-        """The next character that is not white space, `at` placed on it; empty at the end of the file."""
+        """The next character that is not white space, `at` placed on it; empty at the end of the
+        file."""
         while True:
             match = _SPACE.match(self.text, self.at)
             self.at = match.end() if match else self.at
@@ -247,8 +292,8 @@ class _Broken(NamedTuple):
 
 
 class JsonSource(FileSource):
-    """A file that holds one JSON array of objects, or one object, then `single`. Raises UsageError when it begins as
-    neither."""
+    """A file that holds one JSON array of objects, or one object, then `single`. Raises UsageError
+    when it begins as neither."""
 
     def __init__(self, path: Path, shown: str, encoding: str | None = None) -> None:
         super().__init__(path, shown, encoding)
@@ -258,7 +303,9 @@ class JsonSource(FileSource):
         if not first:
             raise UsageError(f"{shown}: is empty", remedy="Write [] for no rows.")
         if first not in "[{":
-            problem = f"{shown}: holds neither a JSON array nor an object, it begins with {quoted(first)}"
+            problem = (
+                f"{shown}: holds neither a JSON array nor an object, it begins with {quoted(first)}"
+            )
             raise UsageError(problem, remedy="Write an array of objects.")
 
     def records(self, start: int = 0) -> Iterator[Record]:
@@ -273,7 +320,9 @@ class JsonSource(FileSource):
                 elif isinstance(value, _Broken):
                     yield self._refused(ordinal, line, *value)
                 else:
-                    yield self._refused(ordinal, line, f"the element is {kind_of(value)}, not an object")
+                    yield self._refused(
+                        ordinal, line, f"the element is {kind_of(value)}, not an object"
+                    )
 
 
 def _single(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
@@ -281,7 +330,10 @@ def _single(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
     value = _element(text)
     yield line, value
     if not isinstance(value, _Broken) and text.peek():
-        problem = "text follows after the end of the object; it is not read; for one object a line set format: jsonl"
+        problem = (
+            "text follows after the end of the object; it is not read; for one object a "
+            "line set format: jsonl"
+        )
         yield text.line(), _Broken(problem)
 
 
@@ -308,7 +360,10 @@ def _array(text: _Text) -> Iterator[tuple[int, JSONValue | _Broken]]:
             yield text.line(), _Broken("text follows after the end of the array; it is not read")
     elif not isinstance(value, _Broken):
         missing = "the file ends inside the array; its closing bracket is missing"
-        other = f"expected a comma or the closing bracket, found {quoted(following)}; nothing after it can be read"
+        other = (
+            f"expected a comma or the closing bracket, found {quoted(following)}; nothing "
+            "after it can be read"
+        )
         yield text.line(), _Broken(other if following else missing)
 
 
@@ -331,14 +386,22 @@ def _followed(text: _Text) -> JSONValue | _Broken:
     length = _extent(text)
     if length is None or length > MAX_RECORD_BYTES:
         line = text.line()
-        text.at, text.ended = len(text.text), True  # the rest of the file is left unread
-        why = "the file ends inside" if length is None else f"there are more than {MAX_RECORD_BYTES} characters in"
-        problem = f"{why} the element that begins on line {line} with {quoted(opener)}; nothing after it can be read"
+        text.at = len(text.text)  # the rest of the file is left unread
+        text.ended = True
+        if length is None:
+            why = "the file ends inside"
+        else:
+            why = f"there are more than {MAX_RECORD_BYTES} characters in"
+        problem = (
+            f"{why} the element that begins on line {line} with {quoted(opener)}; nothing "
+            "after it can be read"
+        )
         return _Broken(problem)
     element = text.text[text.at : text.at + length]
     line = text.line()
     text.at += length
-    if bad := unreadable(element, "element", text.encoding):
+    bad = unreadable(element, "element", text.encoding)
+    if bad:
         return _Broken(bad, ErrorType.INVALID_ROW)
     try:
         return decode(element)
@@ -350,11 +413,19 @@ def _followed(text: _Text) -> JSONValue | _Broken:
 
 
 def _extent(text: _Text) -> int | None:
-    """How many characters the element at `text.at` has, or more than are allowed; None when the file ends inside it."""
+    """How many characters the element at `text.at` has, or more than are allowed; None when the
+    file ends inside it."""
     scalar = text.text[text.at] not in '"[{'
-    depth, length, in_string = 0, int(scalar), False
+    depth = 0
+    length = int(scalar)
+    in_string = False
     while length <= MAX_RECORD_BYTES:
-        wanted = _SCALAR_END if scalar else _IN_STRING if in_string else _STRUCTURE
+        if scalar:
+            wanted = _SCALAR_END
+        elif in_string:
+            wanted = _IN_STRING
+        else:
+            wanted = _STRUCTURE
         match = wanted.search(text.text, text.at + length)
         if match is None:
             length = max(length, len(text.text) - text.at)

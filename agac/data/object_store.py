@@ -1,4 +1,5 @@
-"""A folder or a bucket in which several machines keep objects: they are created once, and read within bounds."""
+"""A folder or a bucket in which several machines keep objects: they are created once, and read
+within bounds."""
 
 from __future__ import annotations
 
@@ -32,14 +33,16 @@ _log = logging.getLogger("agac.remote")
 
 
 class ObjectStore:
-    """The objects at an address: a folder, relative to `root`, or a bucket as `s3://BUCKET/PREFIX`, whose login and
-    endpoint the environment tells (`AWS_…`). Their names are like `v1/ci/abc.pack`. Raises UsageError for an address
-    that is none, and where a package is missing; all else AgacError where it cannot be reached, or refuses."""
+    """The objects at an address: a folder, relative to `root`, or a bucket as
+    `s3://BUCKET/PREFIX`, whose login and endpoint the environment tells (`AWS_…`). Their names are
+    like `v1/ci/abc.pack`. Raises UsageError for an address that is none, and where a package is
+    missing; all else AgacError where it cannot be reached, or refuses."""
 
     def __init__(self, url: str, root: Path) -> None:
         is_folder = "://" not in url
         for package in ("zstandard",) if is_folder else ("obstore", "zstandard"):
-            if lack := lack_of(f"the remote {url}", package):
+            lack = lack_of(f"the remote {url}", package)
+            if lack:
                 raise UsageError(lack)
         self.url = url
         self._reported = set[str]()
@@ -52,10 +55,13 @@ class ObjectStore:
                 self._bucket = _bucket(url)
         except (OSError, ValueError) as error:
             remedy = "Write a folder, or s3://BUCKET/PREFIX."
-            raise UsageError(f"the remote {url} cannot be opened: {_first_line(error)}", remedy=remedy) from error
+            raise UsageError(
+                f"the remote {url} cannot be opened: {_first_line(error)}", remedy=remedy
+            ) from error
 
     async def create(self, name: str, content: bytes) -> bool:
-        """Puts an object whole or not at all; False where it is there: of several who create one, one is told True."""
+        """Puts an object whole or not at all; False where it is there: of several who create one,
+        one is told True."""
         with self._explained(f"{name} cannot be written"):
             if self._folder is not None:
                 return await asyncio.to_thread(self._create, name, content)
@@ -73,11 +79,13 @@ class ObjectStore:
             return self._folder.create(_parts(name), content)
         except NoObject as problem:
             remedy = "move it away; a folder remote holds no links"
-            raise AgacError(f"the remote {self.url}: {name} cannot be written: {problem}", remedy=remedy) from None
+            raise AgacError(
+                f"the remote {self.url}: {name} cannot be written: {problem}", remedy=remedy
+            ) from None
 
     async def read(self, name: str, most: int) -> bytes | None:
-        """The content of an object; None where it is not there, and, which is reported, where it is longer than `most`
-        bytes or is no file."""
+        """The content of an object; None where it is not there, and, which is reported, where it
+        is longer than `most` bytes or is no file."""
         with self._explained(f"{name} cannot be read"):
             try:
                 if self._folder is not None:
@@ -104,8 +112,9 @@ class ObjectStore:
         raise NoObject(f"it has more than {most:,} bytes")
 
     async def sizes(self, folder: str, after: str | None = None) -> dict[str, int]:
-        """All objects below a folder (`v1/ci`) by their names, each with its bytes; those `after` a name. What no agac
-        can have written is reported and left out. Raises AgacError for more than MAX_OBJECTS."""
+        """All objects below a folder (`v1/ci`) by their names, each with its bytes; those `after`
+        a name. What no agac can have written is reported and left out. Raises AgacError for more
+        than MAX_OBJECTS."""
         with self._explained(f"{folder} cannot be listed"):
             if self._folder is not None:
                 return await asyncio.to_thread(self._listed, folder, after)
@@ -148,7 +157,9 @@ class ObjectStore:
             import obstore
 
             listed = await obstore.list_with_delimiter_async(self._bucket, folder)
-            return list(filter(_is_part, (one.rpartition("/")[2] for one in listed["common_prefixes"])))
+            return list(
+                filter(_is_part, (one.rpartition("/")[2] for one in listed["common_prefixes"]))
+            )
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -161,7 +172,9 @@ class ObjectStore:
             yield
         except refused as error:
             remedy = "check its address, the login, and what that may do: agac remote doctor"
-            raise AgacError(f"the remote {self.url}: {what}: {_first_line(error)}", remedy=remedy) from error
+            raise AgacError(
+                f"the remote {self.url}: {what}: {_first_line(error)}", remedy=remedy
+            ) from error
 
 
 class NoObject(Exception):
@@ -169,10 +182,13 @@ class NoObject(Exception):
 
 
 def _parts(name: str) -> list[str]:
-    """The folders and the file that a name is made of. Raises AgacError for one that leads elsewhere."""
+    """The folders and the file that a name is made of. Raises AgacError for one that leads
+    elsewhere."""
     parts = name.split("/")
     if not all(map(_is_part, parts)):
-        raise AgacError(f"{name!r} is not a name of an object", remedy="move away what names it in the remote")
+        raise AgacError(
+            f"{name!r} is not a name of an object", remedy="move away what names it in the remote"
+        )
     return parts
 
 
@@ -182,19 +198,27 @@ def _is_part(part: str) -> bool:
 
 def _refuse_many(count: int, folder: str) -> None:
     if count > MAX_OBJECTS:
-        raise OSError(errno.EFBIG, f"{folder} has more than {MAX_OBJECTS:,} objects: move away what agac did not write")
+        raise OSError(
+            errno.EFBIG,
+            f"{folder} has more than {MAX_OBJECTS:,} objects: move away what agac did not write",
+        )
 
 
-# A folder of this machine, into which others write too. Links in it are not followed, and what is no regular file is no
-# object: to open a named pipe would wait for its other end, and a link may lead anywhere.
+# A folder of this machine, into which others write too. Links in it are not followed, and what is
+# no regular file is no object: to open a named pipe would wait for its other end, and a link may
+# lead anywhere.
 
 _STAGED = re.compile(r".*#[0-9]+")
 """The name of a file that is being written."""
 
 _KINDS = {
-    stat.S_IFLNK: "a link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-}  # fmt: skip
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class _Folder:
@@ -212,7 +236,9 @@ class _Folder:
         while True:
             staged = path.with_name(f"{path.name}#{randbelow(1 << 62)}")
             with suppress(FileExistsError):
-                descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+                descriptor = os.open(
+                    staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
+                )
                 break
         try:
             with open(descriptor, "wb") as file:  # noqa: PTH123 - of a descriptor
@@ -228,7 +254,8 @@ class _Folder:
         """Raises FileNotFoundError, NoObject."""
         path = self._path(parts)
         _refuse_special(path.lstat().st_mode)
-        # it may have been replaced since: a pipe is opened without waiting for its other end, and a link not at all
+        # it may have been replaced since: a pipe is opened without waiting for its other end, and a
+        # link not at all
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
         descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
@@ -240,7 +267,8 @@ class _Folder:
 
     def files(self, parts: list[str]) -> Iterator[tuple[str, int, str]]:
         """The names of all objects below a folder, each with its bytes, or with why it is none."""
-        waiting, count = [parts], 0
+        waiting = [parts]
+        count = 0
         while waiting:
             folder = waiting.pop()
             for entry in self._entries(folder):
@@ -259,7 +287,9 @@ class _Folder:
 
     def folders(self, parts: list[str]) -> list[str]:
         """The names of the folders in a folder."""
-        return sorted(entry.name for entry in self._entries(parts) if entry.is_dir(follow_symlinks=False))
+        return sorted(
+            entry.name for entry in self._entries(parts) if entry.is_dir(follow_symlinks=False)
+        )
 
     def _entries(self, parts: list[str]) -> Iterator[os.DirEntry[str]]:
         try:
@@ -314,8 +344,9 @@ def _bucket(url: str) -> Any:
 
 
 def _wait() -> None:
-    """Waits until no thread of obstore is in Python, for a second at most. One that comes back from handing over a
-    result while the interpreter ends aborts the process: seen with obstore 0.12, in one of three short commands."""
+    """Waits until no thread of obstore is in Python, for a second at most. One that comes back
+    from handing over a result while the interpreter ends aborts the process: seen with obstore
+    0.12, in one of three short commands."""
     until = time.monotonic() + 1.0
     while len(sys._current_frames()) > threading.active_count() and time.monotonic() < until:
         time.sleep(0.001)

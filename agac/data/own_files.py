@@ -12,12 +12,14 @@ LISTENS = "0A"  # the state of a socket that listens, in Linux's tables of socke
 
 
 class NotOurs(Exception):
-    """A file that another user may have written, or a port on which another one may listen. Its text says why."""
+    """A file that another user may have written, or a port on which another one may listen. Its
+    text says why."""
 
 
 def own_bytes(file: Path, most: int) -> bytes:
-    """The content of a regular file of this user, at most so many bytes long, that no other user but root can have
-    written or replaced. Raises NotOurs, and FileNotFoundError where it is not there."""
+    """The content of a regular file of this user, at most so many bytes long, that no other user
+    but root can have written or replaced. Raises NotOurs, and FileNotFoundError where it is not
+    there."""
     try:
         return _read(file, most)
     except FileNotFoundError:
@@ -27,7 +29,8 @@ def own_bytes(file: Path, most: int) -> bytes:
 
 
 def _read(file: Path, most: int) -> bytes:
-    real, file = Path(os.path.realpath(file)), Path(os.path.abspath(file))  # noqa: PTH100 - links are looked at
+    real = Path(os.path.realpath(file))
+    file = Path(os.path.abspath(file))  # noqa: PTH100 - links are looked at
     expected = _looked_at(file)
     if real != file:
         expected = _looked_at(real)
@@ -42,8 +45,10 @@ def _read(file: Path, most: int) -> bytes:
 
 
 def _looked_at(file: Path) -> os.stat_result:
-    """The status of a file, once it and the folders above it are those of this user or of root. Raises NotOurs."""
-    status, out_of_reach = os.lstat(file.anchor), False
+    """The status of a file, once it and the folders above it are those of this user or of root.
+    Raises NotOurs."""
+    status = os.lstat(file.anchor)
+    out_of_reach = False
     for path in (*reversed(file.parents), file):
         above, status = status, os.lstat(path)
         is_kept = bool(above.st_mode & stat.S_ISVTX)  # there, only who owns an entry can replace it
@@ -67,8 +72,8 @@ def _looked_at(file: Path) -> os.stat_result:
 
 
 def listener_of(address: str) -> int | None:
-    """The id of the user who listens at `host:port`, another one than ours if there are several; None: nobody does on
-    this machine, or it cannot be told."""
+    """The id of the user who listens at `host:port`, another one than ours if there are several;
+    None: nobody does on this machine, or it cannot be told."""
     host, _, port = address.rpartition(":")
     try:
         known = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

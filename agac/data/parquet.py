@@ -7,7 +7,7 @@ import math
 import re
 import struct
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
-# JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their digits, bytes text (no
-# UTF-8 replaced), NaN null; integers keep every digit, lists and structures their shape. An infinity is refused.
+# JSON has fewer kinds of values: dates and times become ISO texts, decimals texts with all their
+# digits, bytes text (no UTF-8 replaced), NaN null; integers keep every digit, lists and structures
+# their shape. An infinity is refused.
 
 _ROWS_AT_A_TIME = 128
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
@@ -37,7 +38,8 @@ _TEXT = "VARCHAR"
 
 
 def no_pattern(path: Path) -> str:
-    """A path whose stars and brackets are only themselves to duckdb, which reads patterns of files."""
+    """A path whose stars and brackets are only themselves to duckdb, which reads patterns of
+    files."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path))
 
 
@@ -48,26 +50,31 @@ class _ColumnType(NamedTuple):
     """The type to which it is cast."""
     convert: Callable[[Any], JSONValue] | None
     entries: Callable[[str], str] | None = None
-    """What is selected in the place of a cast, of an expression in SQL: where the column holds a map, whose entries
-    duckdb gives one by one. A map as a whole it refuses, and all rows with it, where a key comes twice."""
+    """What is selected in the place of a cast, of an expression in SQL: where the column holds a
+    map, whose entries duckdb gives one by one. A map as a whole it refuses, and all rows with it,
+    where a key comes twice."""
 
     def select(self, expression: str) -> str:
         """What is selected of an expression in SQL."""
-        return f"CAST({expression} AS {self.type})" if self.entries is None else self.entries(expression)
+        if self.entries is None:
+            return f"CAST({expression} AS {self.type})"
+        return self.entries(expression)
 
     def read(self, value: Any) -> JSONValue:
-        return value if value is None or self.convert is None else self.convert(value)
+        if value is None or self.convert is None:
+            return value
+        return self.convert(value)
 
 
 Durations = Mapping[str, "int | Durations"]
-"""Which columns of integers are durations, and how many of their digits are parts of a second; of a list, structure or
-map which parts of it are, by their names in the file."""
+"""Which columns of integers are durations, and how many of their digits are parts of a second; of
+a list, structure or map which parts of it are, by their names in the file."""
 
 
 class TypedRows:
-    """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles and integers.
-    `names`: what columns are called that have another name in duckdb, which tells no `Name` from `name`. `durations`:
-    where columns of integers are durations."""
+    """What duckdb gives, as JSON. `json`: JSON texts are their values. `mixed`: columns of doubles
+    and integers. `names`: what columns are called that have another name in duckdb, which tells no
+    `Name` from `name`. `durations`: where columns of integers are durations."""
 
     def __init__(
         self,
@@ -90,7 +97,8 @@ class TypedRows:
     def read(
         self, connection: DuckDBPyConnection, rows: str, start: int
     ) -> Iterator[tuple[dict[str, JSONValue] | None, str | None]]:
-        """The rows of `rows`, which is SQL, after the first `start`: each its data, or why it has none."""
+        """The rows of `rows`, which is SQL, after the first `start`: each its data, or why it has
+        none."""
         readings = list(zip(self.columns, self._readings, strict=True))
         selected = zip(self._selected, self._readings, strict=True)
         wanted = ", ".join(reading.select(quoted(column)) for column, reading in selected)
@@ -110,8 +118,8 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def hive_fields(shown: str) -> dict[str, JSONValue]:
-    """The fields that the folders of a path name: `year=2024/lang=de/x.parquet`. All are texts, as nothing says which
-    type they have."""
+    """The fields that the folders of a path name: `year=2024/lang=de/x.parquet`. All are texts, as
+    nothing says which type they have."""
     fields: dict[str, JSONValue] = {}
     for folder in PurePosixPath(shown).parts[:-1]:
         name, equals, value = folder.partition("=")
@@ -121,8 +129,9 @@ def hive_fields(shown: str) -> dict[str, JSONValue]:
 
 
 def have_same_types(paths: Sequence[Path]) -> bool:
-    """Whether the columns of parquet files have the same types in all of them, so that a table of them changes no
-    value. Files that duckdb cannot read have not. Raises UsageError for decimals that duckdb would round."""
+    """Whether the columns of parquet files have the same types in all of them, so that a table of
+    them changes no value. Files that duckdb cannot read have not. Raises UsageError for decimals
+    that duckdb would round."""
     import duckdb
 
     first: dict[str, Any] | None = None
@@ -138,20 +147,26 @@ def have_same_types(paths: Sequence[Path]) -> bool:
 
 
 class ParquetSource(FileSource):
-    """A parquet file. `hive`: folders named such as `year=2024` are fields of its rows, where the file has none of that
-    name. Raises UsageError when it is no parquet, or when duckdb is missing."""
+    """A parquet file. `hive`: folders named such as `year=2024` are fields of its rows, where the
+    file has none of that name. Raises UsageError when it is no parquet, or when duckdb is missing.
+    """
 
     def __init__(self, path: Path, shown: str, hive: bool = False) -> None:
         super().__init__(path, shown)
-        if lack := lack_of(f"{shown}: reading parquet", "duckdb"):
+        lack = lack_of(f"{shown}: reading parquet", "duckdb")
+        if lack:
             raise UsageError(lack, remedy="Or convert the file to csv or jsonl.")
         with self._connected() as connection:
             self._rows = read_parquet(connection, [self._path], shown)
             found = connection.sql(f"FROM {self._rows}")
             names = _own_names(connection, self._path, shown)
-            self._table = TypedRows(found, names=names, durations=_durations(connection, self._path))
+            self._table = TypedRows(
+                found, names=names, durations=_durations(connection, self._path)
+            )
         named = hive_fields(shown) if hive else {}
-        self._of_folders = {name: value for name, value in named.items() if name not in self._table.columns}
+        self._of_folders = {
+            name: value for name, value in named.items() if name not in self._table.columns
+        }
         self._columns = (*self._table.columns, *self._of_folders)
 
     def records(self, start: int = 0) -> Iterator[Record]:
@@ -178,8 +193,8 @@ class ParquetSource(FileSource):
 
 
 class PandasIndex(NamedTuple):
-    """What the index of a pandas frame is in Arrow and parquet. It numbers rows, which are others in a frame that was
-    filtered or sorted, so it is no field unless it has a name."""
+    """What the index of a pandas frame is in Arrow and parquet. It numbers rows, which are others
+    in a frame that was filtered or sorted, so it is no field unless it has a name."""
 
     hidden: tuple[str, ...] = ()
     """Columns that hold an index without a name."""
@@ -191,20 +206,33 @@ _NO_NAME = re.compile(r"__index_level_\d+__")
 
 
 def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
-    """The index that pandas' own metadata describes (pandas.pydata.org/docs/development/developer.html, read November
-    2026). What does not fit the number of `rows` was written before they changed, and counts as none."""
+    """The index that pandas' own metadata describes
+    (pandas.pydata.org/docs/development/developer.html, read November 2026). What does not fit the
+    number of `rows` was written before they changed, and counts as none."""
     try:
         levels = json.loads(metadata or b"{}")["index_columns"]
-        hidden = tuple(level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level))
-        described = [level for level in levels if isinstance(level, dict) and level["name"] is not None]
-        numbers = {str(level["name"]): range(level["start"], level["stop"], level["step"]) for level in described}
+        hidden = tuple(
+            level for level in levels if isinstance(level, str) and _NO_NAME.fullmatch(level)
+        )
+        described = [
+            level for level in levels if isinstance(level, dict) and level["name"] is not None
+        ]
+        numbers = {
+            str(level["name"]): range(level["start"], level["stop"], level["step"])
+            for level in described
+        }
     except (ValueError, KeyError, TypeError):
         return PandasIndex()
-    return PandasIndex(hidden, {name: found for name, found in numbers.items() if len(found) == rows})
+    return PandasIndex(
+        hidden, {name: found for name, found in numbers.items() if len(found) == rows}
+    )
 
 
-def _reading(kind: Any, *, json: bool = False, durations: int | Durations | None = None) -> _ColumnType:
-    """How a column of this duckdb type is read. What is not known here is read as the text that duckdb makes of it."""
+def _reading(
+    kind: Any, *, json: bool = False, durations: int | Durations | None = None
+) -> _ColumnType:
+    """How a column of this duckdb type is read. What is not known here is read as the text that
+    duckdb makes of it."""
     inner = durations if isinstance(durations, Mapping) else {}
     match kind.id:
         case "bigint" if isinstance(durations, int):
@@ -220,12 +248,18 @@ def _reading(kind: Any, *, json: bool = False, durations: int | Durations | None
         case "blob":
             return _ColumnType("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
         case "list" | "array":
-            item = _reading(dict(kind.children)["child"], json=json, durations=next(iter(inner.values()), None))
-            change = item.convert
-            of_each = None if change is None else lambda values: [None if v is None else change(v) for v in values]
-            return _ColumnType(f"{item.type}[]", of_each, item.entries and partial(_select_list, item))
+            item = _reading(
+                dict(kind.children)["child"], json=json, durations=next(iter(inner.values()), None)
+            )
+            of_each = item.convert and partial(_convert_each, item.convert)
+            return _ColumnType(
+                f"{item.type}[]", of_each, item.entries and partial(_select_list, item)
+            )
         case "struct":
-            fields = {name: _reading(child, json=json, durations=inner.get(name)) for name, child in kind.children}
+            fields = {
+                name: _reading(child, json=json, durations=inner.get(name))
+                for name, child in kind.children
+            }
             inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
             entries = any(field.entries for field in fields.values())
             return _ColumnType(
@@ -247,8 +281,15 @@ def _select_list(item: _ColumnType, expression: str) -> str:
     return f"list_transform({expression}, lambda x: {item.select('x')})"
 
 
+def _convert_each(convert: Callable[[Any], JSONValue], values: Iterable[Any]) -> JSONValue:
+    return [None if value is None else convert(value) for value in values]
+
+
 def _select_struct(fields: Mapping[str, _ColumnType], expression: str) -> str:
-    parts = (f"{quoted(name)} := {field.select(f'{expression}.{quoted(name)}')}" for name, field in fields.items())
+    parts = (
+        f"{quoted(name)} := {field.select(f'{expression}.{quoted(name)}')}"
+        for name, field in fields.items()
+    )
     return f"CASE WHEN {expression} IS NOT NULL THEN struct_pack({', '.join(parts)}) END"
 
 
@@ -258,7 +299,8 @@ def _select_map(item: _ColumnType, expression: str) -> str:
 
 
 def _map(item: _ColumnType, entries: Sequence[Mapping[str, Any]]) -> JSONValue:
-    """A map as an object. Raises ValueError where a key comes twice, as a writer may have put it into a file."""
+    """A map as an object. Raises ValueError where a key comes twice, as a writer may have put it
+    into a file."""
     found: dict[str, JSONValue] = {}
     for entry in entries:
         if entry["k"] in found:
@@ -282,23 +324,27 @@ def iso_moment(text: str) -> str:
     return text.replace(" ", "T", 1) + (":00" if text[-3:-2] == "+" else "")
 
 
-_TYPES = {Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "BIGINT", Kind.NUMBER: "DOUBLE"}  # others are texts
+# others are texts
+_TYPES = {Kind.BOOLEAN: "BOOLEAN", Kind.INTEGER: "BIGINT", Kind.NUMBER: "DOUBLE"}
 _AS_JSON = (Kind.NESTED, Kind.MIXED)
 _MIN_LINE = 1 << 20
 _OPTIONS = "FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false"
 _VECTOR = 2048  # duckdb takes so many rows at a time
-_GROUP, _GROUP_CHARACTERS = 10 * _VECTOR, 1 << 26
+_GROUP = 10 * _VECTOR
+_GROUP_CHARACTERS = 1 << 26
 
 
 class ParquetSink(AtomicFile):
-    """Rows as a parquet file, in their order, with a type a column. Lists, objects and mixed values are JSON text."""
+    """Rows as a parquet file, in their order, with a type a column. Lists, objects and mixed
+    values are JSON text."""
 
     def __init__(self, path: Path, layout: TableLayout) -> None:
         """Raises AgacError when duckdb is not installed."""
         self._names = distinct([column.name for column in layout.columns])
         self._kinds = [column.kind for column in layout.columns]
         self._json = [place for place, kind in enumerate(self._kinds) if kind in _AS_JSON]
-        if lack := lack_of(f"{path}: parquet", "duckdb"):
+        lack = lack_of(f"{path}: parquet", "duckdb")
+        if lack:
             raise AgacError(lack, remedy="Or remove parquet from output.format.")
         self._connection = memory_database()
         self._longest = self._characters = self._rows = 0
@@ -324,21 +370,33 @@ class ParquetSink(AtomicFile):
         with explained(self.path):
             import duckdb
 
-            columns = ", ".join(f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names))
+            columns = ", ".join(
+                f"c{place} AS {quoted(name)}" for place, name in enumerate(self._names)
+            )
             types = {f"c{place}": _TYPES.get(kind, _TEXT) for place, kind in enumerate(self._kinds)}
             rows = read_json(no_pattern(self._spool.temporary), types, self._longest)
             query = f"SELECT {columns} FROM {rows}"  # noqa: S608 - names and paths are quoted
             target = literal(str(self.temporary))
             # so many rows are held in memory until they are written: fewer where they are long
-            group = _GROUP if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1) else _VECTOR
+            if self._characters * _GROUP <= _GROUP_CHARACTERS * max(self._rows, 1):
+                group = _GROUP
+            else:
+                group = _VECTOR
             try:
-                self._connection.execute(f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})")
+                self._connection.execute(
+                    f"COPY ({query}) TO {target} ({_OPTIONS}, ROW_GROUP_SIZE {group})"
+                )
             except duckdb.IOException as error:
                 raise OSError(None, str(error).partition("\n")[0]) from error
             except duckdb.Error as error:
-                remedy = "Remove parquet from output.format, then run again: all results are safe in the store."
+                remedy = (
+                    "Remove parquet from output.format, then run again: all results are "
+                    "safe in the store."
+                )
                 first = str(error).partition("\n")[0]
-                raise AgacError(f"{self.path}: cannot be written: {first}", remedy=remedy) from error
+                raise AgacError(
+                    f"{self.path}: cannot be written: {first}", remedy=remedy
+                ) from error
         self._spool.abort()
         super().finish()
 
@@ -354,50 +412,70 @@ class ParquetSink(AtomicFile):
             value = values[place]
             is_null = value is None or (isinstance(value, float) and not math.isfinite(value))
             values[place] = None if is_null else encode(value)
-        return encode({f"c{place}": value for place, value in enumerate(values) if value is not None}) + "\n"
+        return (
+            encode({f"c{place}": value for place, value in enumerate(values) if value is not None})
+            + "\n"
+        )
 
 
 def memory_database() -> DuckDBPyConnection:
-    """A database in memory. One thread keeps the memory flat, and nothing is spilled into the current folder."""
+    """A database in memory. One thread keeps the memory flat, and nothing is spilled into the
+    current folder."""
     import duckdb
 
-    connection = duckdb.connect(config={"threads": 1, "temp_directory": "", "autoinstall_known_extensions": "false"})
+    connection = duckdb.connect(
+        config={"threads": 1, "temp_directory": "", "autoinstall_known_extensions": "false"}
+    )
     with suppress(duckdb.Error):  # a duckdb without time zones knows UTC only
         connection.execute("SET TimeZone = 'UTC'")
     return connection
 
 
 def read_json(path: str, types: Mapping[str, str], longest: int) -> str:
-    """Lines of JSON as duckdb reads them, by fields and their types; `longest` is the most characters of a line."""
+    """Lines of JSON as duckdb reads them, by fields and their types; `longest` is the most
+    characters of a line."""
     columns = ", ".join(f"{field}: '{type_}'" for field, type_ in types.items())
     how = "format = 'newline_delimited', compression = 'none', hive_partitioning = false"
-    bound = max(_MIN_LINE, 4 * longest)  # the bytes of a character; the reader holds some buffers of this size
-    return f"read_json({literal(path)}, columns = {{{columns}}}, {how}, maximum_object_size = {bound})"
+    # the bytes of a character; the reader holds some buffers of this size
+    bound = max(_MIN_LINE, 4 * longest)
+    return (
+        f"read_json({literal(path)}, columns = {{{columns}}}, {how}, maximum_object_size = {bound})"
+    )
 
 
 def read_parquet(connection: DuckDBPyConnection, paths: Sequence[Path], shown: str) -> str:
-    """The rows of parquet files for a FROM of duckdb, with the columns of all, and without what only numbers the rows
-    of a pandas frame: see `PandasIndex`. duckdb is told to take no columns from folders: by itself it makes one of a
-    folder such as `year=2024`, whose value replaces the file's own. Raises duckdb.Error for what is no parquet,
-    UsageError for decimals that duckdb would round."""
+    """The rows of parquet files for a FROM of duckdb, with the columns of all, and without what
+    only numbers the rows of a pandas frame: see `PandasIndex`. duckdb is told to take no columns
+    from folders: by itself it makes one of a folder such as `year=2024`, whose value replaces the
+    file's own. Raises duckdb.Error for what is no parquet, UsageError for decimals that duckdb
+    would round."""
     listed = ", ".join(literal(no_pattern(path)) for path in paths)
     _refuse_wide(connection, listed, shown)
     rows = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
     indexes = _pandas_indexes(connection, listed)
     if any(index.numbers for index in indexes.values()):
-        each = (_with_index(connection, path, indexes.get(str(path), PandasIndex())) for path in paths)
+        each = (
+            _with_index(connection, path, indexes.get(str(path), PandasIndex())) for path in paths
+        )
         rows = f"({' UNION ALL BY NAME '.join(each)})"
-    hidden = ", ".join(sorted({literal(name) for index in indexes.values() for name in index.hidden}))
-    return f"(SELECT COLUMNS(lambda c: c NOT IN ({hidden})) FROM {rows})" if hidden else rows  # noqa: S608 - quoted
+    hidden = ", ".join(
+        sorted({literal(name) for index in indexes.values() for name in index.hidden})
+    )
+    if hidden:
+        return f"(SELECT COLUMNS(lambda c: c NOT IN ({hidden})) FROM {rows})"  # noqa: S608 - quoted
+    return rows
 
 
 def _own_names(connection: DuckDBPyConnection, path: Path, shown: str) -> dict[str, str]:
-    """The names of a file's columns that duckdb has renamed, since others differ from them by case alone. Raises
-    UsageError where a name comes twice."""
+    """The names of a file's columns that duckdb has renamed, since others differ from them by case
+    alone. Raises UsageError where a name comes twice."""
     file = literal(no_pattern(path))
-    columns = connection.sql(f"SELECT * FROM read_parquet({file}, hive_partitioning = false)").columns  # noqa: S608
-    found = connection.execute(f"SELECT name, coalesce(num_children, 0) FROM parquet_schema({file})").fetchall()  # noqa: S608
-    names, inner = list[str](), 0
+    rows = f"SELECT * FROM read_parquet({file}, hive_partitioning = false)"  # noqa: S608 - quoted
+    columns = connection.sql(rows).columns
+    schema = f"SELECT name, coalesce(num_children, 0) FROM parquet_schema({file})"  # noqa: S608 - quoted
+    found = connection.execute(schema).fetchall()
+    names = list[str]()
+    inner = 0
     for name, children in found[1:]:  # the first is the root; what is in a column follows it
         if not inner:
             names.append(name)
@@ -409,8 +487,8 @@ def _own_names(connection: DuckDBPyConnection, path: Path, shown: str) -> dict[s
 
 
 def _durations(connection: DuckDBPyConnection, path: Path) -> Durations:
-    """The columns of a file that are durations to Arrow. Parquet has no such type: what writes Arrow keeps its own
-    schema beside the file's."""
+    """The columns of a file that are durations to Arrow. Parquet has no such type: what writes
+    Arrow keeps its own schema beside the file's."""
     found = connection.execute(
         f"SELECT value FROM parquet_kv_metadata({literal(no_pattern(path))}) "  # noqa: S608 - quoted
         "WHERE key = 'ARROW:schema'::BLOB"
@@ -428,12 +506,14 @@ def _durations(connection: DuckDBPyConnection, path: Path) -> Durations:
 
 _DURATION = 18  # of the union Type
 _CHILDREN = 5  # of the table Field
-_DECIMALS = (0, 3, 6, 9)  # of seconds, milli-, micro- and nanoseconds, in the order of Arrow's TimeUnit
+# of seconds, milli-, micro- and nanoseconds, in the order of Arrow's TimeUnit
+_DECIMALS = (0, 3, 6, 9)
 
 
 def _arrow_durations(message: bytes) -> Durations:
-    """Of a schema as Arrow writes it, a FlatBuffers message after its length: (github.com/apache/arrow, Schema.fbs and
-    Message.fbs, read November 2026). Raises struct.error and ValueError for anything else."""
+    """Of a schema as Arrow writes it, a FlatBuffers message after its length:
+    (github.com/apache/arrow, Schema.fbs and Message.fbs, read November 2026). Raises struct.error
+    and ValueError for anything else."""
     data = message[8:] if message[:4] == b"\xff\xff\xff\xff" else message[4:]
 
     def number(form: str, at: int) -> int:
@@ -455,16 +535,20 @@ def _arrow_durations(message: bytes) -> Durations:
 
     def durations_in(table: int, place: int) -> Durations:
         """What is a duration among the columns that a field names."""
-        columns, found = inner(table, place), dict[str, int | Durations]()
+        columns = inner(table, place)
+        found = dict[str, int | Durations]()
         for position in range(number("<I", columns)):
             at = columns + 4 + 4 * position
             column = at + number("<I", at)
-            kind, text = field(column, 2), inner(column, 0)
+            kind = field(column, 2)
+            text = inner(column, 0)
             name = data[text + 4 : text + 4 + number("<I", text)].decode()
             if kind is not None and number("<B", kind) == _DURATION:
                 unit = field(inner(column, 3), 0)
                 found[name] = _DECIMALS[1 if unit is None else number("<h", unit)]
-            elif field(column, _CHILDREN) is not None and (below := durations_in(column, _CHILDREN)):
+            elif field(column, _CHILDREN) is not None and (
+                below := durations_in(column, _CHILDREN)
+            ):
                 found[name] = below
         return found
 
@@ -472,7 +556,8 @@ def _arrow_durations(message: bytes) -> Durations:
 
 
 def iso_duration(decimals: int, value: int) -> str:
-    """`PT90.5S`: ISO 8601 in seconds, of which the value has so many decimals, with every digit that is not 0."""
+    """`PT90.5S`: ISO 8601 in seconds, of which the value has so many decimals, with every digit
+    that is not 0."""
     whole, part = divmod(abs(value), 10**decimals)
     fraction = f".{part:0{decimals}d}".rstrip("0") if part else ""
     return f"{'-' if value < 0 else ''}PT{whole}{fraction}S"
@@ -482,13 +567,18 @@ _MAX_DIGITS = 38  # of a decimal of duckdb; it reads others as doubles
 
 
 def _refuse_wide(connection: DuckDBPyConnection, listed: str, shown: str) -> None:
-    """Raises UsageError for columns of decimals with more digits than duckdb reads, within structures too."""
+    """Raises UsageError for columns of decimals with more digits than duckdb reads, within
+    structures too."""
     found = connection.execute(
         f"SELECT DISTINCT name, precision FROM parquet_schema([{listed}]) "  # noqa: S608 - quoted
         f"WHERE precision > {_MAX_DIGITS} ORDER BY ALL"
     )
-    if wide := [f"{name!r} of up to {digits} digits" for name, digits in found.fetchall()]:
-        problem = f"{shown}: decimals of more than {_MAX_DIGITS} digits cannot be read exactly: {', '.join(wide)}"
+    wide = [f"{name!r} of up to {digits} digits" for name, digits in found.fetchall()]
+    if wide:
+        problem = (
+            f"{shown}: decimals of more than {_MAX_DIGITS} digits cannot be read exactly: "
+            f"{', '.join(wide)}"
+        )
         raise UsageError(problem, remedy="Write these columns as text.")
 
 
@@ -502,7 +592,8 @@ def _pandas_indexes(connection: DuckDBPyConnection, listed: str) -> dict[str, Pa
 
 
 def _with_index(connection: DuckDBPyConnection, path: Path, index: PandasIndex) -> str:
-    """The rows of one file as a SELECT, with the columns of an index that it describes and does not hold."""
+    """The rows of one file as a SELECT, with the columns of an index that it describes and does
+    not hold."""
     file = f"{literal(no_pattern(path))}, hive_partitioning = false"
     columns = connection.sql(f"SELECT * FROM read_parquet({file})").columns  # noqa: S608 - quoted
     added = [

@@ -1,4 +1,5 @@
-"""PostgreSQL: a database of a server, read as an input with one SELECT, and written as a table of results."""
+"""PostgreSQL: a database of a server, read as an input with one SELECT, and written as a table of
+results."""
 
 from __future__ import annotations
 
@@ -27,42 +28,58 @@ from agac.spec.paths import MAX_NAME, POSTGRES, passwords, server_table
 if TYPE_CHECKING:
     from psycopg import Connection, ServerCursor
 
-CONNECT_SECONDS = 10  # how long a server is waited for, where its address says nothing of `connect_timeout`
+CONNECT_SECONDS = (
+    10  # how long a server is waited for, where its address says nothing of `connect_timeout`
+)
 LOCK_SECONDS = 30.0  # how long another program may hold the table
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class Server:
-    """A database of a server at an `address` as libpq takes it, whose `${VAR}` are looked up in `env`; one may be all
-    of it. The password is in none of its messages. Raises UsageError when a variable, or the library, is missing."""
+    """A database of a server at an `address` as libpq takes it, whose `${VAR}` are looked up in
+    `env`; one may be all of it. The password is in none of its messages. Raises UsageError when a
+    variable, or the library, is missing."""
 
     def __init__(self, address: str, env: Mapping[str, str]) -> None:
         from agac.spec.yaml import expand  # `agac runs` must not pay for the library of YAML
 
-        if lack := lack_of(f"{address}: PostgreSQL", "psycopg"):
+        lack = lack_of(f"{address}: PostgreSQL", "psycopg")
+        if lack:
             raise UsageError(lack)
         try:
             import psycopg  # noqa: F401 - the package may be there without libpq
         except ImportError as error:
             what = f"{address}: psycopg cannot be loaded: {str(error).partition(chr(10))[0]}"
-            raise UsageError(what, remedy="Install it with its libpq: pip install 'psycopg[binary]'") from error
-        given, whole = [name for name in _VARIABLE.findall(address) if name in env], address[:1] == "$"
-        self._address, missing = expand(address, {one: env[one] if whole else quote(env[one], "") for one in given})
+            raise UsageError(
+                what, remedy="Install it with its libpq: pip install 'psycopg[binary]'"
+            ) from error
+        given = [name for name in _VARIABLE.findall(address) if name in env]
+        whole = address[:1] == "$"
+        self._address, missing = expand(
+            address, {one: env[one] if whole else quote(env[one], "") for one in given}
+        )
         if missing:
             what = f"{address}: the environment variable {missing[0]} is not set"
             raise UsageError(what, remedy="Set it or add it to .env.")
         if whole and not POSTGRES.match(self._address):
             what = f"{address}: the environment variable holds no address of a PostgreSQL server"
             raise UsageError(what, remedy="Set it to postgres://USER:PASSWORD@HOST/DATABASE.")
-        self.shown, secrets = address, passwords(self._address)
-        self._redactor = Redactor([*secrets, *map(unquote, secrets), *([self._address] if whole else [])])
+        self.shown = address
+        secrets = passwords(self._address)
+        self._redactor = Redactor(
+            [*secrets, *map(unquote, secrets), *([self._address] if whole else [])]
+        )
 
     def connect(self, settings: str) -> Connection[Any]:
-        """A connection whose transaction has begun, with these settings for it. Raises psycopg's errors."""
+        """A connection whose transaction has begun, with these settings for it. Raises psycopg's
+        errors."""
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
-        known: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "fallback_application_name": "agac"}
+        known: dict[str, Any] = {
+            "connect_timeout": CONNECT_SECONDS,
+            "fallback_application_name": "agac",
+        }
         known |= conninfo_to_dict(self._address) | {"client_encoding": "utf8"}
         connection = psycopg.connect(**known, cursor_factory=psycopg.RawCursor)
         try:
@@ -74,7 +91,8 @@ class Server:
 
     @contextmanager
     def explained(self, place: str = "") -> Iterator[None]:
-        """Turns what psycopg says into an AgacError, whose message begins with the address and the `place` there."""
+        """Turns what psycopg says into an AgacError, whose message begins with the address and the
+        `place` there."""
         import psycopg
 
         try:
@@ -86,8 +104,12 @@ class Server:
 
     @contextmanager
     def reading(self) -> Iterator[Connection[Any]]:
-        """A connection that can only read, usable from any thread, one at a time. Raises AgacError."""
-        with self.explained(), closing(self.connect(f"SET TRANSACTION READ ONLY; {_SETTINGS}")) as connection:
+        """A connection that can only read, usable from any thread, one at a time. Raises
+        AgacError."""
+        with (
+            self.explained(),
+            closing(self.connect(f"SET TRANSACTION READ ONLY; {_SETTINGS}")) as connection,
+        ):
             for oid, loader in _loaders().items():
                 connection.adapters.register_loader(oid, loader)
             yield connection
@@ -95,28 +117,50 @@ class Server:
 
 def _explained(error: Exception, said: str) -> tuple[str, str]:
     state = getattr(error, "sqlstate", None) or ""
-    if state in ("25006", "0A000", "42601") and ("read-only" in said or "must not" in said or "INTO" in said):
+    if state in ("25006", "0A000", "42601") and (
+        "read-only" in said or "must not" in said or "INTO" in said
+    ):
         return "the query does more than read", "Write one SELECT: a source changes nothing."
     if "multiple commands" in said:
         return "there is more than one statement", "Write one SELECT."
     if state.startswith("28") or (not state and ("authentication" in said or "password" in said)):
-        return f"the server refuses to connect: {said}", "Check the user, and the variable with the password."
+        return (
+            f"the server refuses to connect: {said}",
+            "Check the user, and the variable with the password.",
+        )
     if not state or (state.startswith(("08", "57", "53")) and state != "08P01"):
-        return f"the server cannot be reached, or ended the connection: {said}", "Check the address, then run again."
+        return (
+            f"the server cannot be reached, or ended the connection: {said}",
+            "Check the address, then run again.",
+        )
     if state in ("55P03", "40P01"):
-        return f"another program holds the table: {said}", "Let it end: all results are safe in the store."
+        return (
+            f"another program holds the table: {said}",
+            "Let it end: all results are safe in the store.",
+        )
     if state == "42501":
         return said, "Let the owner GRANT it to the user, or name another table."
     if state == "54011":
-        return said, "PostgreSQL takes 1600 columns: choose output.merge: replace or append, or write csv or parquet."
-    return f"PostgreSQL says: {said}", "Correct the query, or the table; results are safe in the store."
+        return (
+            said,
+            (
+                "PostgreSQL takes 1600 columns: choose output.merge: replace or append, or write "
+                "csv or parquet."
+            ),
+        )
+    return (
+        f"PostgreSQL says: {said}",
+        "Correct the query, or the table; results are safe in the store.",
+    )
 
 
-# Rows as they come from a server-side cursor: some at a time, in the order of the query, within one transaction. What
-# the server's settings would change (time zones, forms of dates, a scan that begins in the middle) is set.
+# Rows as they come from a server-side cursor: some at a time, in the order of the query, within one
+# transaction. What the server's settings would change (time zones, forms of dates, a scan that
+# begins in the middle) is set.
 
 _SETTINGS = (
-    "SET LOCAL datestyle = 'ISO'; SET LOCAL timezone = 'UTC'; SET LOCAL intervalstyle = 'iso_8601'; "
+    "SET LOCAL datestyle = 'ISO'; SET LOCAL timezone = 'UTC'; SET LOCAL intervalstyle = "
+    "'iso_8601'; "
     "SET LOCAL synchronize_seqscans = off; SET LOCAL idle_in_transaction_session_timeout = 0"
 )
 _ROWS_AT_A_TIME = 128
@@ -130,8 +174,9 @@ class _Json(str):
 
 @cache
 def _loaders() -> dict[int, type[Any]]:
-    """How values are read, by the number of their type: numbers, booleans and bytes as psycopg does it, all others as
-    the text that the server makes of them, so that none can fail in the middle of a reading."""
+    """How values are read, by the number of their type: numbers, booleans and bytes as psycopg
+    does it, all others as the text that the server makes of them, so that none can fail in the
+    middle of a reading."""
     from psycopg import postgres
     from psycopg.adapt import Loader
 
@@ -141,17 +186,25 @@ def _loaders() -> dict[int, type[Any]]:
 
     kept = {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "bytea"}
     special: dict[str, Callable[[str], Any]] = {"json": _Json, "jsonb": _Json}
-    special["numeric"] = lambda text: float(text) if text in ("NaN", "Infinity", "-Infinity") else text
+    special["numeric"] = lambda text: (
+        float(text) if text in ("NaN", "Infinity", "-Infinity") else text
+    )
     special |= dict.fromkeys(("timestamp", "timestamptz"), iso_moment)
-    found = {one.oid: loader(special.get(one.name, str)) for one in postgres.types if one.name not in kept}
+    found = {
+        one.oid: loader(special.get(one.name, str))
+        for one in postgres.types
+        if one.name not in kept
+    }
     return found | {0: loader(str)}
 
 
 class PostgresSource:
-    """The rows of one statement. Raises AgacError when the server or the statement cannot be used."""
+    """The rows of one statement. Raises AgacError when the server or the statement cannot be
+    used."""
 
     def __init__(self, address: str, statement: str, env: Mapping[str, str]) -> None:
-        self._server, self._statement = Server(address, env), statement
+        self._server = Server(address, env)
+        self._statement = statement
         with self._cursor() as cursor:  # its permissions are looked at too, and no row
             self._columns = tuple(str(column.name) for column in cursor.description or ())
         refuse_repeated(f"{address}: the query gives", self._columns, BY_AS)
@@ -171,25 +224,34 @@ class PostgresSource:
 
     @contextmanager
     def _cursor(self) -> Iterator[ServerCursor[Any]]:
-        with self._server.reading() as connection, connection.cursor("agac", scrollable=False) as cursor:
+        with (
+            self._server.reading() as connection,
+            connection.cursor("agac", scrollable=False) as cursor,
+        ):
             cursor.itersize = _ROWS_AT_A_TIME
-            cursor.execute(self._statement)  # declared by the extended protocol: it can be one statement only
+            # declared by the extended protocol: it can be one statement only
+            cursor.execute(self._statement)
             yield cursor
 
 
 def _plain(value: Any) -> JSONValue:
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    return json_column(value) if isinstance(value, _Json) else sqlite.plain(value, "encode(…, 'hex')")
+    if isinstance(value, _Json):
+        return json_column(value)
+    return sqlite.plain(value, "encode(…, 'hex')")
 
 
 def reads_table(server: Server, statement: str, target: Server, table: str) -> bool:
-    """Whether a statement that a source has read with reads this table of the `target`, perhaps by way of a view."""
+    """Whether a statement that a source has read with reads this table of the `target`, perhaps by
+    way of a view."""
     identity = "SELECT pg_postmaster_start_time()::text, current_database()"
     with server.reading() as connection, target.reading() as other:
         if connection.execute(identity).fetchone() != other.execute(identity).fetchone():
             return False
-        plan = connection.execute(f"EXPLAIN (VERBOSE, FORMAT JSON) {statement}", prepare=True).fetchone()
+        plan = connection.execute(
+            f"EXPLAIN (VERBOSE, FORMAT JSON) {statement}", prepare=True
+        ).fetchone()
         relations = _relations(json.loads(plan[0]) if plan else None)
         names = [".".join(map(sqlite.quoted, relation)) for relation in relations]
         found = connection.execute(
@@ -201,13 +263,16 @@ def reads_table(server: Server, statement: str, target: Server, table: str) -> b
 
 
 def _relations(plan: Any) -> Iterator[tuple[str, str]]:
-    for inner in plan.values() if isinstance(plan, dict) else plan if isinstance(plan, list) else ():
+    for inner in (
+        plan.values() if isinstance(plan, dict) else plan if isinstance(plan, list) else ()
+    ):
         yield from _relations(inner)
     if isinstance(plan, dict) and "Relation Name" in plan:
         yield plan["Schema"], plan["Relation Name"]
 
 
-# Whether a table that is there already can take a run's rows; looked at before anything is paid for, and again.
+# Whether a table that is there already can take a run's rows; looked at before anything is paid
+# for, and again.
 
 _COLUMNS = """
 SELECT a.attname, format_type(t.oid, CASE WHEN t.oid = a.atttypid THEN a.atttypmod ELSE d.typtypmod END),
@@ -219,7 +284,7 @@ SELECT a.attname, format_type(t.oid, CASE WHEN t.oid = a.atttypid THEN a.atttypm
 FROM pg_attribute a JOIN pg_type d ON d.oid = a.atttypid
 JOIN pg_type t ON t.oid = CASE WHEN d.typtype = 'd' THEN d.typbasetype ELSE d.oid END
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
-"""
+"""  # noqa: E501
 _TABLE = """
 SELECT c.relkind::text, pg_has_role(c.relowner, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
     AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
@@ -227,48 +292,76 @@ FROM pg_class c WHERE c.oid = to_regclass($1)
 """
 _SCHEMA = """
 SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = coalesce($1, current_schema())
-"""
-_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
+"""  # noqa: E501
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "i": "an index",
+    "S": "a sequence",
+}
 
 
 def _columns_of(connection: Connection[Any], table: str) -> dict[str, sqlite.Known]:
-    """The columns of a table by their names, and in lower case; empty when there is no such table. A family is `json`,
-    `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text, …). A domain is told as its own type."""
+    """The columns of a table by their names, and in lower case; empty when there is no such table.
+    A family is `json`, `integer`, `float`, or PostgreSQL's category (N numeric, B boolean, S text,
+    …). A domain is told as its own type."""
     found = [sqlite.Known(*row) for row in connection.execute(_COLUMNS, [table])]
     return {one.name.lower(): one for one in found} | {one.name: one for one in found}
 
 
 def check_target(server: Server, table: str, columns: Sequence[TableColumn]) -> None:
-    """Raises UsageError when rows cannot be written into the table, as far as their columns are known: the first, by
-    which they are found, at least; AgacError when the server cannot be reached. Changes nothing."""
+    """Raises UsageError when rows cannot be written into the table, as far as their columns are
+    known: the first, by which they are found, at least; AgacError when the server cannot be
+    reached. Changes nothing."""
     with server.reading() as connection:
         _check_table(connection, table, columns, f"{server.shown}: table {table!r}")
 
 
-def _check_table(connection: Connection[Any], table: str, columns: Sequence[TableColumn], shown: str) -> None:
-    name, known = server_table(table), {}
+def _check_table(
+    connection: Connection[Any], table: str, columns: Sequence[TableColumn], shown: str
+) -> None:
+    name = server_table(table)
+    known = {}
     found = connection.execute(_TABLE, [name]).fetchone()
     if found is None:
         schema = table.rpartition(".")[0] or None
         home = connection.execute(_SCHEMA, [schema]).fetchone()
         if home is None:
-            raise UsageError(f"{shown}: there is no schema {schema or 'to make it in'!r}", remedy="Create it first.")
+            raise UsageError(
+                f"{shown}: there is no schema {schema or 'to make it in'!r}",
+                remedy="Create it first.",
+            )
         if not home[1]:
-            raise UsageError(f"{shown}: the user may make no table in schema {home[0]!r}", remedy=_GRANT)
+            raise UsageError(
+                f"{shown}: the user may make no table in schema {home[0]!r}", remedy=_GRANT
+            )
     else:
         kind, own, may_write = found
         if kind not in "rp":
-            raise UsageError(f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=sqlite.OTHER_TABLE)
+            raise UsageError(
+                f"{shown} is {_KINDS.get(kind, 'no table')}", remedy=sqlite.OTHER_TABLE
+            )
         known = _columns_of(connection, name)
         key = sqlite.find_column(known, columns[0].name)
-        sqlite.check_key(shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique))
-        lacking = [text_quoted(column.name) for column in columns if sqlite.find_column(known, column.name) is None]
+        sqlite.check_key(
+            shown, name, key.name if key else columns[0].name, key, lambda: bool(key and key.unique)
+        )
+        lacking = [
+            text_quoted(column.name)
+            for column in columns
+            if sqlite.find_column(known, column.name) is None
+        ]
         if not may_write:
             raise UsageError(f"{shown}: the user may not SELECT, INSERT and UPDATE", remedy=_GRANT)
         if lacking and not own:
             problem = f"{shown}: only its owner can add {', '.join(lacking)}"
             raise UsageError(problem, remedy=f"{sqlite.OTHER_TABLE} Or add them.")
-    clashes = [text for column in columns if (text := _clash(column, sqlite.find_column(known, column.name)))]
+    clashes = [
+        text
+        for column in columns
+        if (text := _clash(column, sqlite.find_column(known, column.name)))
+    ]
     if clashes:
         change = "Or change the type: ALTER TABLE … ALTER COLUMN … TYPE …"
         raise UsageError(f"{shown}: {'; '.join(clashes)}", remedy=f"{sqlite.OTHER_TABLE} {change}.")
@@ -280,13 +373,16 @@ _TAKES = {
     "json": frozenset(Kind), "S": frozenset(Kind), "B": {Kind.BOOLEAN}, "integer": {Kind.INTEGER},
     "float": {Kind.INTEGER, Kind.NUMBER}, "N": {Kind.INTEGER, Kind.NUMBER},
 }  # fmt: skip
-"""Which kinds of values go into columns of a family as they are. Others take texts: dates, ids of their own kind."""
+"""Which kinds of values go into columns of a family as they are. Others take texts: dates, ids of
+their own kind."""
 
 
 def _clash(column: TableColumn, known: sqlite.Known | None) -> str:
     if known is None:
         size = len(column.name.encode())
-        return f"the name {column.name!r} is longer than PostgreSQL's {MAX_NAME} bytes" if size > MAX_NAME else ""
+        if size > MAX_NAME:
+            return f"the name {column.name!r} is longer than PostgreSQL's {MAX_NAME} bytes"
+        return ""
     if known.computed:
         return f"the column {known.name!r} is computed by PostgreSQL"
     if column.kind is Kind.NOTHING or column.kind in _TAKES.get(known.family, {Kind.TEXT}):
@@ -297,7 +393,8 @@ def _clash(column: TableColumn, known: sqlite.Known | None) -> str:
 
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _UNFIT_JSON = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000|[\ud800-\udfff]")
-"""The same in the text of JSON, where backslashes before an escape are characters of their own, two by two."""
+"""The same in the text of JSON, where backslashes before an escape are characters of their own,
+two by two."""
 
 _SCALED = re.compile(r"numeric\(\d+,(-?\d+)\)")
 
@@ -305,7 +402,12 @@ _SCALED = re.compile(r"numeric\(\d+,(-?\d+)\)")
 def _changes(value: float, column: sqlite.Known) -> bool:
     """True if a column of numbers would keep another one than `value`: it has fewer digits."""
     if column.family == "N":
-        scale = 2 if column.type == "money" else int(found[1]) if (found := _SCALED.fullmatch(column.type)) else None
+        if column.type == "money":
+            scale = 2
+        elif found := _SCALED.fullmatch(column.type):
+            scale = int(found[1])
+        else:
+            scale = None
         exact = Decimal(encode(value))
         return scale is not None and exact != round(exact, scale)
     if column.family == "float" and column.type == "real":
@@ -314,23 +416,31 @@ def _changes(value: float, column: sqlite.Known) -> bool:
 
 
 def _is_real(value: float) -> bool:
-    """True if a floating point number of 32 bits is shown as `value`: by the fewest digits that tell it from others."""
+    """True if a floating point number of 32 bits is shown as `value`: by the fewest digits that
+    tell it from others."""
     try:
         (real,) = unpack("f", pack("f", value))
     except OverflowError:
         return False
-    return int(real) == value if isinstance(value, int) else shortest_real(real) == value
+    if isinstance(value, int):
+        return int(real) == value
+    return shortest_real(real) == value
 
 
 class PostgresSink(sqlite.TableSink):
-    """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`. A kill, or a lost connection,
-    takes everything back. A NUL character, which PostgreSQL refuses, and half of a surrogate pair become `\ufffd`."""
+    """The same in a database of a server: rows into a `table`, `NAME` or `SCHEMA.NAME`. A kill, or
+    a lost connection, takes everything back. A NUL character, which PostgreSQL refuses, and half
+    of a surrogate pair become `\ufffd`."""
 
-    ids, place = ("text", "bigint"), "${}"
+    ids = ("text", "bigint")
+    place = "${}"
 
     def __init__(self, server: Server, table: str, layout: TableLayout) -> None:
-        """Raises AgacError when the server cannot be used, UsageError when the table cannot take rows."""
-        self._server, self._table, self._shown = server, table, f"{server.shown}: table {table!r}"
+        """Raises AgacError when the server cannot be used, UsageError when the table cannot take
+        rows."""
+        self._server = server
+        self._table = table
+        self._shown = f"{server.shown}: table {table!r}"
         self._begin(server_table(table), layout)
 
     def finish(self) -> None:
@@ -349,8 +459,11 @@ class PostgresSink(sqlite.TableSink):
         _check_table(self._connection, self._table, columns, self._shown)
 
     def _definition(self, column: TableColumn) -> str:
-        """A number that no schema declares is `numeric`: it may be of another kind next time, and no digit is lost."""
-        integer, number = ("bigint", "double precision") if column.declared else ("numeric", "numeric")
+        """A number that no schema declares is `numeric`: it may be of another kind next time, and
+        no digit is lost."""
+        integer, number = (
+            ("bigint", "double precision") if column.declared else ("numeric", "numeric")
+        )
         types = {Kind.BOOLEAN: "boolean", Kind.INTEGER: integer, Kind.NUMBER: number}
         types |= {Kind.NESTED: "jsonb", Kind.MIXED: "jsonb"}
         return f"{sqlite.quoted(column.name)} {types.get(column.kind, 'text')}"
@@ -365,14 +478,24 @@ class PostgresSink(sqlite.TableSink):
         if isinstance(values[0], str) and _UNFIT.search(values[0]):
             what = f"the id {values[0]!r} holds a character that PostgreSQL cannot store"
             raise AgacError(f"{self._shown}: {what}", remedy="Give the row another id.")
-        return [self._text(column, value) for column, value in zip(self._columns, values, strict=True)]
+        return [
+            self._text(column, value) for column, value in zip(self._columns, values, strict=True)
+        ]
 
     def _text(self, column: sqlite.Known, value: JSONValue) -> str | None:
         if value is None or (isinstance(value, float) and not isfinite(value)):
             return None
         if isinstance(value, str) and column.family != "json":
             return _UNFIT.sub("\ufffd", value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and _changes(value, column):
-            what = f"the column {column.name!r} is {column.type}, which would change {encode(value)}"
-            raise AgacError(f"{self._shown}: {what}", remedy="Make it numeric, without a number of digits.")
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and _changes(value, column)
+        ):
+            what = (
+                f"the column {column.name!r} is {column.type}, which would change {encode(value)}"
+            )
+            raise AgacError(
+                f"{self._shown}: {what}", remedy="Make it numeric, without a number of digits."
+            )
         return _UNFIT_JSON.sub(lambda match: f"{match[1] or ''}\ufffd", encode(value))

@@ -1,4 +1,5 @@
-"""Content of other machines (`https://`, `hf://`) and of other folders (`file://`), fetched within bounds."""
+"""Content of other machines (`https://`, `hf://`) and of other folders (`file://`), fetched within
+bounds."""
 
 from __future__ import annotations
 
@@ -43,15 +44,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOLDER = Path(".agac") / "remote"
-"""Where it is kept, relative to the project, as HASH/NAME: the same bytes are one file, which nothing changes. A file
-for each reference says what it was the last time, so that a server need not send it again (the hub has its own)."""
+"""Where it is kept, relative to the project, as HASH/NAME: the same bytes are one file, which
+nothing changes. A file for each reference says what it was the last time, so that a server need
+not send it again (the hub has its own)."""
 
 INPUT = "input"  # what the rows are to a workflow; everything else is a text
 MAX_REDIRECTS = 5
 SLOWEST = 10_000  # bytes in a second: a transfer may take so much longer than its time-out
 _REDIRECTS = (301, 302, 303, 307, 308)
-_NAT64, _UNICAST = ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("2000::/3")
-_CLOUDS = [*map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16"))]  # of services to their own machines
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
+# of services to their own machines
+_CLOUDS = [*map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16"))]
 _AGREE = "in `remote` of agac.yml"
 
 
@@ -85,16 +89,18 @@ def _hash_of(path: Path) -> str:
 
 
 def kept_here(pinned: RemoteContent, folder: Path) -> RemoteContent:
-    """Content as another machine's run names it, without a path that leads out of the folder for fetched content."""
+    """Content as another machine's run names it, without a path that leads out of the folder for
+    fetched content."""
     is_inside = pinned.path.resolve().is_relative_to(folder.resolve())
     return pinned if is_inside else replace(pinned, path=Path())
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteContents:
-    """Fetches what the files of the project at `root` name, each reference once. What is `pinned` is as it was then.
-    `transport` gives the providers' module: its proxies, certificates and reasons. `heed` raises to stop. Where there
-    are `hosts`, patterns as `*.example.com`, no other is reached. `logs_in`: the hub gets the user's token."""
+    """Fetches what the files of the project at `root` name, each reference once. What is `pinned`
+    is as it was then. `transport` gives the providers' module: its proxies, certificates and
+    reasons. `heed` raises to stop. Where there are `hosts`, patterns as `*.example.com`, no other
+    is reached. `logs_in`: the hub gets the user's token."""
 
     root: Path
     rules: RemoteContentFile
@@ -107,13 +113,19 @@ class RemoteContents:
     _fetched: dict[str, tuple[RemoteContent, ...]] = field(default_factory=dict, init=False)
 
     def fetch(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        """What `reference` names, which is `what` to a workflow: several files of an input only. Raises Refused."""
+        """What `reference` names, which is `what` to a workflow: several files of an input only.
+        Raises Refused."""
         known = f"{what}: {reference}" if what == UNTRUSTED else reference
         if known not in self._fetched:
-            found, own = tuple(one for one in self.pinned if one.reference == reference), self
+            found = tuple(one for one in self.pinned if one.reference == reference)
+            own = self
             if what == UNTRUSTED:
-                own = replace(self, rules=self.rules.model_copy(update={"headers": {}}), logs_in=False)
-            fetch = {"file": own._local, "hf": own._of_hub}.get(reference.partition(":")[0], own._of_web)
+                own = replace(
+                    self, rules=self.rules.model_copy(update={"headers": {}}), logs_in=False
+                )
+            fetch = {"file": own._local, "hf": own._of_hub}.get(
+                reference.partition(":")[0], own._of_web
+            )
             try:
                 usable = found and all(one.path.is_file() for one in found)
                 self._fetched[known] = found if usable else fetch(reference, what)
@@ -124,13 +136,18 @@ class RemoteContents:
     def _refuse_size(self, size: int, shown: str, what: str) -> None:
         most = self.rules.max_mb * 1_000_000 if what == INPUT else MAX_BYTES
         if size > most:
-            remedy = f"raise max_mb {_AGREE}" if what == INPUT else "put data into an input"
+            if what == INPUT:
+                remedy = f"raise max_mb {_AGREE}"
+            else:
+                remedy = "put data into an input"
             raise Refused(f"{shown} has more than {most:,} bytes; {remedy}")
 
     def _local(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
         parts = urlsplit(reference)
         if parts.netloc not in ("", "localhost"):
-            raise Refused(f"{reference} names the machine {parts.netloc}; write file:///path of this one")
+            raise Refused(
+                f"{reference} names the machine {parts.netloc}; write file:///path of this one"
+            )
         path = Path(url2pathname(parts.path)).resolve()
         allowed = [self.root, *(Path(one) for one in self.rules.allow if Path(one).is_absolute())]
         if not any(path.is_relative_to(folder.resolve()) for folder in allowed):
@@ -152,7 +169,9 @@ class RemoteContents:
     async def _web(self, reference: str, what: str) -> RemoteContent:
         old, sent = self._known(reference)
 
-        async def take(response: aiohttp.ClientResponse, end: asyncio.Timeout, url: str) -> RemoteContent:
+        async def take(
+            response: aiohttp.ClientResponse, end: asyncio.Timeout, url: str
+        ) -> RemoteContent:
             if response.status == 304 and old is not None:
                 return old
             named = reference if PurePosixPath(urlsplit(reference).path).suffix else url
@@ -163,10 +182,16 @@ class RemoteContents:
         return await self._answered(reference, sent, take)
 
     def beginning(self, url: str, most: int, body: str | None = None) -> tuple[str, bytes]:
-        """The kind and at most so many bytes of what is at an address, which gets the JSON `body`. Raises Refused."""
+        """The kind and at most so many bytes of what is at an address, which gets the JSON `body`.
+        Raises Refused."""
 
-        async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> tuple[str, bytes]:
-            if response.status != 200 or response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        async def take(
+            response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str
+        ) -> tuple[str, bytes]:
+            if (
+                response.status != 200
+                or response.headers.get("Content-Encoding", "identity").lower() != "identity"
+            ):
                 raise Refused(f"{_shown(url)} answered {response.status}")
             data = bytearray()
             async for piece in response.content.iter_any():
@@ -178,7 +203,8 @@ class RemoteContents:
         return asyncio.run(self._answered(url, {}, take, body))
 
     def told(self, url: str, body: str | None, headers: Mapping[str, str]) -> int:
-        """The status with which an address answers JSON, or None; no redirect is followed. Raises Refused."""
+        """The status with which an address answers JSON, or None; no redirect is followed. Raises
+        Refused."""
 
         async def take(response: aiohttp.ClientResponse, _end: asyncio.Timeout, _url: str) -> int:
             return response.status
@@ -186,22 +212,31 @@ class RemoteContents:
         return asyncio.run(self._answered(url, headers, take, body, redirects=0))
 
     async def _answered(
-        self, reference: str, sent: Mapping[str, str], take: Callable[..., Awaitable[T]], body: str | None = None,
+        self,
+        reference: str,
+        sent: Mapping[str, str],
+        take: Callable[..., Awaitable[T]],
+        body: str | None = None,
         redirects: int = MAX_REDIRECTS,
-    ) -> T:  # fmt: skip
+    ) -> T:
         """What is taken of the answer at the end of all redirects."""
         import aiohttp
 
-        url, shown, seconds = reference, _shown(reference), self.rules.timeout
+        url = reference
+        shown = _shown(reference)
+        seconds = self.rules.timeout
         silent = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
         session = aiohttp.ClientSession(timeout=silent, auto_decompress=False)
         try:
             async with asyncio.timeout(seconds) as end, session:
                 for _ in range(redirects + 1):
                     async with await self._asked(session, url, sent, body) as response:
-                        if response.status not in _REDIRECTS or not (where := response.headers.get("Location")):
+                        if response.status not in _REDIRECTS or not (
+                            where := response.headers.get("Location")
+                        ):
                             return await take(response, end, url)
-                        url, body = urljoin(url, where), None
+                        url = urljoin(url, where)
+                        body = None
         except Refused:
             raise
         except aiohttp.ClientPayloadError:
@@ -223,7 +258,8 @@ class RemoteContents:
         return self.root / FOLDER / f"{digest(reference).hex()}.json"
 
     def _known(self, reference: str) -> tuple[RemoteContent | None, dict[str, str]]:
-        """What was fetched before, if it is there, and what a server is sent that may know that it is the same."""
+        """What was fetched before, if it is there, and what a server is sent that may know that it
+        is the same."""
         with suppress(OSError, ValueError):
             said = _Kept.model_validate_json(self._index(reference).read_text("utf-8"))
             path = self.root / FOLDER / said.hash / said.name
@@ -232,19 +268,34 @@ class RemoteContents:
         return None, {}
 
     async def _taken(
-        self, response: aiohttp.ClientResponse, end: asyncio.Timeout, content: RemoteContent, what: str
+        self,
+        response: aiohttp.ClientResponse,
+        end: asyncio.Timeout,
+        content: RemoteContent,
+        what: str,
     ) -> RemoteContent:
         """The content with its hash, once all of it is in its place."""
-        shown, said = _shown(content.reference), response.headers
+        shown = _shown(content.reference)
+        said = response.headers
         if response.status != 200:
-            remedy = f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
-            remedy = remedy if response.status in (401, 403) else "check the address, or try again later"
+            remedy = (
+                f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
+            )
+            if response.status in (401, 403):
+                remedy = remedy
+            else:
+                remedy = "check the address, or try again later"
             raise Refused(f"{shown} answered {response.status}; {remedy}")
         packed = said.get("Content-Encoding", "identity").lower()
         if packed != "identity" and (packed, PurePosixPath(content.name).suffix) != ("gzip", ".gz"):
-            raise Refused(f"{shown} was sent as {packed}, which nobody asked for; download it, and name the file")
+            raise Refused(
+                f"{shown} was sent as {packed}, which nobody asked for; download it, and name "
+                "the file"
+            )
         remove_leftovers(self.root / FOLDER)
-        kept, size, begun = KeptFile(self.root / FOLDER), 0, end.when() or 0.0
+        kept = KeptFile(self.root / FOLDER)
+        size = 0
+        begun = end.when() or 0.0
         try:
             async for piece in response.content.iter_any():
                 size += len(piece)
@@ -265,7 +316,11 @@ class RemoteContents:
         finally:
             kept.abort()
         sent = {"If-None-Match": said.get("ETag"), "If-Modified-Since": said.get("Last-Modified")}
-        known = {"hash": kept.hash, "name": path.name, "sent": {name: value for name, value in sent.items() if value}}
+        known = {
+            "hash": kept.hash,
+            "name": path.name,
+            "sent": {name: value for name, value in sent.items() if value},
+        }
         write_whole(self._index(content.reference), json.dumps(known))
         return replace(content, hash=kept.hash, path=path)
 
@@ -277,27 +332,42 @@ class RemoteContents:
         from yarl import URL
 
         (parts, host), transport = self._checked(url), self.transport()
-        proxy, tls = transport.proxy_for(URL(url), self.env), None
+        proxy = transport.proxy_for(URL(url), self.env)
+        tls = None
         if parts.scheme == "https":
             tls = transport.tls_context(self.env)
         if proxy is not None and proxy.scheme != "http":
-            raise Refused(f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY")
+            raise Refused(
+                f"the proxy of {host} is no http:// proxy; name one, or add {host} to NO_PROXY"
+            )
         port = f":{parts.port}" if parts.port else ""
-        path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="%/?:@!$&'()*+,;=~[]")
+        path = quote(
+            (parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
+            safe="%/?:@!$&'()*+,;=~[]",
+        )
         netloc = _bracketed(host) + port
         headers = {"Host": netloc, "User-Agent": "agac", "Accept-Encoding": "identity", **sent}
         for named, own in self.rules.headers.items() if tls else ():
             if named.lower() in (host.lower(), netloc.lower()):
                 headers |= {name: self._filled(name, value) for name, value in own.items()}
         headers |= {"Content-Type": "application/json"} if body is not None else {}
-        how: dict[str, Any] = {"headers": headers, "ssl": tls or False, "allow_redirects": False, "data": body}
-        addresses = self._addresses(host, parts.port or (443 if tls else 80), _shown(url), must=proxy is None)
+        how: dict[str, Any] = {
+            "headers": headers,
+            "ssl": tls or False,
+            "allow_redirects": False,
+            "data": body,
+        }
+        addresses = self._addresses(
+            host, parts.port or (443 if tls else 80), _shown(url), must=proxy is None
+        )
         for address in [host] if proxy else addresses:
             there = URL(f"{parts.scheme}://{_bracketed(address)}{port}{path}", encoded=True)
             try:
                 server = host if tls else None
                 method = "GET" if body is None else "POST"
-                return await session.request(method, there, proxy=proxy, server_hostname=server, **how)
+                return await session.request(
+                    method, there, proxy=proxy, server_hostname=server, **how
+                )
             except aiohttp.ClientConnectorError:
                 if proxy or address == addresses[-1]:
                     raise
@@ -306,37 +376,55 @@ class RemoteContents:
     def _filled(self, name: str, value: str) -> str:
         text, missing = expand(value, self.env)
         if missing:
-            raise Refused(f"the header {name} needs the environment variable {missing[0]}; set it or add it to .env")
+            raise Refused(
+                f"the header {name} needs the environment variable {missing[0]}; set it or "
+                "add it to .env"
+            )
         return text.strip()
 
     def _checked(self, url: str) -> tuple[SplitResult, str]:
-        """An address taken apart, and its host. Raises Refused for what may not be fetched whatever its host."""
-        parts, host = urlsplit(""), ""
+        """An address taken apart, and its host. Raises Refused for what may not be fetched
+        whatever its host."""
+        parts = urlsplit("")
+        host = ""
         with suppress(ValueError):
             parts = urlsplit(url)
-            _, host = parts.port, (parts.hostname or "").rstrip(".").encode("idna").decode()
+            _ = parts.port
+            host = (parts.hostname or "").rstrip(".").encode("idna").decode()
         if parts.scheme == "http" and not self.rules.http:
             remedy = f"write https://, or set `http: true` {_AGREE}"
             raise Refused(f"{_shown(url)} can be read and changed by anybody on the way; {remedy}")
         if parts.scheme not in ("http", "https") or not host:
             raise Refused(f"{_shown(url)} is no https:// address; check it")
-        if self.hosts is not None and not any(fnmatch(host.lower(), one.lower()) for one in self.hosts):
-            raise Refused(f"the host {host} is none that may be reached; those are {listed(self.hosts)}")
+        if self.hosts is not None and not any(
+            fnmatch(host.lower(), one.lower()) for one in self.hosts
+        ):
+            raise Refused(
+                f"the host {host} is none that may be reached; those are {listed(self.hosts)}"
+            )
         if "@" in parts.netloc:
             remedy = f"put them into `headers` {_AGREE}, as ${{VARIABLE}}"
             raise Refused(f"an address of {host} has a user or a password in it; {remedy}")
         return parts, host
 
     def _addresses(self, host: str, port: int, shown: str, *, must: bool) -> list[str]:
-        """The addresses of a host, all of which may be reached; none where a proxy may know it alone (not `must`)."""
+        """The addresses of a host, all of which may be reached; none where a proxy may know it
+        alone (not `must`)."""
         try:
-            found = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+            found = [
+                str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            ]
         except (OSError, UnicodeError):
             if not must:
                 return []
-            raise Refused(f"the host {host} of {shown} cannot be found; check the address") from None
+            raise Refused(
+                f"the host {host} of {shown} cannot be found; check the address"
+            ) from None
         allowed = host.lower() in map(str.lower, self.rules.allow)
-        if bad := next((address for address in found if not (allowed or self._may_reach(address))), None):
+        bad = next(
+            (address for address in found if not (allowed or self._may_reach(address))), None
+        )
+        if bad:
             remedy = f"add {host} to `allow` {_AGREE} if it is meant"
             raise Refused(f"{shown} is at {bad}, which is no public address; {remedy}")
         return found
@@ -344,7 +432,11 @@ class RemoteContents:
     def _may_reach(self, address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(ip, ipaddress.IPv6Address):  # what is really reached
-            ip = (ipaddress.IPv4Address(ip.packed[-4:]) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour) or ip
+            ip = (
+                ipaddress.IPv4Address(ip.packed[-4:])
+                if ip in _NAT64
+                else ip.ipv4_mapped or ip.sixtofour
+            ) or ip
         for one in self.rules.allow:
             with suppress(ValueError):
                 if ip in ipaddress.ip_network(one, strict=False):
@@ -353,11 +445,13 @@ class RemoteContents:
         return ip.is_global and not inner and (ip.version == 4 or ip in _UNICAST)
 
     def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its time-outs."""
+        """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its
+        time-outs."""
         asked = parse_hub(reference)
         if what != INPUT and not asked.path:
             raise Refused(f"{reference} names no file; {_HUB_FORM}")
-        if lack := lack_of(f"{reference}: fetching", "huggingface-hub"):
+        lack = lack_of(f"{reference}: fetching", "huggingface-hub")
+        if lack:
             raise Refused(f"{lack}; or download it, and name the file")
         from httpx2 import HTTPError
         from huggingface_hub import HfApi, errors
@@ -371,29 +465,48 @@ class RemoteContents:
                 commit, files = _files_of(hub, asked, reference)
                 self._refuse_size(sum(one.size for one in files), reference, what)
                 hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
-                found = [RemoteContent(reference, name, its_hash, commit) for name, its_hash in hashes.items()]
+                found = [
+                    RemoteContent(reference, name, its_hash, commit)
+                    for name, its_hash in hashes.items()
+                ]
             make_folder(self.root / FOLDER)  # runs look there whether they used any content
             for number, one in enumerate(found):
                 self.heed()
-                how: dict[str, Any] = {"repo_type": asked.kind, "revision": one.commit, "tqdm_class": silent_tqdm}
-                found[number] = replace(one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how)))
+                how: dict[str, Any] = {
+                    "repo_type": asked.kind,
+                    "revision": one.commit,
+                    "tqdm_class": silent_tqdm,
+                }
+                found[number] = replace(
+                    one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how))
+                )
         except Refused:
             raise
         except errors.HFValidationError:
             raise Refused(f"{reference} names nothing on the hub; {_HUB_FORM}") from None
         except errors.RepositoryNotFoundError:  # a gated one, too
             remedy = "check its name, or set HF_TOKEN to a token that may read it"
-            raise Refused(f"{reference}: the hub has no such repository, or does not show it; {remedy}") from None
+            raise Refused(
+                f"{reference}: the hub has no such repository, or does not show it; {remedy}"
+            ) from None
         except errors.RevisionNotFoundError:
-            missing = "has no such revision" if asked.revision else f"has made no parquet files ({_CONVERTED})"
-            raise Refused(f"{reference}: the hub {missing} of it; check it, or name a file") from None
+            if asked.revision:
+                missing = "has no such revision"
+            else:
+                missing = f"has made no parquet files ({_CONVERTED})"
+            raise Refused(
+                f"{reference}: the hub {missing} of it; check it, or name a file"
+            ) from None
         except errors.OfflineModeIsEnabled:
             raise Refused(f"{reference}: HF_HUB_OFFLINE is set; unset it, or name a file") from None
         except (errors.HfHubHTTPError, HTTPError, OSError, ValueError) as error:
             answer = getattr(error, "response", None)
             reason = f"{type(error).__name__}; check that the hub can be reached, and try again"
             if answer is not None:
-                reason = f"the hub answered {answer.status_code}; check the path and the revision, or try again later"
+                reason = (
+                    f"the hub answered {answer.status_code}; check the path and the "
+                    "revision, or try again later"
+                )
             raise Refused(f"{reference} cannot be fetched: {reason}") from None
         return tuple(found)
 
@@ -403,11 +516,13 @@ def _bracketed(host: str) -> str:
 
 
 def apart(work: Callable[[], T]) -> Future[T]:
-    """What `work` comes to, in a thread of its own: this one may run a loop, and nobody has to wait for its end."""
+    """What `work` comes to, in a thread of its own: this one may run a loop, and nobody has to
+    wait for its end."""
     outcome: Future[T] = Future()
 
     def finish() -> None:
-        outcome.set_running_or_notify_cancel()  # from here on its end can be set, whether or not anybody waits
+        # from here on its end can be set, whether or not anybody waits
+        outcome.set_running_or_notify_cancel()
         try:
             outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - it is raised by whoever waits
@@ -432,18 +547,22 @@ def forget_contents(root: Path, needed: Collection[str]) -> None:
 # References to the Hugging Face Hub.
 
 _KINDS = {"datasets": "dataset", "models": "model", "spaces": "space"}
-_HUB_FORM = "write hf://datasets/OWNER/NAME/PATH@REVISION, or hf://OWNER/NAME/PATH for a file of a model"
+_HUB_FORM = (
+    "write hf://datasets/OWNER/NAME/PATH@REVISION, or hf://OWNER/NAME/PATH for a file of a model"
+)
 _CONVERTED = "refs/convert/parquet"
-"""The branch on which the hub keeps its own parquet files of a data set, as CONFIG/SPLIT/0000.parquet
-(huggingface.co/docs/dataset-viewer/parquet, read November 2026)."""
+"""The branch on which the hub keeps its own parquet files of a data set, as
+CONFIG/SPLIT/0000.parquet (huggingface.co/docs/dataset-viewer/parquet, read November 2026)."""
 
 
 _SPECIAL = re.compile(r"refs/(?:convert/\w+|pr/\d+)(?=/|\Z)")
-"""Revisions of the hub with a `/` that need no `%2F`: nothing else can be meant (huggingface_hub's HfFileSystem)."""
+"""Revisions of the hub with a `/` that need no `%2F`: nothing else can be meant (huggingface_hub's
+HfFileSystem)."""
 
 
 class HubReference(NamedTuple):
-    """A file of a repository, or without `path` the rows of a data set, as the hub splits them or as they are there."""
+    """A file of a repository, or without `path` the rows of a data set, as the hub splits them or
+    as they are there."""
 
     kind: str
     repo: str
@@ -454,7 +573,8 @@ class HubReference(NamedTuple):
 
 
 def parse_hub(text: str) -> HubReference:
-    """The parts of `text`. A revision stands behind the repository or the path, its `/` as `%2F`. Raises Refused."""
+    """The parts of `text`. A revision stands behind the repository or the path, its `/` as `%2F`.
+    Raises Refused."""
     body, _, query = text.removeprefix("hf://").partition("?")
     parts = body.rstrip("/").split("/")
     kind = _KINDS[parts.pop(0)] if parts[0] in _KINDS else "model"
@@ -462,15 +582,19 @@ def parse_hub(text: str) -> HubReference:
         raise Refused(f"{text} names nothing on the hub; {_HUB_FORM}")
     (owner, head), rest = parts[:2], "/".join(parts[2:])
     name, _, revision = head.partition("@")
-    if special := _SPECIAL.match(f"{revision}/{rest}" if revision == "refs" else ""):
+    special = _SPECIAL.match(f"{revision}/{rest}" if revision == "refs" else "")
+    if special:
         revision, rest = special[0], f"{revision}/{rest}"[special.end() + 1 :]
     path, _, behind = rest.rpartition("@")
     if not revision and path and ("/" not in behind or _SPECIAL.fullmatch(behind)):
-        rest, revision = path, behind
+        rest = path
+        revision = behind
     given = parse_qsl(query, keep_blank_values=True)
     wanted = dict(given)
     if len(wanted) < len(given) or not all(wanted.values()) or wanted.keys() - {"config", "split"}:
-        raise Refused(f"{text}: after the ? stand config=NAME and split=NAME, each once at most; correct it")
+        raise Refused(
+            f"{text}: after the ? stand config=NAME and split=NAME, each once at most; correct it"
+        )
     if wanted and (rest or kind != "dataset"):
         what = "config and split choose among the parquet files that the hub makes of a data set"
         raise Refused(f"{text}: {what}; leave out the path, or config and split")
@@ -480,7 +604,8 @@ def parse_hub(text: str) -> HubReference:
 
 
 def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | None, list[Any]]:
-    """The commit that is meant, and the files of it (`RepoFile`), in the order of their rows. Raises Refused."""
+    """The commit that is meant, and the files of it (`RepoFile`), in the order of their rows.
+    Raises Refused."""
 
     def listing(revision: str | None) -> tuple[str | None, list[Any]]:
         commit = hub.repo_info(asked.repo, repo_type=asked.kind, revision=revision).sha
@@ -488,16 +613,25 @@ def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | No
         every: Iterable[Any] = hub.list_repo_tree(asked.repo, recursive=True, **where)
         if asked.path:
             every = hub.get_paths_info(asked.repo, [asked.path], **where)
-        return commit, sorted((one for one in every if hasattr(one, "blob_id")), key=lambda one: one.path)
+        return commit, sorted(
+            (one for one in every if hasattr(one, "blob_id")), key=lambda one: one.path
+        )
 
     if asked.config is None and asked.split is None:
         commit, files = listing(asked.revision)
         if asked.path and not files:
-            raise Refused(f"{reference}: the repository has no such file; check the path and the revision")
-        rows = files if asked.path else [one for one in files if format_of(one.path) not in (None, "json", "txt")]
+            raise Refused(
+                f"{reference}: the repository has no such file; check the path and the revision"
+            )
+        if asked.path:
+            rows = files
+        else:
+            rows = [one for one in files if format_of(one.path) not in (None, "json", "txt")]
         if len(rows) > 1:
             some = ", ".join([one.path for one in rows[:5]] + ["…"] * (len(rows) > 5))
-            raise Refused(f"{reference} has {len(rows)} files of rows ({some}); name one, or add ?split=NAME")
+            raise Refused(
+                f"{reference} has {len(rows)} files of rows ({some}); name one, or add ?split=NAME"
+            )
         if rows:
             return commit, rows
     commit, files = listing(asked.revision or _CONVERTED)
@@ -507,10 +641,20 @@ def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | No
         if format_of(name[0]) == "parquet":
             splits[config, split].append(one)
     if not splits:
-        raise Refused(f"{reference}: no splits are there; leave out config and split, or name a commit of {_CONVERTED}")
-    fit = [key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[1])]
+        raise Refused(
+            f"{reference}: no splits are there; leave out config and split, or name a commit "
+            f"of {_CONVERTED}"
+        )
+    fit = [
+        key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[1])
+    ]
     if len(fit) != 1:
         there = listed(f"?config={key[0]}&split={key[1]}" for key in fit or splits)
-        part = "; a partial- split is the beginning of one: name the files of the repository instead"
-        raise Refused(f"{reference} means {len(fit)} splits; write one of {there}{part if 'partial-' in there else ''}")
+        part = (
+            "; a partial- split is the beginning of one: name the files of the repository instead"
+        )
+        raise Refused(
+            f"{reference} means {len(fit)} splits; write one of "
+            f"{there}{part if 'partial-' in there else ''}"
+        )
     return commit, splits[fit[0]]

@@ -1,4 +1,5 @@
-"""What machines tell each other in a remote: records that are somebody else's data, read strictly, and logs of them."""
+"""What machines tell each other in a remote: records that are somebody else's data, read strictly,
+and logs of them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
 
 from agac.core.errors import AgacError
 from agac.core.types import strict_json
@@ -45,7 +53,8 @@ Dollars = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class SharedObject(BaseModel):
-    """What is in an object: somebody else's data. `writer` says whose, `at` when it was written (since 1970)."""
+    """What is in an object: somebody else's data. `writer` says whose, `at` when it was written
+    (since 1970)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -60,7 +69,8 @@ Shared = TypeVar("Shared", bound=SharedObject)
 
 
 def read_record(kind: type[Shared], content: bytes) -> Shared:
-    """What an object holds. Raises ValueError, which says in one line why it is none of this kind."""
+    """What an object holds. Raises ValueError, which says in one line why it is none of this
+    kind."""
     strict_json(content, _MAX_VALUES)  # pydantic would take the last of two values of a key
     try:
         return kind.model_validate_json(content)
@@ -71,7 +81,8 @@ def read_record(kind: type[Shared], content: bytes) -> Shared:
 
 
 def facts(value: Any) -> Any:
-    """A JSON value of which only numbers are known: they are ones that can be added up. Raises ValueError."""
+    """A JSON value of which only numbers are known: they are ones that can be added up. Raises
+    ValueError."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -90,8 +101,8 @@ def facts(value: Any) -> Any:
 Facts = Annotated[dict[str, Any], AfterValidator(facts)]
 
 
-# A log: objects with numbers without gaps, each created once and never changed. The number of the next one is the
-# fence: of several who create it one is told True.
+# A log: objects with numbers without gaps, each created once and never changed. The number of the
+# next one is the fence: of several who create it one is told True.
 
 _NUMBER = re.compile(r"0[0-9]{9}")
 """No log has come to the number 1,000,000,000: what has such a name was not appended."""
@@ -107,10 +118,13 @@ def entry_numbers(names: Iterable[str]) -> set[int]:
     return {int(name) for name in names if _NUMBER.fullmatch(name)}
 
 
-async def missing_entry(remote: ObjectStore, log: str, numbers: set[int], after: int | None = None) -> int | None:
-    """The first number that a log lacks, which begins `after` a number or, as its oldest entries may have been removed,
-    with any; None: it lacks none. Behind a gap nothing counts: whoever holds the log would still append into it.
-    `numbers` are those that were listed: what was appended meanwhile may not be among them, and is added."""
+async def missing_entry(
+    remote: ObjectStore, log: str, numbers: set[int], after: int | None = None
+) -> int | None:
+    """The first number that a log lacks, which begins `after` a number or, as its oldest entries
+    may have been removed, with any; None: it lacks none. Behind a gap nothing counts: whoever
+    holds the log would still append into it. `numbers` are those that were listed: what was
+    appended meanwhile may not be among them, and is added."""
     if not numbers:
         return None
     begin = min(numbers) if after is None else after + 1

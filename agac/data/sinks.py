@@ -1,4 +1,5 @@
-"""The files that agac writes, the folder they are in, the envelope of one row, and the tables by their format."""
+"""The files that agac writes, the folder they are in, the envelope of one row, and the tables by
+their format."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ class Ending(Protocol):
     """What is written and shown together with the files of a folder, as a whole or not at all."""
 
     def finish(self) -> None:
-        """Makes what was written durable, but does not show it yet. Nothing can be written after it."""
+        """Makes what was written durable, but does not show it yet. Nothing can be written after
+        it."""
 
     def commit(self) -> None:
-        """Finishes if that was not done, and shows what was written in the place of what was there."""
+        """Finishes if that was not done, and shows what was written in the place of what was
+        there."""
 
     def abort(self) -> None:
         """Forgets everything; what was there stays as it was. After `commit` it does nothing."""
@@ -33,7 +36,8 @@ class Ending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """What stands around and between the values of a file. `empty` is the whole file when there are none."""
+    """What stands around and between the values of a file. `empty` is the whole file when there
+    are none."""
 
     opening: str
     between: str
@@ -49,7 +53,8 @@ DOCUMENT = Framing(opening="", between="", closing="\n", empty="", indent=True)
 
 
 class JsonSink(AtomicFile):
-    """JSON in one file: lines, an array (one element a line), or a document: a second value raises ValueError."""
+    """JSON in one file: lines, an array (one element a line), or a document: a second value raises
+    ValueError."""
 
     def __init__(self, path: Path, framing: Framing) -> None:
         super().__init__(path)
@@ -61,21 +66,26 @@ class JsonSink(AtomicFile):
         self._add([encode(value, indent=self._framing.indent)])
 
     def write_texts(self, json_texts: Sequence[str]) -> None:
-        """Appends values that are already JSON text, as they are: many at a time cost a third of one by one."""
+        """Appends values that are already JSON text, as they are: many at a time cost a third of
+        one by one."""
         self._add(list(map(self._framed, json_texts)))
 
     def _framed(self, json_text: str) -> str:
         """The text as one value of this file: indented in a document, else on a line of its own."""
         if self._framing.indent:
             return encode(decode(json_text), indent=True)
-        return encode(decode(json_text)) if "\n" in json_text or "\r" in json_text else json_text
+        if "\n" in json_text or "\r" in json_text:
+            return encode(decode(json_text))
+        return json_text
 
     def _add(self, texts: list[str]) -> None:
         framing = self._framing
         if not framing.between and self._count + len(texts) > 1:
             raise ValueError(f"{self.path.name} holds one value")
         if texts:
-            self.append((framing.between if self._count else framing.opening) + framing.between.join(texts))
+            self.append(
+                (framing.between if self._count else framing.opening) + framing.between.join(texts)
+            )
             self._count += len(texts)
 
     def finish(self) -> None:
@@ -96,16 +106,18 @@ FILES: dict[str, Callable[[Path], JsonSink]] = {
     TELEMETRY: partial(JsonSink, framing=LINES),
     FILTERED: partial(JsonSink, framing=LINES),
 }
-"""The files that agac always writes into an output folder, in place of what has their names (see `TABLES`, too)."""
+"""The files that agac always writes into an output folder, in place of what has their names (see
+`TABLES`, too)."""
 
 Joined = TypeVar("Joined", bound=Ending)
 
 
 class OutputFolder:
-    """A folder for results, inside `root`. As a context manager it replaces the files opened in it together. Leaving it
-    normally makes all of them durable first and renames them after that, in the order in which they were opened, so
-    that a full disk, or an exception, replaces none; what a crash between two renames leaves, the next export replaces.
-    Of the files in `edited` that would change, `keep` makes copies: `kept` has them by the files' paths."""
+    """A folder for results, inside `root`. As a context manager it replaces the files opened in it
+    together. Leaving it normally makes all of them durable first and renames them after that, in
+    the order in which they were opened, so that a full disk, or an exception, replaces none; what
+    a crash between two renames leaves, the next export replaces. Of the files in `edited` that
+    would change, `keep` makes copies: `kept` has them by the files' paths."""
 
     def __init__(
         self,
@@ -116,9 +128,12 @@ class OutputFolder:
         places: Mapping[str, Path] | None = None,
         keep: Callable[[Path], Path] | None = None,
     ) -> None:
-        """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a file is in the way.
-        With `places` there is none: files by these names are written there, and no others."""
-        self.path, self._edited, self._places = folder, edited, places
+        """Creates the folder. Raises UsageError when it leaves `root`, links followed, or when a
+        file is in the way. With `places` there is none: files by these names are written there,
+        and no others."""
+        self.path = folder
+        self._edited = edited
+        self._places = places
         self._keep = keep or partial(put_aside, word="edited")
         self.kept: dict[Path, Path] = {}
         self._open: list[Ending] = []
@@ -129,25 +144,36 @@ class OutputFolder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, name: str, *, one_value: bool = False) -> JsonSink:
-        """A sink for one of `FILES`, that of `one_value` and no list; raises KeyError for any other name."""
+        """A sink for one of `FILES`, that of `one_value` and no list; raises KeyError for any
+        other name."""
         path = self.path / name if self._places is None else self._places[name]
         return self.add(JsonSink(path, ONE_VALUE) if one_value else FILES[name](path))
 
     def add(self, sink: Joined) -> Joined:
-        """Something else that is shown, or forgotten, together with the folder's files; gives it back."""
+        """Something else that is shown, or forgotten, together with the folder's files; gives it
+        back."""
         self._open.append(sink)
         return sink
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         try:
             if kind is None:
                 for sink in self._open:
                     sink.finish()
                 for sink in self._open:
-                    if isinstance(sink, AtomicFile) and sink.path in self._edited and sink.changes_anything:
+                    if (
+                        isinstance(sink, AtomicFile)
+                        and sink.path in self._edited
+                        and sink.changes_anything
+                    ):
                         self.kept[sink.path] = self._keep(sink.path)
                 for sink in self._open:
                     sink.commit()
@@ -158,8 +184,10 @@ class OutputFolder:
 
 
 def check_folder(folder: Path, root: Path, names: Iterable[str] = ()) -> None:
-    """Raises UsageError when results cannot be written: it leaves `root`, or something is in the way of `names`."""
-    real, inside = folder.resolve(), root.resolve()
+    """Raises UsageError when results cannot be written: it leaves `root`, or something is in the
+    way of `names`."""
+    real = folder.resolve()
+    inside = root.resolve()
     if real != inside and inside not in real.parents:
         remedy = "Choose a folder inside the project with output.dir."
         raise UsageError(f"{folder}: leads outside of {root}", remedy=remedy)
@@ -180,17 +208,25 @@ def envelope(
     include_input: bool = False,
     about: Mapping[str, object] | None = None,
 ) -> str:
-    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then what else is told `about`
-    it (`how` people had to do with it, `sources`), and `input`, where they are wanted.
-    `result_json` and `input_json` are JSON texts and are put in as they are; None becomes null."""
-    partial = {"partial": error.detail} if error is not None and error.detail else {}
-    failure = "null" if error is None else encode({"type": error.type, "message": error.message, **partial})
+    """One row's line, without its line end: `{"id","row_number","ok","result","error"}`, then what
+    else is told `about` it (`how` people had to do with it, `sources`), and `input`, where they
+    are wanted. `result_json` and `input_json` are JSON texts and are put in as they are; None
+    becomes null."""
+    if error is not None and error.detail:
+        partial = {"partial": error.detail}
+    else:
+        partial = {}
+    if error is None:
+        failure = "null"
+    else:
+        failure = encode({"type": error.type, "message": error.message, **partial})
     told = (about or {}).items()
     tail = "".join(f',"{name}":{encode(value)}' for name, value in told if value is not None)
     tail += f',"input":{"null" if input_json is None else input_json}' if include_input else ""
     number = "null" if row_number is None else row_number
+    ok = "true" if error is None else "false"
     return (
-        f'{{"id":{encode(row_id)},"row_number":{number},"ok":{"true" if error is None else "false"},'
+        f'{{"id":{encode(row_id)},"row_number":{number},"ok":{ok},'
         f'"result":{"null" if result_json is None else result_json},"error":{failure}{tail}}}'
     )
 
@@ -203,7 +239,8 @@ class RowSink(Ending, Protocol):
 
 
 class IsolatedSink:
-    """A sink that may fail alone: what is written together with it is shown nevertheless. `failure` says why."""
+    """A sink that may fail alone: what is written together with it is shown nevertheless.
+    `failure` says why."""
 
     def __init__(self, make: Callable[[], RowSink]) -> None:
         self.failure: AgacError | None = None
@@ -242,10 +279,14 @@ TABLES: dict[str, Callable[[Path, TableLayout, bool, bool], RowSink]] = {
     "txt": lambda path, layout, safe, bom: TextSink(path),
     "parquet": lambda path, layout, safe, bom: ParquetSink(path, layout),
 }
-"""What `output.format` takes: called with path, columns, whether cells must be safe, whether to begin with a mark."""
+"""What `output.format` takes: called with path, columns, whether cells must be safe, whether to
+begin with a mark."""
 
-FORMATS = ("jsonl", "json", *TABLES)  # the formats of one file with results; the suffix of a file's name tells which
-PREVIEW_DATABASE = "results.db"  # stands in a preview's folder in the place of the one that `output.to` names
+# the formats of one file with results; the suffix of a file's name tells which
+FORMATS = ("jsonl", "json", *TABLES)
+PREVIEW_DATABASE = (
+    "results.db"  # stands in a preview's folder in the place of the one that `output.to` names
+)
 
 
 def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
@@ -255,7 +296,9 @@ def file_of(format: str) -> str:  # noqa: A002 - it is the key's name
 
 def result_files(folder: Path) -> list[Path]:
     """The files in an output folder: the summary, which tells of the others, last."""
-    return [folder / name for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__)]
+    return [
+        folder / name for name in sorted({*FILES, *map(file_of, TABLES)}, key="summary.json".__eq__)
+    ]
 
 
 def drop_previous(folder: Path) -> None:

@@ -1,4 +1,5 @@
-"""From an input to rows: the format of each file, several files as one source, standard input, and columns."""
+"""From an input to rows: the format of each file, several files as one source, standard input, and
+columns."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from agac.core.errors import AgacError, ErrorType, RowError, UsageError, nearest
 from agac.core.keys import DIGEST_BYTES, canonical, shard_of, snapshot
 from agac.core.state_files import make_folder
-from agac.core.types import JSONValue, Row, Shard
+from agac.core.types import JSONValue, Row, RowId, Shard
 from agac.data.files import BUFFER, AtomicFile, Record, Source, explained, opened
 from agac.data.frames import GivenRows, lines_of
 from agac.data.json_formats import JsonLinesSource, JsonSource, encode, kind_of, quoted
@@ -35,8 +36,9 @@ from agac.spec.workflow import InputFormat, InputSpec
 
 
 class SeveralFiles:
-    """The files that an input's patterns match, whose headers name the same columns, in any order: one that is null in
-    half of the rows is hardly ever meant. Raises UsageError for the first files that cannot be read together."""
+    """The files that an input's patterns match, whose headers name the same columns, in any order:
+    one that is null in half of the rows is hardly ever meant. Raises UsageError for the first
+    files that cannot be read together."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._spec = spec
@@ -51,7 +53,9 @@ class SeveralFiles:
                 refused.append(error)
         if refused:
             more = f"\nand {len(refused) - 5} more files" if len(refused) > 5 else ""
-            raise UsageError("\n".join(error.message for error in refused[:5]) + more, remedy=refused[0].remedy)
+            raise UsageError(
+                "\n".join(error.message for error in refused[:5]) + more, remedy=refused[0].remedy
+            )
 
     def columns(self) -> tuple[str, ...] | None:
         return self._columns
@@ -80,10 +84,13 @@ class SeveralFiles:
 
     def _opened(self, relative: str) -> Source:
         assert self._spec.format is not None
-        source = open_source(self._spec.path / relative, self._spec.format, relative, **_how(self._spec))
+        source = open_source(
+            self._spec.path / relative, self._spec.format, relative, **_how(self._spec)
+        )
         columns = source.columns()
         if self._first is None:
-            self._first, self._columns = relative, columns
+            self._first = relative
+            self._columns = columns
         elif columns is not None and set(columns) != set(self._columns or ()):
             expected = self._columns or ()
             missing = [quoted(name) for name in expected if name not in columns]
@@ -96,7 +103,8 @@ class SeveralFiles:
         return source
 
 
-# Standard input: kept in a file before anything reads it, because a run reads its input more than once.
+# Standard input: kept in a file before anything reads it, because a run reads its input more than
+# once.
 
 STANDARD_INPUT = "standard input"
 _PIECE = 1 << 20
@@ -112,12 +120,15 @@ class Piped:
         return STANDARD_INPUT
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        raise AgacError(f"{STANDARD_INPUT}: was not read", remedy="Pipe rows into agac run, or into agac plan.")
+        raise AgacError(
+            f"{STANDARD_INPUT}: was not read", remedy="Pipe rows into agac run, or into agac plan."
+        )
 
 
 class KeptFile(AtomicFile):
-    """What can be read only once, on its way into a file of `folder` that is named by its content: the same content is
-    one file. Killed before its end it leaves a temporary file, which the next one removes."""
+    """What can be read only once, on its way into a file of `folder` that is named by its content:
+    the same content is one file. Killed before its end it leaves a temporary file, which the next
+    one removes."""
 
     remedy = "Make room, or write the rows to a file and name it as the input."
 
@@ -148,7 +159,8 @@ class KeptFile(AtomicFile):
 
 
 def keep(stream: BinaryIO, folder: Path) -> Path:
-    """Keeps all that comes from standard input. Raises UsageError when nothing comes, AgacError when this fails."""
+    """Keeps all that comes from standard input. Raises UsageError when nothing comes, AgacError
+    when this fails."""
     kept = KeptFile(folder)
     try:
         while piece := stream.read(_PIECE):
@@ -157,23 +169,31 @@ def keep(stream: BinaryIO, folder: Path) -> Path:
         if not kept.temporary.stat().st_size:
             remedy = "Pipe the rows in, as `cat rows.csv | agac … --input -`."
             raise UsageError(f"{STANDARD_INPUT}: nothing came", remedy=remedy)
-        with opened(kept.temporary, STANDARD_INPUT) as file:  # the format that the content begins with, if it shows
+        with opened(
+            kept.temporary, STANDARD_INPUT
+        ) as file:  # the format that the content begins with, if it shows
             head = file.peek(BUFFER).lstrip()[:4]
-        suffix = ".parquet" if head == b"PAR1" else {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
+        if head == b"PAR1":
+            suffix = ".parquet"
+        else:
+            suffix = {b"{": ".jsonl", b"[": ".json"}.get(head[:1], "")
         return kept.placed(folder / f"{kept.hash}{suffix}")
     except OSError as error:
-        what, remedy = f"{STANDARD_INPUT}: cannot be read: {error.strerror or error}", "Name a file with --input."
+        what = f"{STANDARD_INPUT}: cannot be read: {error.strerror or error}"
+        remedy = "Name a file with --input."
         raise AgacError(what, remedy=remedy) from error
     finally:
         kept.abort()
 
 
 async def keep_rows(rows: GivenRows, folder: Path) -> Path:
-    """Keeps rows that a program gives, of which there may be none. Raises as `lines_of` and `AtomicFile` do."""
+    """Keeps rows that a program gives, of which there may be none. Raises as `lines_of` and
+    `AtomicFile` do."""
     kept = KeptFile(folder)
     try:
         async for line in lines_of(rows):
-            kept.write(line.encode(errors="backslashreplace"))  # half of a surrogate pair is for the reader to refuse
+            # half of a surrogate pair is for the reader to refuse
+            kept.write(line.encode(errors="backslashreplace"))
         return kept.placed(folder / f"{GIVEN_PREFIX}{kept.hash}.jsonl")
     finally:
         kept.abort()
@@ -196,11 +216,13 @@ FORMATS: Mapping[InputFormat, Callable[..., Source]] = {
     "parquet": ParquetSource,
     "xlsx": XlsxSource,
 }
-"""Every format of a file by the name that `input.format` takes. Called with the path and the name for messages."""
+"""Every format of a file by the name that `input.format` takes. Called with the path and the name
+for messages."""
 
 
 def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -> Source:
-    """The source that an input names; `env` is what `${VAR}` in an address means. Raises as `open_source` does."""
+    """The source that an input names; `env` is what `${VAR}` in an address means. Raises as
+    `open_source` does."""
     if spec.piped:
         return Piped()
     with _before_a_run():
@@ -209,7 +231,10 @@ def open_input(spec: InputSpec, env: Mapping[str, str] = MappingProxyType({})) -
             return source
         assert spec.scratch is not None
         names = matched_files(spec) if spec.patterns else [""]
-        files = [spec.path / name for name in names] if spec.format == "parquet" and not spec.hive else []
+        if spec.format == "parquet" and not spec.hive:
+            files = [spec.path / name for name in names]
+        else:
+            files = []
         return SqlSource(source, spec.sql, spec.sql_at, spec.scratch, files)
 
 
@@ -235,29 +260,39 @@ def _opened(spec: InputSpec, env: Mapping[str, str]) -> Source:
     if spec.statement is not None:
         return SqliteSource(spec.path, spec.statement, spec.shown.partition("?")[0])
     assert spec.format is not None
-    return open_source(spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown, **_how(spec))
+    return open_source(
+        spec.path, spec.format, STANDARD_INPUT if spec.shown == PIPED else spec.shown, **_how(spec)
+    )
 
 
 def _how(spec: InputSpec) -> dict[str, Any]:
     unused = unused_keys(spec)
-    return {name: value for name in WRITTEN if (value := getattr(spec, name)) is not None and name not in unused}
+    return {
+        name: value
+        for name in WRITTEN
+        if (value := getattr(spec, name)) is not None and name not in unused
+    }
 
 
 def open_source(path: Path, found: InputFormat, shown: str, **how: Any) -> Source:
-    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys of `WRITTEN`. Raises
-    UsageError when its beginning makes all of it unusable; that begins with `shown`, or `shown:line` of the header."""
+    """The file at `path`, read as the format `found`; `shown` its name in messages; `how` has keys
+    of `WRITTEN`. Raises UsageError when its beginning makes all of it unusable; that begins with
+    `shown`, or `shown:line` of the header."""
     with _before_a_run():
         return FORMATS[found](path, shown, **how)
 
 
 def place_of(source: Source, ordinal: int) -> str:
     """A row of the last reading as messages name it: with its file, where there are several."""
-    return source.place(ordinal) if isinstance(source, SeveralFiles) else f"row {ordinal}"
+    if isinstance(source, SeveralFiles):
+        return source.place(ordinal)
+    return f"row {ordinal}"
 
 
 def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[Row]:
-    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal, an integer. A record
-    that lacks its id becomes a row with `MissingIdField` and its ordinal for an id; it keeps its data."""
+    """The rows of a source after the first `start`. Without `id_field` a row's id is its ordinal,
+    an integer. A record that lacks its id becomes a row with `MissingIdField` and its ordinal for
+    an id; it keeps its data."""
     for record in source.records(start):
         ordinal, data, error, _, _, short = record
         if data is None or id_field is None:
@@ -274,17 +309,21 @@ def read_rows(source: Source, id_field: str | None, start: int = 0) -> Iterator[
             if id_field not in data:
                 near = nearest(id_field, data)
                 problem = "is missing" + (f"; did you mean {quoted(near)}?" if near else "")
-            message = f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
+            message = (
+                f"{record.place(source.describe())}: the id field {quoted(id_field)} {problem}"
+            )
             yield Row(ordinal, ordinal, data, RowError(ErrorType.MISSING_ID_FIELD, message), short)
 
 
 FIRST_CHARACTERS = 4_000_000
-"""So much of an input is looked at before a run, beside `LOOKED_AT` records: some records are large."""
+"""So much of an input is looked at before a run, beside `LOOKED_AT` records: some records are
+large."""
 
 
 class FirstRows(NamedTuple):
-    """The first records of an input: the data of those that can be used, how many were `looked_at`, and whether those
-    are all. `short` ones have fewer fields than the header; `first_short` is the place of the first of them."""
+    """The first records of an input: the data of those that can be used, how many were
+    `looked_at`, and whether those are all. `short` ones have fewer fields than the header;
+    `first_short` is the place of the first of them."""
 
     rows: list[dict[str, JSONValue]]
     looked_at: int
@@ -293,8 +332,11 @@ class FirstRows(NamedTuple):
     first_short: str = ""
 
     def lack(self, way: Sequence[str]) -> bool:
-        """Whether there are rows, and none of them has a field of this name, or a value at the end of this way."""
-        return bool(self.rows) and not any(".".join(way) in row or _leads(row, way) for row in self.rows)
+        """Whether there are rows, and none of them has a field of this name, or a value at the end
+        of this way."""
+        return bool(self.rows) and not any(
+            ".".join(way) in row or _leads(row, way) for row in self.rows
+        )
 
     def names(self) -> tuple[str, ...]:
         """The fields of all rows, in the order in which they are met."""
@@ -302,7 +344,9 @@ class FirstRows(NamedTuple):
 
     def words(self) -> str:
         """How a sentence begins that denies something of these rows: `no row`."""
-        return "no row" if self.complete else f"none of the first {self.looked_at:,} rows"
+        if self.complete:
+            return "no row"
+        return f"none of the first {self.looked_at:,} rows"
 
 
 def _leads(value: JSONValue, way: Sequence[str]) -> bool:
@@ -319,7 +363,9 @@ def _leads(value: JSONValue, way: Sequence[str]) -> bool:
 
 def first_rows(source: Source) -> FirstRows:
     """Looks at the beginning of an input. Raises AgacError when it cannot be read."""
-    rows, short, first_short = list[dict[str, JSONValue]](), 0, ""
+    rows = list[dict[str, JSONValue]]()
+    short = 0
+    first_short = ""
     looked_at = characters = 0
     for record in source.records():
         if looked_at == LOOKED_AT or characters >= FIRST_CHARACTERS:
@@ -334,22 +380,32 @@ def first_rows(source: Source) -> FirstRows:
     return FirstRows(rows, looked_at, True, short, first_short)
 
 
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
+_KINDS = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "list",
+    dict: "object",
+}
 
 _LOOKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("integer", re.compile(r"[+-]?\d+")),
     ("number", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
     ("boolean", re.compile(r"true|false", re.IGNORECASE)),
     ("date", re.compile(r"\d{4}-\d\d-\d\d")),
-    ("date and time", re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?")),
+    (
+        "date and time",
+        re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?"),
+    ),
 )
 """What texts may be written as, the narrowest first."""
 
 
 @dataclass(slots=True)
 class Column:
-    """One field of the rows that were looked at. `kinds` counts values by their JSON type, nulls aside; `looks` are the
-    kinds as which every text so far could be read, None before the first."""
+    """One field of the rows that were looked at. `kinds` counts values by their JSON type, nulls
+    aside; `looks` are the kinds as which every text so far could be read, None before the first."""
 
     JSON_KEYS = ("name", "type", "types=kinds", "nulls", "empty", "missing")
 
@@ -362,7 +418,8 @@ class Column:
 
     @property
     def type(self) -> str:
-        """`integer`, `string`, `integer as text`, `string or list`; `null` when there is no value."""
+        """`integer`, `string`, `integer as text`, `string or list`; `null` when there is no
+        value."""
         look = next((name for name, _ in _LOOKS if name in (self.looks or ())), "")  # of all texts
         names = [f"{look} as text" if look and kind == "string" else kind for kind in self.kinds]
         if {"integer", "number"} <= set(names):
@@ -408,9 +465,10 @@ class Columns:
 
 
 def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
-    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no more than it gives. The
-    same numbers and seed give the same sample on every machine. Numbers added at the end change it only where one of
-    them is taken. (Vitter's algorithm R; only `random()` is promised to stay the same over versions of Python.)"""
+    """At most `size` of the numbers, each as likely as any other, in ascending order; holds no
+    more than it gives. The same numbers and seed give the same sample on every machine. Numbers
+    added at the end change it only where one of them is taken. (Vitter's algorithm R; only
+    `random()` is promised to stay the same over versions of Python.)"""
     draw = Random(seed).random  # noqa: S311 - chance, not secrecy
     taken: list[int] = []
     for count, ordinal in enumerate(ordinals):
@@ -422,24 +480,33 @@ def sampled(ordinals: Iterable[int], size: int, seed: int) -> list[int]:
 
 
 class InputDigest:
-    """How many rows a reading of all selected ones gave; a hash of their ids and contents, empty before the end."""
+    """How many rows a reading of all selected ones gave; a hash of their ids and contents, empty
+    before the end."""
 
     def __init__(self) -> None:
-        self.rows, self.text = 0, ""
+        self.rows = 0
+        self.text = ""
 
 
 _SUFFIX = re.compile(r"(#\d+)+\Z")
 
 
-def rows_of_shard(rows: Iterable[Row], shard: Shard, suffixed: bool, read: InputDigest | None) -> Iterator[Row]:
-    """The rows of one shard. `suffixed`: ids that come again are numbered (`a#2`), and stay with the first."""
+def rows_of_shard(
+    rows: Iterable[Row], shard: Shard, suffixed: bool, read: InputDigest | None
+) -> Iterator[Row]:
+    """The rows of one shard. `suffixed`: ids that come again are numbered (`a#2`), and stay with
+    the first."""
     seen = blake2b(digest_size=DIGEST_BYTES)
     for count, row in enumerate(rows, 1):
         if read is not None:
             content = str(row.error) if row.error else snapshot(row.data)
             seen.update(f"{canonical(row.id)}{content}\n".encode("utf-8", "surrogatepass"))
             read.rows = count
-        row_id = _SUFFIX.sub("", row.id) if suffixed and isinstance(row.id, str) else row.id
+        row_id: RowId
+        if suffixed and isinstance(row.id, str):
+            row_id = _SUFFIX.sub("", row.id)
+        else:
+            row_id = row.id
         if shard_of(row_id, shard.of) == shard.number:
             yield row
     if read is not None:
@@ -447,14 +514,20 @@ def rows_of_shard(rows: Iterable[Row], shard: Shard, suffixed: bool, read: Input
 
 
 QUOTING = frozenset({".csv", ".tsv"})
-LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}  # files in which a line end ends a row, unless it is quoted
+# files in which a line end ends a row, unless it is quoted
+LINES = QUOTING | {".jsonl", ".ndjson", ".txt"}
 
 
 def estimated_rows(path: Path) -> int | None:
-    """About how many rows a large file has, without reading all of it; None where its rows are not lines."""
+    """About how many rows a large file has, without reading all of it; None where its rows are not
+    lines."""
     if path.suffix.lower() not in LINES:
         return None
     with path.open("rb") as file:
         sample = file.read(4 << 20)  # the rows are taken to be of even length
-    parts = sample.split(b'"')[::2] if path.suffix.lower() in QUOTING else [sample]  # what is not within quotes
+    # what is not within quotes
+    if path.suffix.lower() in QUOTING:
+        parts = sample.split(b'"')[::2]
+    else:
+        parts = [sample]
     return round(sum(part.count(b"\n") for part in parts) * path.stat().st_size / len(sample))

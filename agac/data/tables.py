@@ -1,4 +1,5 @@
-"""Results as tables: the kind of each column, how rows and results merge, the layout known before the first row."""
+"""Results as tables: the kind of each column, how rows and results merge, the layout known before
+the first row."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from agac.spec.workflow import Merge
 TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
 _EXACT = 1 << 53  # up to here a double holds every integer
 _INT64 = 1 << 63
-_BITS: dict[type, int] = {str: TEXT_BIT, bool: _BOOLEAN, type(None): 0, dict: _NESTED, list: _NESTED}
+_BITS: dict[type, int] = {
+    str: TEXT_BIT,
+    bool: _BOOLEAN,
+    type(None): 0,
+    dict: _NESTED,
+    list: _NESTED,
+}
 _SCHEMA_BITS = {
     "string": TEXT_BIT, "boolean": _BOOLEAN, "integer": _SMALL, "number": _FLOAT,
     "array": _NESTED, "object": _NESTED, "null": 0,
@@ -26,7 +33,8 @@ _SCHEMA_BITS = {
 
 
 class Kind(StrEnum):
-    """What all values of a column are. MIXED ones have no common type that would keep them as they are."""
+    """What all values of a column are. MIXED ones have no common type that would keep them as they
+    are."""
 
     NOTHING = "nothing"  # null, as far as anybody knows
     TEXT = "text"
@@ -38,7 +46,8 @@ class Kind(StrEnum):
 
 
 def bits_of(value: JSONValue) -> int:
-    """What one value adds to what is known of its column; a number that JSON cannot hold counts as null."""
+    """What one value adds to what is known of its column; a number that JSON cannot hold counts as
+    null."""
     found = _BITS.get(type(value))
     if found is not None:
         return found
@@ -50,14 +59,15 @@ def bits_of(value: JSONValue) -> int:
 
 
 def shortest_real(real: float) -> float:
-    """A floating point number of 32 bits, which is not infinite, as it is shown: by the fewest digits that tell it from
-    others, so that 0.1 is not 0.10000000149011612."""
+    """A floating point number of 32 bits, which is not infinite, as it is shown: by the fewest
+    digits that tell it from others, so that 0.1 is not 0.10000000149011612."""
     texts = (f"{real:.{digits}g}" for digits in range(1, 10))
     return float(next(text for text in texts if unpack("f", pack("f", float(text)))[0] == real))
 
 
 def kind_of(bits: int) -> Kind:
-    """The kind of a column from all that was added. Integers with floats are numbers unless that would change one."""
+    """The kind of a column from all that was added. Integers with floats are numbers unless that
+    would change one."""
     if bits & ~(_SMALL | _LONG) == 0:
         return Kind.INTEGER if bits else Kind.NOTHING
     if bits & ~(_SMALL | _FLOAT) == 0:
@@ -66,7 +76,8 @@ def kind_of(bits: int) -> Kind:
 
 
 def declared_fields(schema: Mapping[str, Any] | None) -> dict[str, int]:
-    """The fields of the objects that a JSON Schema describes, in its order, with what it says of their values."""
+    """The fields of the objects that a JSON Schema describes, in its order, with what it says of
+    their values."""
     if schema is None:
         return {}
     properties = (resolved(schema, schema) or {}).get("properties")
@@ -100,9 +111,10 @@ def result_name(stages: Sequence[str]) -> str:
 
 
 class OutputRow(NamedTuple):
-    """A settled row on its way into tables and lines. `id` is the row's own; None where it lacks one, or repeats
-    another's. `cells` are in the order of the layout's columns; `record` is its one value, None where it failed, and
-    `failure` says why. `line` is the line of the text file that it was, None where lines need not correspond."""
+    """A settled row on its way into tables and lines. `id` is the row's own; None where it lacks
+    one, or repeats another's. `cells` are in the order of the layout's columns; `record` is its
+    one value, None where it failed, and `failure` says why. `line` is the line of the text file
+    that it was, None where lines need not correspond."""
 
     id: RowId | None
     cells: list[JSONValue]
@@ -117,14 +129,20 @@ def fields_of(value: JSONValue) -> Fields:
 
 
 class Merger:
-    """How a row and its result become one record: alike for all rows of a run, whatever fields each of them has."""
+    """How a row and its result become one record: alike for all rows of a run, whatever fields
+    each of them has."""
 
     def __init__(
-        self, merge: Merge, stage: str, row_fields: Iterable[str] = (), result_fields: Iterable[str] = ()
+        self,
+        merge: Merge,
+        stage: str,
+        row_fields: Iterable[str] = (),
+        result_fields: Iterable[str] = (),
     ) -> None:
         """The fields are those of any row and of any result. They decide which names clash."""
         self._merge = merge
-        row, result = dict.fromkeys(row_fields), dict.fromkeys(result_fields)
+        row = dict.fromkeys(row_fields)
+        result = dict.fromkeys(result_fields)
         written = [stage] if merge == "append" else list(result)
         taken = set(row) if merge in ("extend", "append") else set()
         self._names: dict[str, str] = {}
@@ -139,21 +157,28 @@ class Merger:
         """The result's field behind a field of the record, by the record's name for it."""
 
     def value(self, data: Fields, value: JSONValue) -> JSONValue:
-        """What is written for a row that is done: its result alone under `replace`, else a record."""
-        return value if self._merge == "replace" else self.record(data, value)
+        """What is written for a row that is done: its result alone under `replace`, else a
+        record."""
+        if self._merge == "replace":
+            return value
+        return self.record(data, value)
 
     def record(self, data: Fields, value: JSONValue) -> Fields:
         """The record of a row that is done. It shares its values with what it was made of."""
         if self._merge == "append":
             return {**data, self._stage: value}
-        if value is None:  # every stage whose result is written was skipped: all that it would have is null
+        # every stage whose result is written was skipped: all that it would have is null
+        if value is None:
             own = {} if self._merge == "replace" else data
             return {**own, **{name: None for name in self.origin if name not in own}}
         if self._merge == "replace":
             return fields_of(value)
         if self._merge == "update":
             return {**data, **fields_of(value)}
-        return {**data, **{self._names.get(field, field): inner for field, inner in fields_of(value).items()}}
+        return {
+            **data,
+            **{self._names.get(field, field): inner for field, inner in fields_of(value).items()},
+        }
 
     def failed(self, data: Fields) -> Fields:
         """The record of a row that failed: what it has of the row itself."""
@@ -172,7 +197,8 @@ MAX_COLUMNS = 10_000  # beyond this the fields are data (a date, an id a field),
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table. `declared`: the schema names it, so its kind will be the same next time."""
+    """A column of a table. `declared`: the schema names it, so its kind will be the same next
+    time."""
 
     name: str
     kind: Kind
@@ -181,9 +207,9 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of a run's tables; the last one holds errors, and the one before it sources where it `has_sources`.
-    `id_field` is the row's field that holds its id,
-    `id_place` the column; None where rows are numbered, or no column is the row's. By `key` a database finds rows."""
+    """The columns of a run's tables; the last one holds errors, and the one before it sources
+    where it `has_sources`. `id_field` is the row's field that holds its id, `id_place` the column;
+    None where rows are numbered, or no column is the row's. By `key` a database finds rows."""
 
     columns: tuple[TableColumn, ...]
     merger: Merger
@@ -192,8 +218,11 @@ class TableLayout:
     key: TableColumn
     has_sources: bool = False
 
-    def cells(self, record: Fields, error: str | None, sources: JSONValue = None) -> list[JSONValue]:
-        """The values of a row. A field that it lacks is null, and so are sources where it has none."""
+    def cells(
+        self, record: Fields, error: str | None, sources: JSONValue = None
+    ) -> list[JSONValue]:
+        """The values of a row. A field that it lacks is null, and so are sources where it has
+        none."""
         get = record.get
         if self.has_sources:
             return [*[get(column.name) for column in self.columns[:-2]], sources or None, error]
@@ -201,10 +230,12 @@ class TableLayout:
 
 
 class Observed:
-    """What all rows of a run have: fields, in the order in which they were met, and kinds of values."""
+    """What all rows of a run have: fields, in the order in which they were met, and kinds of
+    values."""
 
     def __init__(self, schema: Mapping[str, Any] | None, order: Iterable[str] = ()) -> None:
-        """`schema` is the results', None where they have none; `order` its fields, as they are met if empty."""
+        """`schema` is the results', None where they have none; `order` its fields, as they are met
+        if empty."""
         self._row: dict[str, int] = {}
         declared = declared_fields(schema)
         self._declared = {field: declared[field] for field in order if field in declared} | declared
@@ -217,7 +248,8 @@ class Observed:
         self._ids |= bits_of(own)
 
     def row(self, data: Fields) -> None:
-        """Looks at a row's own fields. Raises AgacError when there are more than a table can have."""
+        """Looks at a row's own fields. Raises AgacError when there are more than a table can
+        have."""
         _add(self._row, data)
 
     def result(self, value: JSONValue) -> None:
@@ -226,11 +258,20 @@ class Observed:
         _add(self._result, fields_of(value))
 
     def layout(
-        self, merge: Merge, stage: str, id_field: str | None, *, grouped: bool = False, sources: bool = False
+        self,
+        merge: Merge,
+        stage: str,
+        id_field: str | None,
+        *,
+        grouped: bool = False,
+        sources: bool = False,
     ) -> TableLayout:
-        """The columns under a way of merging, for the results of `stage`. Rows made of groups have no `id_field`.
-        `sources`: with a column of those of the answers."""
-        result = {one: self._result.get(one, 0) | self._declared.get(one, 0) for one in self._result | self._declared}
+        """The columns under a way of merging, for the results of `stage`. Rows made of groups have
+        no `id_field`. `sources`: with a column of those of the answers."""
+        result = {
+            one: self._result.get(one, 0) | self._declared.get(one, 0)
+            for one in self._result | self._declared
+        }
         result = result or {RESULT: 0}
         in_row = None if grouped else id_field
         if in_row is not None:
@@ -241,15 +282,26 @@ class Observed:
         if sources:
             columns.append(TableColumn(free_name(SOURCES, stage, taken), Kind.NESTED))
         error = free_name("error", stage, taken)
-        id_place = merger.fields.index(in_row) if in_row is not None and merge != "replace" else None
-        # a database finds rows by their own id where the table has the row's fields, else by a column of ours
+        if in_row is not None and merge != "replace":
+            id_place = merger.fields.index(in_row)
+        else:
+            id_place = None
+        # a database finds rows by their own id where the table has the row's fields, else by a
+        # column of ours
         numbered = id_field is None and not grouped
-        name = "row_number" if numbered else "id" if merge == "replace" or in_row is None else in_row
+        if numbered:
+            name = "row_number"
+        elif merge == "replace" or in_row is None:
+            name = "id"
+        else:
+            name = in_row
         key = TableColumn(name, Kind.INTEGER if numbered else kind_of(self._ids))
         whole = (*columns, TableColumn(error, Kind.TEXT))
         return TableLayout(whole, merger, id_field, id_place, key, sources)
 
-    def _column(self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]) -> TableColumn:
+    def _column(
+        self, name: str, merge: Merge, merger: Merger, result: Mapping[str, int]
+    ) -> TableColumn:
         field = merger.origin.get(name)
         if field is None:
             return TableColumn(name, kind_of(self._row[name]))
@@ -264,14 +316,21 @@ def _add(seen: dict[str, int], fields: Fields) -> None:
     for name, value in fields.items():
         seen[name] = seen.get(name, 0) | (TEXT_BIT if type(value) is str else bits_of(value))
     if len(seen) > MAX_COLUMNS:
-        problem = f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the columns of a table"
-        raise AgacError(problem, remedy="Remove output.format and output.to: results.jsonl holds rows of any form.")
+        problem = (
+            f"the rows have more than {MAX_COLUMNS:,} different fields, too many for the "
+            "columns of a table"
+        )
+        raise AgacError(
+            problem,
+            remedy="Remove output.format and output.to: results.jsonl holds rows of any form.",
+        )
 
 
 def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
-    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one gets a number. `there`
-    are the columns of a table that is there: of names that differ only by case each finds the column again that it was
-    given before, in whatever order they come now. The first name is the key's and stays as it is."""
+    """The names for databases, which tell no `a` from `A` and refuse an empty one: a later one
+    gets a number. `there` are the columns of a table that is there: of names that differ only by
+    case each finds the column again that it was given before, in whatever order they come now. The
+    first name is the key's and stays as it is."""
     plain = [name.replace("\0", "") or "column" for name in names]
     alike = Counter(name.lower() for name in plain)
     many = [name for name in plain[1:] if alike[name.lower()] > 1]
@@ -279,7 +338,8 @@ def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
     taken = {column.lower() for column in before.values()}
     found = []
     for name in plain:
-        free, number = before.pop(name, None), 1
+        free = before.pop(name, None)
+        number = 1
         if free is None:
             free = name
             while free.lower() in taken:
@@ -292,5 +352,9 @@ def distinct(names: Sequence[str], there: Collection[str] = ()) -> list[str]:
 
 def _before(name: str, there: Collection[str], key: str) -> str | None:
     """The column that `distinct` gave to a name when it made a table, if that is to be seen."""
-    own = [c for c in there if c == name or (c.startswith(f"{name}_") and c[len(name) + 1 :].isdecimal())]
+    own = [
+        c
+        for c in there
+        if c == name or (c.startswith(f"{name}_") and c[len(name) + 1 :].isdecimal())
+    ]
     return next((column for column in own if column.lower() != key.lower()), None)

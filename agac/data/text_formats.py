@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from _csv import Reader
 
 
-# CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has them. Cells are
-# strings, an empty cell is `""`. A short record lacks its last columns, as a JSON record may lack a field, or they are
-# None (`on_short_record: null`). Header names are taken without the spaces around them.
-# Blank lines are no records. A record whose quoting is broken is refused: guessing would move text.
+# CSV and TSV: a header that declares the columns, then one record after another, as RFC 4180 has
+# them. Cells are strings, an empty cell is `""`. A short record lacks its last columns, as a JSON
+# record may lack a field, or they are None (`on_short_record: null`). Header names are taken
+# without the spaces around them. Blank lines are no records. A record whose quoting is broken is
+# refused: guessing would move text.
 
 MAX_CELL = 32 * 1024 * 1024  # characters, four bytes each: what bounds an unclosed quote's memory
 _LOOK_AHEAD = 64 * 1024
@@ -40,20 +41,26 @@ _TOO_LARGE = "field larger"
 
 
 class _Lines:
-    """The lines of a file, as text. Bytes that are not UTF-8 stay in it as lone surrogates, and `dirty` says once there
-    were any: looking for them costs more than reading. Raises csv.Error before a line has filled the memory."""
+    """The lines of a file, as text. Bytes that are not UTF-8 stay in it as lone surrogates, and
+    `dirty` says once there were any: looking for them costs more than reading. Raises csv.Error
+    before a line has filled the memory."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
         self.dirty = False
 
     def __iter__(self) -> Iterator[str]:
-        # Only a file of old, whose first line ends with CR alone, is cut at a CR by itself: elsewhere one in an
-        # unquoted value would quietly make two records of one.
+        # Only a file of old, whose first line ends with CR alone, is cut at a CR by itself:
+        # elsewhere one in an unquoted value would quietly make two records of one.
         head = self._file.peek(_LOOK_AHEAD)[:_LOOK_AHEAD]
-        feed, carriage = head.find(b"\n"), head.find(b"\r")
+        feed = head.find(b"\n")
+        carriage = head.find(b"\r")
         is_old = carriage >= 0 and (feed < 0 or feed > carriage + 1)
-        for raw in self._old_lines() if is_old else iter(partial(self._file.readline, MAX_RECORD_BYTES + 1), b""):
+        for raw in (
+            self._old_lines()
+            if is_old
+            else iter(partial(self._file.readline, MAX_RECORD_BYTES + 1), b"")
+        ):
             if len(raw) > MAX_RECORD_BYTES:
                 raise csv.Error(_ENDLESS)
             try:
@@ -66,14 +73,16 @@ class _Lines:
         """Lines that end with CR, LF or both."""
         rest = b""
         while (piece := self._file.read(_LOOK_AHEAD)) and len(rest) <= MAX_RECORD_BYTES:
-            # of bytes, which splitlines() cuts at CR and LF alone; the last line may go on, if only with its LF
+            # of bytes, which splitlines() cuts at CR and LF alone; the last line may go on, if only
+            # with its LF
             *lines, rest = (rest + piece).splitlines(keepends=True)
             yield from lines
         yield from [rest] if rest else []
 
 
 class DelimitedSource(FileSource):
-    """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the fields."""
+    """A csv or tsv file. Raises UsageError when it has no header or one that cannot name the
+    fields."""
 
     def __init__(
         self,
@@ -84,7 +93,8 @@ class DelimitedSource(FileSource):
         on_short_record: OnShortRecord | None = None,
     ) -> None:
         super().__init__(path, shown, encoding)
-        self._delimiter, self._on_short_record = delimiter, on_short_record
+        self._delimiter = delimiter
+        self._on_short_record = on_short_record
         # a setting of the whole process: only ever raised
         csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL))
         with self._reader() as (reader, _):
@@ -95,17 +105,23 @@ class DelimitedSource(FileSource):
         width = len(columns)
         with self._reader() as (reader, lines):
             if self._header(reader) != columns:
-                raise AgacError(f"{self._shown}: the header has changed since it was read", remedy="Run again.")
-            ordinal, line = 0, reader.line_num + 1
+                raise AgacError(
+                    f"{self._shown}: the header has changed since it was read", remedy="Run again."
+                )
+            ordinal = 0
+            line = reader.line_num + 1
             while True:
                 try:
                     for cells in reader:
-                        if cells or width == 1:  # of one column an empty line is an empty value, and no space between
+                        # of one column an empty line is an empty value, and no space between
+                        if cells or width == 1:
                             cells = cells or [""]
                             ordinal += 1
                             if ordinal > start:
                                 if len(cells) == width and not lines.dirty:
-                                    yield Record(ordinal, dict(zip(columns, cells, strict=True)), None, line)
+                                    yield Record(
+                                        ordinal, dict(zip(columns, cells, strict=True)), None, line
+                                    )
                                 else:
                                     yield self._unusual(ordinal, line, cells)
                         line = reader.line_num + 1
@@ -129,22 +145,36 @@ class DelimitedSource(FileSource):
             cells = next((cells for cells in reader if cells), None)
         except csv.Error as error:
             with self._opened() as file:
-                after_quotes = re.findall(rb'"([;|\t,])', file.peek(_LOOK_AHEAD).partition(b"\n")[0])
+                after_quotes = re.findall(
+                    rb'"([;|\t,])', file.peek(_LOOK_AHEAD).partition(b"\n")[0]
+                )
             signs = b"".join(after_quotes).decode().replace(self._delimiter, "")
-            remedy = "Fix the header line, or name the sign: `delimiter` in the input, --delimiter of `agac data`."
-            raise UsageError(f"{self._shown}:1: {_quoting(str(error), 1, [signs])}", remedy=remedy) from error
+            remedy = (
+                "Fix the header line, or name the sign: `delimiter` in the input, "
+                "--delimiter of `agac data`."
+            )
+            raise UsageError(
+                f"{self._shown}:1: {_quoting(str(error), 1, [signs])}", remedy=remedy
+            ) from error
         if cells is None:
-            raise UsageError(f"{self._shown}:1: there is no header", remedy="Write the column names in the first line.")
+            raise UsageError(
+                f"{self._shown}:1: there is no header",
+                remedy="Write the column names in the first line.",
+            )
         names = tuple(cell.strip() for cell in cells)
-        problem, remedy = "", sentence(files.OTHER_ENCODING)
-        if bad := self._first_unreadable(names, "name"):
+        problem = ""
+        remedy = sentence(files.OTHER_ENCODING)
+        bad = self._first_unreadable(names, "name")
+        if bad:
             # by its number: the name itself is what cannot be shown
             problem, _, todo = bad[1].partition("; ")
-            problem, remedy = f"the header's column {bad[0] + 1}: {problem}", sentence(todo)
+            problem = f"the header's column {bad[0] + 1}: {problem}"
+            remedy = sentence(todo)
         elif any("\0" in name for name in names):
             problem = "the header holds NUL characters, as UTF-16 has them"
         elif blank := [str(place) for place, name in enumerate(names, start=1) if not name]:
-            problem, remedy = f"the header has no name for column {', '.join(blank)}", "Give every column a name."
+            problem = f"the header has no name for column {', '.join(blank)}"
+            remedy = "Give every column a name."
         place = f"{self._shown}:{max(reader.line_num, 1)}:"
         if problem:
             raise UsageError(f"{place} {problem}", remedy=remedy)
@@ -154,7 +184,8 @@ class DelimitedSource(FileSource):
     def _unusual(self, ordinal: int, line: int, cells: list[str]) -> Record:
         columns = self._columns
         missing = len(columns) - len(cells)
-        if bad := self._first_unreadable(cells, "value"):
+        bad = self._first_unreadable(cells, "value")
+        if bad:
             name = quoted(columns[bad[0]]) if bad[0] < len(columns) else str(bad[0] + 1)
             return self._refused(ordinal, line, f"column {name}: {bad[1]}")
         if missing < 0:
@@ -168,14 +199,19 @@ class DelimitedSource(FileSource):
         return Record(ordinal, data, None, line, short=missing > 0)
 
     def _first_unreadable(self, cells: Sequence[str], what: str) -> tuple[int, str] | None:
-        """The place from 0 of the first cell with a byte that cannot be read, and which byte it is."""
+        """The place from 0 of the first cell with a byte that cannot be read, and which byte it
+        is."""
         found = ((place, unreadable(cell, what, self._read_as)) for place, cell in enumerate(cells))
         return next(((place, problem) for place, problem in found if problem), None)
 
 
 def separator_hint(columns: Sequence[str]) -> str:
-    """A question and its answer when the one column looks like a header that was not taken apart."""
-    found = next((sign for sign in (";", "\t", "|", ",") if sign in columns[0]), None) if len(columns) == 1 else None
+    """A question and its answer when the one column looks like a header that was not taken
+    apart."""
+    if len(columns) == 1:
+        found = next((sign for sign in (";", "\t", "|", ",") if sign in columns[0]), None)
+    else:
+        found = None
     if found is None:
         return ""
     name, written = ("tabs", r"\t") if found == "\t" else (f"'{found}'", found)
@@ -185,13 +221,19 @@ def separator_hint(columns: Sequence[str]) -> str:
 
 def _quoting(error: str, line: int, columns: Sequence[str]) -> str:
     if error.startswith("unexpected end of data"):
-        return f"a quote that is opened in the record on line {line} is never closed; the file ends inside it"
+        return (
+            f"a quote that is opened in the record on line {line} is never closed; the "
+            "file ends inside it"
+        )
     if error.startswith("new-line character"):
         return "a carriage return stands in a value without quotes; put quotes around the value"
     if error == _ENDLESS:
         return f"the line is longer than {MAX_RECORD_BYTES} bytes; nothing after it is read"
     if error.startswith(_TOO_LARGE):
-        return f"a value is longer than {MAX_CELL} characters; is its closing quote missing? Nothing after it is read"
+        return (
+            f"a value is longer than {MAX_CELL} characters; is its closing quote missing? "
+            "Nothing after it is read"
+        )
     how = separator_hint(columns) or 'write a quote inside a quoted value as ""'
     return f"the quoting is broken ({error}); {how}"
 
@@ -210,8 +252,9 @@ class TextSource(LineSource):
 
 
 class WholeFiles:
-    """The files that an input's patterns match, each a row: `path` (relative, the row's id), `name` and `content`. One
-    that cannot be read is a row with an error that keeps its path, so that it is the same row once it is mended."""
+    """The files that an input's patterns match, each a row: `path` (relative, the row's id),
+    `name` and `content`. One that cannot be read is a row with an error that keeps its path, so
+    that it is the same row once it is mended."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._spec = spec
@@ -229,7 +272,8 @@ class WholeFiles:
 
 
 def matched_files(spec: InputSpec) -> Iterator[str]:
-    """The paths that an input matches, relative to its folder. Raises AgacError when a folder cannot be read."""
+    """The paths that an input matches, relative to its folder. Raises AgacError when a folder
+    cannot be read."""
     try:
         yield from matching_rows(spec.path, spec.patterns, spec.skipped)
     except Unmatchable as error:
@@ -240,9 +284,17 @@ def _record(ordinal: int, root: Path, relative: str, encoding: str | None) -> Re
     content, problem = _text(root / relative, encoding)
     shown = relative.encode(errors="surrogateescape").decode(errors="replace")
     if shown != relative:
-        content, problem = None, "the file's name is not UTF-8; rename it"
-    data: dict[str, JSONValue] = {"path": shown, "name": PurePosixPath(shown).name, "content": content}
-    error = RowError(ErrorType.INVALID_ROW, f"{shown}: {problem}") if problem else None
+        content = None
+        problem = "the file's name is not UTF-8; rename it"
+    data: dict[str, JSONValue] = {
+        "path": shown,
+        "name": PurePosixPath(shown).name,
+        "content": content,
+    }
+    if problem:
+        error = RowError(ErrorType.INVALID_ROW, f"{shown}: {problem}")
+    else:
+        error = None
     return Record(ordinal, data, error, None, shown)
 
 
@@ -257,19 +309,24 @@ def _text(path: Path, encoding: str | None) -> tuple[str | None, str | None]:
     if len(raw) > MAX_RECORD_BYTES:
         return None, f"is larger than {MAX_RECORD_BYTES} bytes"
     encoding = files.encoding_of(raw, encoding)
-    text = raw.removeprefix(files.BOM).decode(encoding or "utf-8", files.KEPT if encoding else "surrogateescape")
-    if problem := unreadable(text, "file", encoding):
+    text = raw.removeprefix(files.BOM).decode(
+        encoding or "utf-8", files.KEPT if encoding else "surrogateescape"
+    )
+    problem = unreadable(text, "file", encoding)
+    if problem:
         return None, f"{problem}, or name text files only"
     return text, None
 
 
-_END = "\r\n"  # for the csv module, which quotes a cell that holds a character of its line end, and no other
+# for the csv module, which quotes a cell that holds a character of its line end, and no other
+_END = "\r\n"
 _FORMULA = re.compile(r"[=+\-@\t\r\n]")
 _PLAIN_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\Z")
 
 
 def cell_text(value: JSONValue) -> str:
-    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects as JSON."""
+    """A value as the text of a cell: null is empty, true and numbers as in JSON, lists and objects
+    as JSON."""
     if isinstance(value, str):
         return value
     if value is None or (isinstance(value, float) and not isfinite(value)):
@@ -278,16 +335,20 @@ def cell_text(value: JSONValue) -> str:
 
 
 def safe_cell_text(value: JSONValue) -> str:
-    """The same, as no spreadsheet takes it for a formula. A plain number is none, also with a sign."""
+    """The same, as no spreadsheet takes it for a formula. A plain number is none, also with a
+    sign."""
     if isinstance(value, str) and _FORMULA.match(value) and not _PLAIN_NUMBER.match(value):
         return f"'{value}"
     return cell_text(value)
 
 
 class DelimitedSink(AtomicFile):
-    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8. `bom`: after its mark."""
+    """Rows with a header line, quoted as RFC 4180 says, lines ended by `\\n`, in UTF-8. `bom`:
+    after its mark."""
 
-    def __init__(self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool, bom: bool) -> None:
+    def __init__(
+        self, path: Path, layout: TableLayout, delimiter: str, *, safe: bool, bom: bool
+    ) -> None:
         super().__init__(path)
         self.append(files.BOM.decode() if bom else "")
         self._lines = _Written()
@@ -321,9 +382,10 @@ FAILED = "[failed] "
 
 
 class TextSink(AtomicFile):
-    """One result a line, in the order of the rows; the line of a row that failed is marked, and says why. A line end
-    within a result is written as `\\n` or `\\r`; a result that is no text is written as JSON. Rows that were lines of a
-    text file stand at the same lines: between them are empty ones, for blank lines and for rows without a result."""
+    """One result a line, in the order of the rows; the line of a row that failed is marked, and
+    says why. A line end within a result is written as `\\n` or `\\r`; a result that is no text is
+    written as JSON. Rows that were lines of a text file stand at the same lines: between them are
+    empty ones, for blank lines and for rows without a result."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -333,7 +395,10 @@ class TextSink(AtomicFile):
         self.append("".join(map(self._written, rows)))
 
     def _written(self, row: OutputRow) -> str:
-        text = cell_text(row.record) if row.failure is None else f"{FAILED}{row.failure}"
+        if row.failure is None:
+            text = cell_text(row.record)
+        else:
+            text = f"{FAILED}{row.failure}"
         blank = 0
         if row.line is not None:
             before = self._line if row.line >= self._line else 0  # else the next file begins

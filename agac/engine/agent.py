@@ -1,8 +1,9 @@
-"""Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it what they gave, and so
-on until it answers. What decides the next request is in `TaskConversation`, and can be made anew from the store: the
-opening messages, the replies as they came, the results of tools. `Agents` sends, calls and stores. A reply is durable
-before the next request is made of it, and before a call that must not be repeated; that is stored as intended first,
-once nothing is waited for but the call itself."""
+"""Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it
+what they gave, and so on until it answers. What decides the next request is in `TaskConversation`,
+and can be made anew from the store: the opening messages, the replies as they came, the results of
+tools. `Agents` sends, calls and stores. A reply is durable before the next request is made of it,
+and before a call that must not be repeated; that is stored as intended first, once nothing is
+waited for but the call itself."""
 
 from __future__ import annotations
 
@@ -15,7 +16,18 @@ from pathlib import Path
 
 from agac.core.errors import REPAIRED, AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
-from agac.core.types import Fault, Finish, JSONValue, Message, Reply, Request, ToolCall, ToolMessage, ToolResult, Usage
+from agac.core.types import (
+    Fault,
+    Finish,
+    JSONValue,
+    Message,
+    Reply,
+    Request,
+    ToolCall,
+    ToolMessage,
+    ToolResult,
+    Usage,
+)
 from agac.engine.caller import Answer, Caller, CapReached, NextTurn, TaskAttempts
 from agac.engine.connections import ModelConnection, request_for_model
 from agac.engine.invocation import InvocationContext
@@ -30,21 +42,40 @@ from agac.spec.tools import AgentSpec, ToolSpec
 from agac.spec.workflow import RowBudget, family
 from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
-from agac.store.rows import RecordedCall, StoredCall, StoredTurn, calls_since, newest_turns, recorded_calls, turns_used
+from agac.store.rows import (
+    RecordedCall,
+    StoredCall,
+    StoredTurn,
+    calls_since,
+    newest_turns,
+    recorded_calls,
+    turns_used,
+)
 from agac.store.writer import ToolCache
-from agac.tools.pool import CallScope, Elsewhere, ToolContext, ToolOutcome, ToolPool, cut, open_tools
+from agac.tools.pool import (
+    CallScope,
+    Elsewhere,
+    ToolContext,
+    ToolOutcome,
+    ToolPool,
+    cut,
+    open_tools,
+)
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
 
-RECORDED = Path("tools") / "recorded"  # where results of tools are noted, a file a workflow (`tools_mode: record`)
+# where results of tools are noted, a file a workflow (`tools_mode: record`)
+RECORDED = Path("tools") / "recorded"
 
 MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
-MOST_CALLS = 128  # of one reply: as many as providers take tools, and far more than a model has use for in one turn
+# of one reply: as many as providers take tools, and far more than a model has use for in one turn
+MOST_CALLS = 128
 ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
 MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_chars` is larger
 MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
 
 ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
-"""What the model is told under `structured_tool_policy: defer`, once it has answered without the form."""
+"""What the model is told under `structured_tool_policy: defer`, once it has answered without the
+form."""
 
 NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."
 """What the model is told of such a call, where the user says so."""
@@ -57,19 +88,25 @@ End = ValidReply | RowError  # how a conversation ends
 
 def how_ended(end: End | None) -> str | None:
     """How a conversation ended, as its last turn says in the store; None: it goes on."""
-    return None if end is None else "done" if isinstance(end, ValidReply) else "failed"
+    if end is None:
+        return None
+    if isinstance(end, ValidReply):
+        return "done"
+    return "failed"
 
 
 @dataclass
 class BeginAnew(Exception):
-    """The session of a server is lost with its state: what was said before means nothing to a new one."""
+    """The session of a server is lost with its state: what was said before means nothing to a new
+    one."""
 
     error: RowError
 
 
 @dataclass(slots=True)
 class Turn:
-    """A reply, and what follows from it: the results of its calls (None: they are still to be had), or what we said."""
+    """A reply, and what follows from it: the results of its calls (None: they are still to be
+    had), or what we said."""
 
     number: int
     reply: Reply
@@ -79,12 +116,13 @@ class Turn:
 
 @dataclass(slots=True)
 class TaskConversation:
-    """A task's conversation with one model. `request` is its opening, `first` the number of its first turn.
+    """A task's conversation with one model. `request` is its opening, `first` the number of its
+    first turn.
 
-    `by_form`: an answer of the right form is asked for now, and no tools may be called. `bound`: what of the row's
-    budget is used up, so that no tools are called any more. `changed`: a call was made now that must not be repeated.
-    `stored` has what is known of calls, by turn and place; `end` is how stored turns ended, `raised` what stops a
-    child, and so this."""
+    `by_form`: an answer of the right form is asked for now, and no tools may be called. `bound`:
+    what of the row's budget is used up, so that no tools are called any more. `changed`: a call
+    was made now that must not be repeated. `stored` has what is known of calls, by turn and place;
+    `end` is how stored turns ended, `raised` what stops a child, and so this."""
 
     attempts: TaskAttempts
     request: Request
@@ -121,7 +159,8 @@ class TaskConversation:
 
     @property
     def _in_words(self) -> bool:
-        """Whether the form of the answer is said as instructions alone, the same in all of its requests."""
+        """Whether the form of the answer is said as instructions alone, the same in all of its
+        requests."""
         return self.stage.says_schema_in_words(self.connection.model)
 
     @property
@@ -132,7 +171,10 @@ class TaskConversation:
     @property
     def _is_last(self) -> bool:
         """Whether its turns are used up: the model is asked once more, and may not call tools."""
-        return bool(self.bound) or sum(turn.reply.goes_on for turn in self.turns) >= self.stage.tooling.max_turns
+        return (
+            bool(self.bound)
+            or sum(turn.reply.goes_on for turn in self.turns) >= self.stage.tooling.max_turns
+        )
 
     @property
     def _gives_tools(self) -> bool:
@@ -142,8 +184,14 @@ class TaskConversation:
     def refused(self, place: int) -> str | None:
         """Why a call of the last turn is not made, whatever it asks for."""
         if self.by_form or not self._gives_tools:
-            return "This call was not made: no tools are offered now. Give the answer in the form that was asked for."
-        too_many = f"This call was not made: a reply may make {MOST_CALLS}. Ask for what is still needed in the next."
+            return (
+                "This call was not made: no tools are offered now. Give the answer in the "
+                "form that was asked for."
+            )
+        too_many = (
+            f"This call was not made: a reply may make {MOST_CALLS}. Ask for what is still "
+            "needed in the next."
+        )
         return too_many if place >= MOST_CALLS else None
 
     def next_request(self) -> Request:
@@ -157,7 +205,9 @@ class TaskConversation:
                 messages.append(ToolMessage("tool", "", tuple(turn.results)))
             elif turn.said:
                 messages.append(Message("user", turn.said))
-        may_send_tools = not self.by_form or self._in_words or self.connection.model.provider.tools_with_schema
+        may_send_tools = (
+            not self.by_form or self._in_words or self.connection.model.provider.tools_with_schema
+        )
         return replace(
             self.request,
             messages=tuple(messages),
@@ -172,18 +222,33 @@ class TaskConversation:
         """The result that a reply is, or why it is none; None: the conversation goes on."""
         if reply.goes_on:
             if self._is_last:
-                what = self.bound or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
-                message = f"{what} are used up, and the model did not answer when it was asked to without tools"
-                return RowError(ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message)
+                what = (
+                    self.bound
+                    or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
+                )
+                message = (
+                    f"{what} are used up, and the model did not answer when it was asked "
+                    "to without tools"
+                )
+                return RowError(
+                    ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message
+                )
             last = [reply.calls, *(turn.reply.calls for turn in self.turns[-ALIKE + 1 :])]
             asked = {tuple(sorted((call.name, call.arguments) for call in calls)) for calls in last}
             if reply.calls and len(last) == ALIKE and len(asked) == 1:
-                message = f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
+                message = (
+                    f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
+                )
                 return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
             return None
-        whole = reply._replace(finish=Finish.STOP) if reply.finish is Finish.TOOLS else reply
+        if reply.finish is Finish.TOOLS:
+            whole = reply._replace(finish=Finish.STOP)
+        else:
+            whole = reply
         enforced = self.connection.enforced and not (self._without_schema or self._in_words)
-        found = self.connection.checker.check(whole, enforced=enforced, view=self.attempts.active.view)
+        found = self.connection.checker.check(
+            whole, enforced=enforced, view=self.attempts.active.view
+        )
         may_go_on = self._without_schema and bool(reply.text.strip()) and not reply.calls
         if may_go_on and isinstance(found, RowError) and found.type in _OF_FORM:
             return None
@@ -194,15 +259,17 @@ class TaskConversation:
         self.turns.append(turn)
         turn.results = None if judged is None and turn.reply.calls else []
         if judged is None and not turn.reply.goes_on:
-            turn.said, self.by_form = ASK_FORM, True
+            turn.said = ASK_FORM
+            self.by_form = True
         if isinstance(judged, RowError) and self._asks_again(judged):
             turn.said = complaint(judged, wants_json=self.stage.wants_json)
             judged = None
         return judged
 
     def _asks_again(self, error: RowError) -> bool:
-        """Whether an answer with this error is quoted and asked for again, which is counted. The first one that lacks a
-        form that was said in words alone takes nothing of `repair`: no provider held the model to it."""
+        """Whether an answer with this error is quoted and asked for again, which is counted. The
+        first one that lacks a form that was said in words alone takes nothing of `repair`: no
+        provider held the model to it."""
         of_form = self._in_words and not self.by_form and error.type is ErrorType.SCHEMA_MISMATCH
         if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.repair):
             return False
@@ -216,13 +283,19 @@ class TaskConversation:
         failed = [_failures(one) for one in self.turns[-ALIKE:]]
         if len(failed) == ALIKE and failed[0] and failed.count(failed[0]) == ALIKE:
             what = "; ".join(f"{name}: {text}" for name, text in failed[0])
-            return RowError(ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}")
+            return RowError(
+                ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}"
+            )
         pairs = zip(turn.reply.calls, results, strict=True)
         broken = [f"{call.name}: {result.text}" for call, result in pairs if result.by_tool]
         if broken and self.stage.tooling.on_failure == "fail":
-            return RowError(ErrorType.TOOL_SERVER_ERROR, f"{broken[0]}; the stage has on_tool_failure: fail")
+            return RowError(
+                ErrorType.TOOL_SERVER_ERROR, f"{broken[0]}; the stage has on_tool_failure: fail"
+            )
         if self.spec.result_mode != "passthrough":
-            turn.results = _bounded(results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)]))
+            turn.results = _bounded(
+                results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)])
+            )
             return None
         for call, result in zip(turn.reply.calls, results, strict=True):
             if result.is_error:
@@ -242,12 +315,17 @@ class TaskConversation:
                 self.end = RowError(reply.type, reply.message)
                 return
             self.next_request()  # which settles whether the form alone was asked for
-            turn, goes_on = Turn(one.number, reply), one is not stored[-1] and reply.goes_on
+            turn = Turn(one.number, reply)
+            goes_on = one is not stored[-1] and reply.goes_on
             self.end = self.take(turn, None if goes_on else self.judge(reply))
             known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
-            if turn.results is None and all(call is not None and call.result is not None for call in known):
+            if turn.results is None and all(
+                call is not None and call.result is not None for call in known
+            ):
                 pairs = zip(reply.calls, filter(None, known), strict=True)
-                self.end = self.take_results(turn, [told(call, old.result or "", old.state) for call, old in pairs])
+                self.end = self.take_results(
+                    turn, [told(call, old.result or "", old.state) for call, old in pairs]
+                )
 
 
 _OF_FORM = (ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED)
@@ -260,9 +338,14 @@ def told(call: ToolCall, text: str, state: str) -> ToolResult:
 
 
 def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
-    """The results of a turn: where they are more than `most` characters together, all of the longest cut alike."""
-    left, share, why = most + 100 * len(results), most, f": a turn's results have {most:,} at most"  # and their notes
-    for count, length in zip(range(len(results), 0, -1), sorted(len(one.text) for one in results), strict=True):
+    """The results of a turn: where they are more than `most` characters together, all of the
+    longest cut alike."""
+    left = most + 100 * len(results)  # and their notes
+    share = most
+    why = f": a turn's results have {most:,} at most"
+    for count, length in zip(
+        range(len(results), 0, -1), sorted(len(one.text) for one in results), strict=True
+    ):
         share = left // count
         if length > share:
             break
@@ -278,7 +361,11 @@ def shown(calls: Iterable[ToolCall]) -> str:
 def _failures(turn: Turn) -> list[tuple[str, str]]:
     """What the calls of a turn said, where all of them failed."""
     results = turn.results or []
-    failed = [(call.name, one.text) for call, one in zip(turn.reply.calls, results, strict=False) if one.is_error]
+    failed = [
+        (call.name, one.text)
+        for call, one in zip(turn.reply.calls, results, strict=False)
+        if one.is_error
+    ]
     return failed if results and len(failed) == len(results) else []
 
 
@@ -286,42 +373,63 @@ def _failures(turn: Turn) -> list[tuple[str, str]]:
 async def open_agents(
     context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
 ) -> AsyncIterator[None]:
-    """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when one cannot be had.
-    `since`: earlier conversations count that began then or later, in seconds since 1970."""
-    work, stages = context.work, [stage for stage in context.plan.asking if stage.agent_spec is not None]
+    """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when
+    one cannot be had. `since`: earlier conversations count that began then or later, in seconds
+    since 1970."""
+    work = context.work
+    stages = [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
         yield
         return
     agents = caller.agents = Agents(context, caller, since)
-    database, clock = context.places.database, work.clocks.wall
+    database = context.places.database
+    clock = work.clocks.wall
     tools = ToolContext(
-        root=work.root, redactor=work.redactor, monotonic=work.clocks.monotonic, env=work.env, web=work.web,
-        functions=work.functions, run_child=agents.run_child, sleep=context.stop_signal.sleep,
-        go_on=context.stop_signal.check, stops=RunStopped,
+        root=work.root,
+        redactor=work.redactor,
+        monotonic=work.clocks.monotonic,
+        env=work.env,
+        web=work.web,
+        functions=work.functions,
+        run_child=agents.run_child,
+        sleep=context.stop_signal.sleep,
+        go_on=context.stop_signal.check,
+        stops=RunStopped,
         later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
-        recorded=agents.recorded, elsewhere=elsewhere,
-        record=(work.answers and work.answers.calls) or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
-    )  # fmt: skip
+        recorded=agents.recorded,
+        elsewhere=elsewhere,
+        record=(work.answers and work.answers.calls)
+        or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+    )
     async with open_tools(stages, tools) as agents.pool:
         yield
 
 
 class StoredIntent(Intent):
-    """An intent that is a line of the store: a kill after it leaves the question what came of the call."""
+    """An intent that is a line of the store: a kill after it leaves the question what came of the
+    call."""
 
     is_kept = True
 
     def __init__(self, agents: Agents, talk: TaskConversation, turn: Turn, place: int) -> None:
-        self._agents, self._talk, self._turn, self._place = agents, talk, turn, place
-        self._before, self._is_closed, self._times = "", False, 0
+        self._agents = agents
+        self._talk = talk
+        self._turn = turn
+        self._place = place
+        self._before = ""
+        self._is_closed = False
+        self._times = 0
 
     def note(self) -> None:
-        """Writes the line, and that of the call of the agent whose conversation this is, into the next commit."""
+        """Writes the line, and that of the call of the agent whose conversation this is, into the
+        next commit."""
         if self.is_begun:
             return
         attempts = self._talk.attempts
-        self.is_begun, self._before = True, attempts.changed
-        attempts.changed, self._talk.changed = shown([self._turn.reply.calls[self._place]]), True
+        self.is_begun = True
+        self._before = attempts.changed
+        attempts.changed = shown([self._turn.reply.calls[self._place]])
+        self._talk.changed = True
         above = self._agents.intents.get(attempts.fingerprint)
         if above is not None:
             above.note()
@@ -345,9 +453,13 @@ class StoredIntent(Intent):
         """See Intent: an earlier call in its place may have been made."""
         if not self.is_begun or self._times > 1:
             return
-        self.is_begun, self._times = False, 0
-        old, attempts = self._talk.stored.get((self._turn.number, self._place)), self._talk.attempts
-        self._agents.keep(self._talk, self._turn, self._place, "refused" if old is None else old.state, None)
+        self.is_begun = False
+        self._times = 0
+        old = self._talk.stored.get((self._turn.number, self._place))
+        attempts = self._talk.attempts
+        self._agents.keep(
+            self._talk, self._turn, self._place, "refused" if old is None else old.state, None
+        )
         if attempts.changed == shown([self._turn.reply.calls[self._place]]):
             attempts.changed = self._before
 
@@ -357,28 +469,46 @@ class StoredIntent(Intent):
 
 
 class Agents:
-    """Asks the models of stages with tools. `intents` are those of calls of agents that are under way, by the
-    conversation of the agent that is called."""
+    """Asks the models of stages with tools. `intents` are those of calls of agents that are under
+    way, by the conversation of the agent that is called."""
 
     pool: ToolPool
 
     def __init__(self, context: InvocationContext, caller: Caller, since: float) -> None:
         plan = context.plan
-        self._caller, self._since, self._budget = caller, since, plan.rules.row or RowBudget()
-        self._children = {child.name: child for stage in plan.asking for child in family(stage) if child is not stage}
+        self._caller = caller
+        self._since = since
+        self._budget = plan.rules.row or RowBudget()
+        self._children = {
+            child.name: child
+            for stage in plan.asking
+            for child in family(stage)
+            if child is not stage
+        }
         self._preparer = Preparer(tuple(self._children.values()), plan.vars, context.places.run)
-        self._database, self._workflow, self._run = context.places.database, context.plan.workflow, context.places.run
-        self._ledger, self._stop_signal, self._clocks = context.ledger, context.stop_signal, context.work.clocks
-        self._clean, self._stops = context.work.redactor.clean, context.stops
-        self._choice = context.work.retry.calls if context.work.retry else context.work.calls
+        self._database = context.places.database
+        self._workflow = context.plan.workflow
+        self._run = context.places.run
+        self._ledger = context.ledger
+        self._stop_signal = context.stop_signal
+        self._clocks = context.work.clocks
+        self._clean = context.work.redactor.clean
+        self._stops = context.stops
+        if context.work.retry:
+            self._choice = context.work.retry.calls
+        else:
+            self._choice = context.work.calls
         self._stored: dict[bytes, tuple[list[StoredTurn], list[StoredCall]]] = {}
         self._open: dict[bytes, TaskConversation] = {}
         self.intents: dict[bytes, StoredIntent] = {}
         self.durable = context.ledger.durable
 
     async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
-        """Looks for a conversation that goes on; the position of the model that it is with, of these."""
-        position, active, own = await self._found(attempts, models), attempts.active, attempts.fingerprint
+        """Looks for a conversation that goes on; the position of the model that it is with, of
+        these."""
+        position = await self._found(attempts, models)
+        active = attempts.active
+        own = attempts.fingerprint
         if self._budget.turns is None and self._budget.tool_calls is None:
             return position
         index, (_, calls) = attempts.stage.index, self._stored.get(own, ((), ()))
@@ -392,13 +522,16 @@ class Agents:
 
     async def _found(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
         """Looks for the stored conversation that goes on: the position of its model."""
-        own, index = attempts.fingerprint, attempts.connection.stage.index
+        own = attempts.fingerprint
+        index = attempts.connection.stage.index
         turns = await newest_turns(self._database, own, self._workflow)
         if not turns:
             return attempts.position
-        first, last = turns[0], turns[-1]
+        first = turns[0]
+        last = turns[-1]
         attempts.turns = last.number
-        active, stage = attempts.active, attempts.stage
+        active = attempts.active
+        stage = attempts.stage
         old = stage.max_age is not None and first.at < self._clocks.wall() - stage.max_age
         again = first.at < active.takes_since(stage.index, self._since)
         if again or last.ended == "lost" or (old and last.ended == "done"):
@@ -409,29 +542,48 @@ class Agents:
             found = self.pool.check(index, call.name, call.arguments)
             if call.state == "refused" or isinstance(found, str):
                 continue
-            forgotten |= last.ended != "done" and self._choice != "skip" and self.pool.remembers(index, found[0])
+            forgotten |= (
+                last.ended != "done"
+                and self._choice != "skip"
+                and self.pool.remembers(index, found[0])
+            )
             if self._changes(attempts.connection.stage, found[0]):
                 attempts.changed = shown([ToolCall("", call.name, call.arguments)])
         lanes = [connection.model.lane for connection in models]
-        broken = last.ended == "failed" or first.number != first.conversation  # of which a part was dropped
+        # of which a part was dropped
+        broken = last.ended == "failed" or first.number != first.conversation
         if broken or old or forgotten or first.model not in lanes[attempts.position :]:
             return attempts.position
         self._stored[own] = turns, calls
         return lanes.index(first.model, attempts.position)
 
     def _changes(self, stage: PlannedStage, tool: ToolSpec) -> bool:
-        """Whether a call, or the agent it asks, changes something, so that it is made again only by who is asked."""
-        child = self._children[f"{stage.name}/{tool.source}"] if tool.kind == "agent" else None
-        own = child.agent_spec.tools if child is not None and child.agent_spec is not None else ()
-        return self.pool.changes(stage.index, tool) or any(self._changes(child, one) for one in own if child)
+        """Whether a call, or the agent it asks, changes something, so that it is made again only
+        by who is asked."""
+        if tool.kind == "agent":
+            child = self._children[f"{stage.name}/{tool.source}"]
+        else:
+            child = None
+        if child is not None and child.agent_spec is not None:
+            own = child.agent_spec.tools
+        else:
+            own = ()
+        return self.pool.changes(stage.index, tool) or any(
+            self._changes(child, one) for one in own if child
+        )
 
     async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, at the end of a conversation."""
-        opening = request_for_model(attempts.connection.model, request, attempts.position, attempts.replica)
+        opening = request_for_model(
+            attempts.connection.model, request, attempts.position, attempts.replica
+        )
         known = self._stored.pop(attempts.fingerprint, None)
         if known is None and attempts.changed:
             if self._choice != "repeat":
-                what = f"{attempts.changed} was called in a conversation without an answer; a new one may call it again"
+                what = (
+                    f"{attempts.changed} was called in a conversation without an answer; a "
+                    "new one may call it again"
+                )
                 return self._undecided(attempts, what, "--repeat-calls begins a new one")
             attempts.changed = ""
         answer: Answer | RowError | None = None
@@ -462,14 +614,18 @@ class Agents:
     async def run_child(
         self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope, intent: Intent
     ) -> ToolOutcome:
-        """An agent's answer to what another one asks it, for the row that asks. What it changes, its own calls change,
-        which begin the `intent`, too; all else goes on from the store."""
+        """An agent's answer to what another one asks it, for the row that asks. What it changes,
+        its own calls change, which begin the `intent`, too; all else goes on from the store."""
         talk = self._open[scope.fingerprint]
-        child, active = self._children[f"{talk.stage.name}/{tool.source}"], talk.attempts.active
-        prepared = self._preparer.prepare(child, self._preparer.view(dict(arguments)), active.new.row.id)
+        child = self._children[f"{talk.stage.name}/{tool.source}"]
+        active = talk.attempts.active
+        prepared = self._preparer.prepare(
+            child, self._preparer.view(dict(arguments)), active.new.row.id
+        )
         if isinstance(prepared, RowError):
             return ToolOutcome(prepared.message, error=True)
-        if (refusal := prepared.refusal) is not None:
+        refusal = prepared.refusal
+        if refusal is not None:
             return ToolOutcome(refusal.message, error=True)
         own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
         if isinstance(intent, StoredIntent):
@@ -477,39 +633,64 @@ class Agents:
         if active.notes is not None:
             active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
-            answer = await self._caller.ask(active, child, own, prepared.request, of=talk.attempts.stage)
+            answer = await self._caller.ask(
+                active, child, own, prepared.request, of=talk.attempts.stage
+            )
         except (RunStopped, BlockedByBatches) as stopped:
             talk.raised = stopped
-            return ToolOutcome("", lost=RowError(ErrorType.PROVIDER_ERROR, "the run stops"))  # with no result
+            # with no result
+            return ToolOutcome("", lost=RowError(ErrorType.PROVIDER_ERROR, "the run stops"))
         finally:
             self.intents.pop(own, None)
         if isinstance(answer, Answer):
-            return ToolOutcome(answer.value if isinstance(answer.value, str) else answer.result.value)
+            return ToolOutcome(
+                answer.value if isinstance(answer.value, str) else answer.result.value
+            )
         ends_row = answer.type in (ErrorType.BUDGET_EXCEEDED, ErrorType.TOOL_OUTCOME_UNKNOWN)
         lost = answer if ends_row or active.deadline.over else None
         return ToolOutcome(f"{tool.source} gave no answer: {answer.message}", error=True, lost=lost)
 
-    async def recorded(self, run: int, scope: CallScope) -> tuple[list[RecordedCall], list[ToolCall]]:
-        """The calls that a run recorded for the task whose conversation this is, and those before this call in it."""
+    async def recorded(
+        self, run: int, scope: CallScope
+    ) -> tuple[list[RecordedCall], list[ToolCall]]:
+        """The calls that a run recorded for the task whose conversation this is, and those before
+        this call in it."""
         talk = self._open[scope.fingerprint]
         of, new, (*earlier, now) = talk.attempts, talk.attempts.active.new, talk.turns
-        where = {"stage": of.stage.name, "replica": of.replica, "agent": talk.stage.name if of.of else ""}
-        calls = await recorded_calls(self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where)
-        return calls, [*(call for turn in earlier for call in turn.reply.calls), *now.reply.calls[: scope.call]]
+        where = {
+            "stage": of.stage.name,
+            "replica": of.replica,
+            "agent": talk.stage.name if of.of else "",
+        }
+        calls = await recorded_calls(
+            self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where
+        )
+        return calls, [
+            *(call for turn in earlier for call in turn.reply.calls),
+            *now.reply.calls[: scope.call],
+        ]
 
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
         """Why a conversation whose server lost its session ends; None: it begins anew."""
         attempts = talk.attempts
         if attempts.changed and (talk.changed or self._choice != "repeat"):
-            what = f"{error.message}; {attempts.changed} was called before, and a new conversation may call it again"
-            return self._undecided(attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session")
+            what = (
+                f"{error.message}; {attempts.changed} was called before, and a new "
+                "conversation may call it again"
+            )
+            return self._undecided(
+                attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session"
+            )
         self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
         attempts.changed = ""
         return error if tried == MOST_ANEW else None
 
     def _undecided(self, attempts: TaskAttempts, what: str, options: str) -> RowError:
         command = f"agac retry {self._run} --row {shlex.quote(str(attempts.active.new.row.id))}"
-        command = f"agac resume {job_alias(self._run)}" if is_job(self._workflow) else command
+        if is_job(self._workflow):
+            command = f"agac resume {job_alias(self._run)}"
+        else:
+            command = command
         return RowError(ErrorType.TOOL_OUTCOME_UNKNOWN, f"{what}. {command} {options}")
 
     async def _to_the_end(self, talk: TaskConversation) -> Answer | RowError:
@@ -524,28 +705,43 @@ class Agents:
                 end = await self._ask(talk)
         if isinstance(end, RowError):
             return end
-        attempts, reply = talk.attempts, talk.turns[-1].reply
+        attempts = talk.attempts
+        reply = talk.turns[-1].reply
         how = how_answered("repair" if talk.was_asked_again else "ask", attempts.position, end)
-        endpoint, now = talk.connection.endpoint(reply), self._clocks.wall()
+        endpoint = talk.connection.endpoint(reply)
+        now = self._clocks.wall()
         sources = sources_of_turns(turn.reply for turn in talk.turns)
-        return Answer(Result(attempts.fingerprint, end.text, endpoint, now, how=how, sources=sources), end.value)
+        return Answer(
+            Result(attempts.fingerprint, end.text, endpoint, now, how=how, sources=sources),
+            end.value,
+        )
 
     async def _ask(self, talk: TaskConversation) -> End | None:
         """One more turn; the error with which it cannot be had leaves the conversation open."""
         if not talk.durable:
             await self.durable()
-        attempts, first = talk.attempts, not talk.turns
-        if (most := self._budget.turns) is not None:
-            left, used = most - max(attempts.active.turns, len(talk.turns)), f"row_budget: the {most} turns of the row"
+        attempts = talk.attempts
+        first = not talk.turns
+        most = self._budget.turns
+        if most is not None:
+            left = most - max(attempts.active.turns, len(talk.turns))
+            used = f"row_budget: the {most} turns of the row"
             if left <= 0:
-                return RowError(ErrorType.BUDGET_EXCEEDED, f"{used} are used up; raise row_budget.turns")
+                return RowError(
+                    ErrorType.BUDGET_EXCEEDED, f"{used} are used up; raise row_budget.turns"
+                )
             talk.bound = talk.bound or (used if left == 1 else "")
         attempts.active.turns += 1
         if attempts.in_batch:
             raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
-        attempts.request, attempts.judge, attempts.ambiguous = talk.next_request(), talk.judge, 0
+        attempts.request = talk.next_request()
+        attempts.judge = talk.judge
+        attempts.ambiguous = 0
         purpose = "ask" if not attempts.position else "fallback"
-        next_turn = "turn" if first or talk.turns[-1].said in ("", ASK_FORM) else "repair"
+        if first or talk.turns[-1].said in ("", ASK_FORM):
+            next_turn = "turn"
+        else:
+            next_turn = "repair"
         if attempts.of:
             attempts.purpose = "child"
         else:
@@ -553,10 +749,16 @@ class Agents:
         reply, judged = await self._caller.reply(attempts)
         if isinstance(reply, Fault):
             return judged
-        call, attempts.turns, talk.durable = attempts.last, attempts.turns + 1, False
+        call = attempts.last
+        attempts.turns = attempts.turns + 1
+        talk.durable = False
         assert call is not None
         end = talk.take(Turn(attempts.turns, reply), judged)
-        batch, stage, child = self._ledger.batch, attempts.stage, talk.stage.name if attempts.of else ""
+        batch, stage, child = (
+            self._ledger.batch,
+            attempts.stage,
+            talk.stage.name if attempts.of else "",
+        )
         batch.turns.append(
             AgentTurn(
                 attempts.active.new, stage.index, attempts.fingerprint, attempts.turns, talk.first,
@@ -579,48 +781,60 @@ class Agents:
         for one in (talk.raised, *found):
             if isinstance(one, BaseException):
                 raise one
-        if errors := [one for one in found if isinstance(one, RowError)]:
+        errors = [one for one in found if isinstance(one, RowError)]
+        if errors:
             return errors[0]
         end = talk.take_results(turn, [one for one in found if isinstance(one, ToolResult)])
         self._note_end(talk, end)
         return end
 
     def _note_end(self, talk: TaskConversation, end: End | None) -> None:
-        """Stores that a conversation ended with its last turn, which is stored already, if it did."""
-        if (how := how_ended(end)) is not None:
-            self._ledger.batch.turn_ends.append((how, talk.attempts.fingerprint, talk.turns[-1].number))
+        """Stores that a conversation ended with its last turn, which is stored already, if it
+        did."""
+        how = how_ended(end)
+        if how is not None:
+            self._ledger.batch.turn_ends.append(
+                (how, talk.attempts.fingerprint, talk.turns[-1].number)
+            )
 
     async def _used(
         self, talk: TaskConversation, turn: Turn, place: int, places: asyncio.Semaphore
     ) -> ToolResult | RowError:
-        """What a call gave, or gave before; the error with which its row waits or fails. Raises BeginAnew."""
-        call, old = turn.reply.calls[place], talk.stored.get((turn.number, place))
+        """What a call gave, or gave before; the error with which its row waits or fails. Raises
+        BeginAnew."""
+        call = turn.reply.calls[place]
+        old = talk.stored.get((turn.number, place))
         if old is not None and old.result is not None:
             return told(call, old.result, old.state)
-        index, fingerprint = talk.stage.index, talk.attempts.fingerprint
+        index = talk.stage.index
+        fingerprint = talk.attempts.fingerprint
         async with places:
             found = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
             if isinstance(found, str):
                 return self.keep(talk, turn, place, "refused", found)
             open_call = old if old is not None and old.state != "refused" else None
-            active, most = talk.attempts.active, self._budget.tool_calls
+            active = talk.attempts.active
+            most = self._budget.tool_calls
             if open_call is None and most is not None and active.tool_calls >= most:
                 talk.bound = f"row_budget: the {most} calls of tools of the row"
                 return self.keep(talk, turn, place, "refused", NOT_MADE)
             active.tool_calls += open_call is None  # else it was counted when it was begun
             tool, arguments = found
-            once, changes = not self.pool.is_repeatable(index, tool), self._changes(talk.stage, tool)
+            once = not self.pool.is_repeatable(index, tool)
+            changes = self._changes(talk.stage, tool)
             if open_call is not None and (once or open_call.state == "lost"):
                 decided = self._decided(talk, turn, place, lost=open_call.state == "lost")
                 if decided is not None:
                     return decided
             intent = StoredIntent(self, talk, turn, place) if changes else NO_INTENT
-            at, begun = self._clocks.wall(), self._clocks.monotonic()
+            at = self._clocks.wall()
+            begun = self._clocks.monotonic()
             scope = CallScope(index, fingerprint, turn.number, place)
             try:
                 outcome = await self.pool.call(tool, arguments, scope, intent)
             except (AgacError, RunStopped) as error:
-                if isinstance(error, AgacError):  # the tool cannot be had; calls of models that were sent are paid for
+                # the tool cannot be had; calls of models that were sent are paid for
+                if isinstance(error, AgacError):
                     self._stop_signal.lose_input(error)
                 raise RunStopped from None
             finally:
@@ -630,7 +844,9 @@ class Agents:
         if outcome.unknown and (intent.is_begun or begun_before):  # its intent stays
             if once:
                 return self._unknown(talk, call, outcome.text)
-            return RowError(ErrorType.TIMEOUT, f"{outcome.text}; the next run makes the same call again")
+            return RowError(
+                ErrorType.TIMEOUT, f"{outcome.text}; the next run makes the same call again"
+            )
         if outcome.lost is not None:
             if not outcome.made:
                 intent.withdraw()
@@ -640,45 +856,83 @@ class Agents:
             return outcome.lost
         state = "error" if outcome.error else "done"
         if not outcome.how:  # it was made, and not answered by a stub or an equal call
-            self._stops.tool_called(talk.stage.name, call.name, self._clean(outcome.text) if outcome.error else None)
+            self._stops.tool_called(
+                talk.stage.name, call.name, self._clean(outcome.text) if outcome.error else None
+            )
         result = self.keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
         if intent.is_begun:  # a kill that comes now would leave a question
             await self.durable()
         return result
 
-    def _decided(self, talk: TaskConversation, turn: Turn, place: int, *, lost: bool) -> ToolResult | RowError | None:
-        """What becomes of a call that was begun and has no end; None: it is made again. `lost`: with its session, of
-        which a new one knows nothing. Raises BeginAnew."""
+    def _decided(
+        self, talk: TaskConversation, turn: Turn, place: int, *, lost: bool
+    ) -> ToolResult | RowError | None:
+        """What becomes of a call that was begun and has no end; None: it is made again. `lost`:
+        with its session, of which a new one knows nothing. Raises BeginAnew."""
         call = turn.reply.calls[place]
         if self._choice == "skip":
             return self.keep(talk, turn, place, "unknown", NOT_KNOWN)
         if lost:
-            raise BeginAnew(RowError(ErrorType.TOOL_SERVER_ERROR, f"the server of {call.name} lost its session"))
+            raise BeginAnew(
+                RowError(ErrorType.TOOL_SERVER_ERROR, f"the server of {call.name} lost its session")
+            )
         if self._choice == "ask":
             return self._unknown(talk, call, "what came of it is not known")
         return None
 
     def _unknown(self, talk: TaskConversation, call: ToolCall, why: str) -> RowError:
-        what = f"{shown([call])} was begun, and {why}, so it is not called again without being asked"
-        options = "--repeat-calls calls it again, --skip-calls tells the model that nobody knows whether it happened"
+        what = (
+            f"{shown([call])} was begun, and {why}, so it is not called again without being asked"
+        )
+        options = (
+            "--repeat-calls calls it again, --skip-calls tells the model that nobody knows "
+            "whether it happened"
+        )
         return self._undecided(talk.attempts, what, options)
 
     def keep(
-        self, talk: TaskConversation, turn: Turn, place: int, state: str, text: str | None, how: str = "",
-        *, at: float | None = None, took: float | None = None,
-    ) -> ToolResult:  # fmt: skip
+        self,
+        talk: TaskConversation,
+        turn: Turn,
+        place: int,
+        state: str,
+        text: str | None,
+        how: str = "",
+        *,
+        at: float | None = None,
+        took: float | None = None,
+    ) -> ToolResult:
         """Stores a call of a tool in a state, with what the model is told of it."""
-        call, stage, batch = turn.reply.calls[place], talk.attempts.stage, self._ledger.batch
+        call = turn.reply.calls[place]
+        stage = talk.attempts.stage
+        batch = self._ledger.batch
         text = None if text is None else storable(self._clean(text))
-        active, at = talk.attempts.active, self._clocks.wall() if at is None else at
+        active = talk.attempts.active
+        at = self._clocks.wall() if at is None else at
         own = talk.attempts.fingerprint, turn.number, place
         record = ToolCallRecord(
-            active.new, stage.index, *own, call.id, call.name, call.arguments, state, text, how, at, took,
-        )  # fmt: skip
+            active.new,
+            stage.index,
+            *own,
+            call.id,
+            call.name,
+            call.arguments,
+            state,
+            text,
+            how,
+            at,
+            took,
+        )
         batch.tool_calls.append(record)
         if active.notes is not None:
             active.notes.tools[own] = record
         if text is not None:
-            name = call.name if call.name in {tool.name for tool in talk.spec.tools} else ""  # a model may say any
-            batch.tally((stage.name, TOOL, how or ("" if state == "done" else state), name)).tasks += 1
+            # a model may say any
+            if call.name in {tool.name for tool in talk.spec.tools}:
+                name = call.name
+            else:
+                name = ""
+            batch.tally(
+                (stage.name, TOOL, how or ("" if state == "done" else state), name)
+            ).tasks += 1
         return told(call, text or "", state)

@@ -1,5 +1,6 @@
-"""A row of a dry run, the earlier run that it is compared with, and where its answers come from: what the store has is
-reused, everything else is unknown. All outcomes are counted in a `StageForecast` (`engine/estimate`)."""
+"""A row of a dry run, the earlier run that it is compared with, and where its answers come from:
+what the store has is reused, everything else is unknown. All outcomes are counted in a
+`StageForecast` (`engine/estimate`)."""
 
 from __future__ import annotations
 
@@ -37,25 +38,27 @@ from agac.store.rows import State, StoredRow
 from agac.store.runs import RunRecord, counters, definition_of, newest_run, run_ids, run_record
 from agac.store.scratch import OF_ANY_STAGE, Scratch
 
-SAMPLE = 200  # requests of a stage that are rendered to be measured, where what they are made of is not there yet
+# requests of a stage that are rendered to be measured, where what they are made of is not there yet
+SAMPLE = 200
 
 
 @dataclass(slots=True, kw_only=True)
 class ForecastRow(RowProgress):
-    """A row of a dry run. `old` is the same row in the run compared with, `tasks` are what became of its tasks there,
-    by the stage's position then; `ready` what came of them in batches, which the run that goes on takes. All of that is
-    known once it is `learned`.
+    """A row of a dry run. `old` is the same row in the run compared with, `tasks` are what became
+    of its tasks there, by the stage's position then; `ready` what came of them in batches, which
+    the run that goes on takes. All of that is known once it is `learned`.
 
-    `blocked` are the stages that cannot be run for it; where it is not `chosen` it is left as it is. `absent`: what it
-    is made of fails, so that it will not be. `times`: it stands for so many rows of which nothing else is known
-    (`guessed`). `ended`: it went through its stages. Where the stages of its level are not one chain, `begun` are the
-    positions of those whose tasks began, and `open_needs` how many needs of each have no outcome yet. `never_began` are
-    the stages that a row which left the run before never came to. `making` is what is made of it; it fails at `unmade`,
-    of which nothing can be made.
+    `blocked` are the stages that cannot be run for it; where it is not `chosen` it is left as it
+    is. `absent`: what it is made of fails, so that it will not be. `times`: it stands for so many
+    rows of which nothing else is known (`guessed`). `ended`: it went through its stages. Where the
+    stages of its level are not one chain, `begun` are the positions of those whose tasks began,
+    and `open_needs` how many needs of each have no outcome yet. `never_began` are the stages that
+    a row which left the run before never came to. `making` is what is made of it; it fails at
+    `unmade`, of which nothing can be made.
 
-    Of a task at the stage that made the row (`is_group`) it is known before it is looked up why it cannot be run
-    (`refused`). Where what it is about is not there yet, `characters` are what that comes to. `parts` would be run
-    before it, and `in_batch` others are in batches."""
+    Of a task at the stage that made the row (`is_group`) it is known before it is looked up why it
+    cannot be run (`refused`). Where what it is about is not there yet, `characters` are what that
+    comes to. `parts` would be run before it, and `in_batch` others are in batches."""
 
     level: Level[AnyStage]
     old: StoredRow | None = None
@@ -86,7 +89,8 @@ class ForecastRow(RowProgress):
 
     @property
     def lost(self) -> bool:
-        """Whether nothing is made of the row in this run: a stage of it, or of what it is made of, fails or waits."""
+        """Whether nothing is made of the row in this run: a stage of it, or of what it is made of,
+        fails or waits."""
         return self.failed is not None or self.parked is not None
 
 
@@ -101,11 +105,14 @@ class BaselineRun:
     @staticmethod
     async def read(database: Database, number: int, *, continued: bool) -> BaselineRun:
         """The run of this number."""
-        return BaselineRun(await run_record(database, number), await definition_of(database, number), continued)
+        return BaselineRun(
+            await run_record(database, number), await definition_of(database, number), continued
+        )
 
     @staticmethod
     async def of(database: Database, plan: Plan) -> BaselineRun | None:
-        """The run that would be continued, else the newest one of the workflow, of the same rows if there is one."""
+        """The run that would be continued, else the newest one of the workflow, of the same rows
+        if there is one."""
         continued = await newest_run(database, plan.workflow, plan.hash, plan.selection.text())
         if continued is not None:
             return await BaselineRun.read(database, continued, continued=True)
@@ -121,14 +128,16 @@ class RemoteAnswers(Protocol):
     async def take(
         self, stage: PlannedStage, prints: Sequence[bytes], since: float
     ) -> Mapping[bytes, store.EarlierResult | None]:
-        """The stage's answers to these since `since`, from now on in the store; None: one is not pulled."""
+        """The stage's answers to these since `since`, from now on in the store; None: one is not
+        pulled."""
 
 
 class Baseline:
-    """A plan beside the last run, if there is one: what became of its rows, and what differs. `now` is in seconds since
-    1970; with a `retry` only the rows that it chooses are worked on. Once it is `counted`, it knows for what a dry run
-    cannot know how many rows stages made: `each` by the name of the stage, of each row that came to it; of groups, how
-    many there are in all. `listing` are the positions of the stages whose functions gave lists, or say that they do.
+    """A plan beside the last run, if there is one: what became of its rows, and what differs.
+    `now` is in seconds since 1970; with a `retry` only the rows that it chooses are worked on.
+    Once it is `counted`, it knows for what a dry run cannot know how many rows stages made: `each`
+    by the name of the stage, of each row that came to it; of groups, how many there are in all.
+    `listing` are the positions of the stages whose functions gave lists, or say that they do.
     `run` None: nothing is known."""
 
     def __init__(
@@ -144,24 +153,40 @@ class Baseline:
         remote: RemoteAnswers | None = None,
     ) -> None:
         self.remote = remote
-        self.plan, self.database, self.before, self.scope, self.fresh = plan, database, before, scope, fresh
-        self.now, self.retry = now, retry
+        self.plan = plan
+        self.database = database
+        self.before = before
+        self.scope = scope
+        self.fresh = fresh
+        self.now = now
+        self.retry = retry
         self._again_from = retry.position(plan) if retry is not None else None
         self.continued = before is not None and before.continued and not fresh
-        self.preparer = Preparer(plan.stages, plan.vars, before.record.id if before and self.continued else 0)
+        self.preparer = Preparer(
+            plan.stages, plan.vars, before.record.id if before and self.continued else 0
+        )
         definition = before.definition if before else {"stages": [], "vars": {}}
         self._position = {stage["name"]: index for index, stage in enumerate(definition["stages"])}
-        self._changes: dict[str, list[str]] = {}  # what changed in the definitions of stages that are not new
+        self._changes: dict[
+            str, list[str]
+        ] = {}  # what changed in the definitions of stages that are not new
         for stage in plan.stages:
-            if (position := self._position.get(stage.name)) is not None:
-                old, new = definition["stages"][position], plan.body["stages"][stage.index]
-                self._changes[stage.name] = why.stage_changes(old, new, (definition["vars"], plan.body["vars"]))
-        self.fixes, self.discards = Fixes(), retry.since if retry is not None and retry.discard else 0.0
+            position = self._position.get(stage.name)
+            if position is not None:
+                old = definition["stages"][position]
+                new = plan.body["stages"][stage.index]
+                self._changes[stage.name] = why.stage_changes(
+                    old, new, (definition["vars"], plan.body["vars"])
+                )
+        self.fixes = Fixes()
+        self.discards = retry.since if retry is not None and retry.discard else 0.0
         self.run: int | None = None
         self.each: dict[str, float] = {}
         self.decided_since = 0.0
         does = ((s.index, s.operation) for s in plan.stages if isinstance(s, LocalStage))
-        self.listing = {index for index, one in does if isinstance(one, Python) and one.function.gives_lists}
+        self.listing = {
+            index for index, one in does if isinstance(one, Python) and one.function.gives_lists
+        }
 
     async def counted(self) -> None:
         """Counts what the run compared with made, and reads which results people set by hand."""
@@ -169,15 +194,22 @@ class Baseline:
             self.decided_since = await discarded_at(self.database, self.plan.workflow)
             run = self.before.record.id if self.before and self.continued else 0
             self.preparer.redos = await redos_of(self.database, self.plan.workflow, self.discards)
-            self.fixes = await fixes_of(self.database, self.plan.workflow, run, [one.name for one in self.plan.stages])
+            self.fixes = await fixes_of(
+                self.database, self.plan.workflow, run, [one.name for one in self.plan.stages]
+            )
         makers = [stage for stage in self.plan.stages if stage.makes is not None]
         if self.database is None or self.before is None or not makers:
             return
         self.run = self.before.record.id
-        made, counts = await store.made_counts(self.database, self.run), await counters(self.database, self.run)
+        made = await store.made_counts(self.database, self.run)
+        counts = await counters(self.database, self.run)
 
         def tasks(stage: str, *outcomes: str) -> int:
-            return sum(count.tasks for count in counts if count.stage == stage and count.outcome in outcomes)
+            return sum(
+                count.tasks
+                for count in counts
+                if count.stage == stage and count.outcome in outcomes
+            )
 
         for stage in makers:
             position = self._position.get(stage.name)
@@ -187,52 +219,81 @@ class Baseline:
                     self.each[stage.name] = float(number)
                 continue
             if position is not None and stage.makes == "rows" and number:
-                self.listing.add(stage.index)  # rows that the function left in their places count as well
+                # rows that the function left in their places count as well
+                self.listing.add(stage.index)
                 in_place = tasks(stage.name, "done", "reused")
                 number += in_place - await store.parent_count(self.database, self.run, position)
             source = source_of(stage)
             if source is not None:
-                outcomes = ("done", "reused", "dropped") if source == stage.name else ("done", "reused")
-                if came := tasks(source, *outcomes):
+                outcomes: tuple[str, ...]
+                if source == stage.name:
+                    outcomes = ("done", "reused", "dropped")
+                else:
+                    outcomes = ("done", "reused")
+                came = tasks(source, *outcomes)
+                if came:
                     self.each[stage.name] = number / came
                     self.listing -= set() if made_some else {stage.index}
 
     async def learn(self, rows: Sequence[ForecastRow]) -> None:
-        """Looks up what became of these rows and of their tasks: one look-up for the rows of each maker."""
+        """Looks up what became of these rows and of their tasks: one look-up for the rows of each
+        maker."""
         if self.database is None or self.before is None:
             return
         for row in rows:
             row.learned = True
-        for maker, own in grouped(rows, lambda row: row.level.maker.name if row.level.maker else None).items():
+        for maker, own in grouped(
+            rows, lambda row: row.level.maker.name if row.level.maker else None
+        ).items():
             position = self._position.get(maker) if maker is not None else None
             if position is not None:
-                stored = await store.made_by_id(self.database, self.before.record.id, position, [row.id for row in own])
+                stored = await store.made_by_id(
+                    self.database, self.before.record.id, position, [row.id for row in own]
+                )
                 for row in own:
                     row.old = stored.get(row.id)
                     row.chosen = self._chooses(row)
         keys = {row.old.key: row for row in rows if row.old is not None}
-        for key, found in (await store.prior_tasks(self.database, list(keys))).items() if keys else ():
+        for key, found in (
+            (await store.prior_tasks(self.database, list(keys))).items() if keys else ()
+        ):
             keys[key].tasks = found
         if keys and self.continued and any(stage.run_mode == "batch" for stage in self.plan.asking):
             for key, ready in (await ready_tasks(self.database, list(keys))).items():
                 keys[key].ready = ready
 
     def _chooses(self, row: ForecastRow) -> bool:
-        """Whether a row that a stage makes is worked on: one that a retry did not choose has to be new or changed."""
-        retry, old = self.retry, row.old
+        """Whether a row that a stage makes is worked on: one that a retry did not choose has to be
+        new or changed."""
+        retry = self.retry
+        old = row.old
         if retry is None or old is None or row.view.unknown or old.state == State.PENDING:
             return True
         if old.hash != row.new.hash and not row.is_group:
             return True
-        failed, again = old.state == State.FAILED, self._again_from is not None
-        return retry.chooses_made(row.id, old.error_stage, old.error_type, failed=failed, again=again)
+        failed = old.state == State.FAILED
+        again = self._again_from is not None
+        return retry.chooses_made(
+            row.id, old.error_stage, old.error_type, failed=failed, again=again
+        )
 
     def since(self, stage: AnyStage, *, chosen: bool) -> float:
         """From when on the stage's results are taken, for rows that are `chosen` or not."""
-        if chosen and self.retry is not None and self._again_from is not None and stage.index >= self._again_from:
+        if (
+            chosen
+            and self.retry is not None
+            and self._again_from is not None
+            and stage.index >= self._again_from
+        ):
             return self.retry.since
-        run = self.before.record.fresh_since if self.before and self.continued else None
-        oldest = 0.0 if isinstance(stage, LocalStage) or stage.max_age is None else self.now - stage.max_age
+        if self.before and self.continued:
+            run = self.before.record.fresh_since
+        else:
+            run = None
+        if isinstance(stage, LocalStage) or stage.max_age is None:
+            oldest = 0.0
+        else:
+            oldest = self.now - stage.max_age
         return max(run or 0.0, oldest)
 
     def short_names(self, stage: PlannedStage) -> tuple[dict[str, str | None], ...]:
@@ -249,13 +310,20 @@ class Baseline:
         )
 
     def never_began(self, stage: AnyStage, row: ForecastRow) -> bool:
-        """Whether the row, as it still is, left the run before this stage of another branch began."""
+        """Whether the row, as it still is, left the run before this stage of another branch
+        began."""
         old = row.old
-        left = self.continued and old is not None and old.state == State.FILTERED and old.hash == row.new.hash
+        left = (
+            self.continued
+            and old is not None
+            and old.state == State.FILTERED
+            and old.hash == row.new.hash
+        )
         return left and self._prior(stage, row) is None
 
     def left(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> RowError | None:
-        """The error of a task that failed and is not tried again; None when it is, or did not fail."""
+        """The error of a task that failed and is not tried again; None when it is, or did not
+        fail."""
         ready = row.ready.get((stage.index, 0, fingerprint)) if row.ready else None
         if ready is not None and ready.then_do is None and ready.error is not None:
             return ready.error
@@ -264,7 +332,9 @@ class Baseline:
             return None
         if self.retry is not None:
             return None if row.chosen else prior.error
-        return prior.error if is_left(prior) or not self.scope.tries_again(stage.name) else None
+        if is_left(prior) or not self.scope.tries_again(stage.name):
+            return prior.error
+        return None
 
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
@@ -281,7 +351,8 @@ class Baseline:
             return why.NEW_ROW
         if self._is_new(stage):
             return why.NEW_STAGE
-        if changes := self._changes.get(stage.name):
+        changes = self._changes.get(stage.name)
+        if changes:
             return ", ".join(changes)
         if row.old.hash != row.new.hash:
             return why.ROW_CHANGED
@@ -304,12 +375,15 @@ class Baseline:
         return prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED)
 
     def passed_on(self, stage: AnyStage, row: ForecastRow, need: str, reason: str) -> str:
-        """Why a stage is run after one that is run for this reason: it never was, or what it follows may change."""
+        """Why a stage is run after one that is run for this reason: it never was, or what it
+        follows may change."""
         if reason in (why.NEW_ROW, why.FRESH, why.NOT_YET):
             return reason
         if self._is_new(stage):
             return why.NEW_STAGE
-        return why.NOT_YET if self._prior(stage, row) is None else why.upstream_changed(need)
+        if self._prior(stage, row) is None:
+            return why.NOT_YET
+        return why.upstream_changed(need)
 
     def _is_new(self, stage: AnyStage) -> bool:
         return self.before is not None and stage.name not in self._position
@@ -319,9 +393,17 @@ class Baseline:
 
 
 def meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | None:
-    """What the stage's short name stood for in a stored definition, where that is something else."""
-    alias = next((one.get("alias") for one in definition["stages"] if one["name"] == stage.name), None)
-    if not alias or stage.ref is None or alias["written"] != stage.ref.written or alias["means"] == stage.ref.meaning:
+    """What the stage's short name stood for in a stored definition, where that is something
+    else."""
+    alias = next(
+        (one.get("alias") for one in definition["stages"] if one["name"] == stage.name), None
+    )
+    if (
+        not alias
+        or stage.ref is None
+        or alias["written"] != stage.ref.written
+        or alias["means"] == stage.ref.meaning
+    ):
         return None
     return str(alias["means"])
 
@@ -329,7 +411,9 @@ def meant_before(stage: PlannedStage, definition: Mapping[str, Any]) -> str | No
 def source_of(stage: AnyStage) -> str | None:
     """The stage upstream that gives what this one makes its rows of."""
     if stage.explode is not None:
-        return stage.explode[0] if stage.explode[0] in stage.ancestors else stage.rows_of
+        if stage.explode[0] in stage.ancestors:
+            return stage.explode[0]
+        return stage.rows_of
     return stage.name if stage.makes in ("rows", "kept") else None
 
 
@@ -343,45 +427,66 @@ class StoredReplies(NamedTuple):
 
 
 class StoredAnswers:
-    """Answers the tasks of a dry run: with what the store has, else that the answer is unknown. Nobody is called. All
-    outcomes are counted in `found`, where `show` prompts are kept. `in_batches`: batches of the project are open."""
+    """Answers the tasks of a dry run: with what the store has, else that the answer is unknown.
+    Nobody is called. All outcomes are counted in `found`, where `show` prompts are kept.
+    `in_batches`: batches of the project are open."""
 
-    def __init__(self, baseline: Baseline, found: PlanReport, scratch: Scratch, *, show: int, in_batches: bool) -> None:
-        self.baseline, self.found, self.scratch = baseline, found, scratch
-        self._show, self._in_batches = show, in_batches
-        self._shared, self._asked = set[bytes](), list[bytes]()  # of the last look-up: to be pulled, to be asked
+    def __init__(
+        self,
+        baseline: Baseline,
+        found: PlanReport,
+        scratch: Scratch,
+        *,
+        show: int,
+        in_batches: bool,
+    ) -> None:
+        self.baseline = baseline
+        self.found = found
+        self.scratch = scratch
+        self._show = show
+        self._in_batches = in_batches
+        self._shared = set[bytes]()  # of the last look-up: to be pulled, to be asked
+        self._asked = list[bytes]()
         self._by_name = {stage.name: stage for stage in baseline.plan.stages}
         self._after: dict[str, list[StageForecast]] = {}
         self._reviews = reviewings(baseline.plan)
         self._checks = checks_of(baseline.plan.stages)
-        # of each stage the functions upstream that may give lists of rows, also where it groups what comes of them
+        # of each stage the functions upstream that may give lists of rows, also where it groups
+        # what comes of them
         self._functions: dict[str, set[str]] = {}
         for stage in baseline.plan.stages:
             own = {need for need in stage.needs if self._by_name[need].makes == "rows"}
-            self._functions[stage.name] = own.union(*(self._functions[need] for need in stage.needs))
+            self._functions[stage.name] = own.union(
+                *(self._functions[need] for need in stage.needs)
+            )
 
     def of(self, stage: AnyStage) -> StageForecast:
         """What was found of a stage so far."""
         return self.found.stages[stage.index]
 
     def unsure_after(self, maker: AnyStage) -> list[StageForecast]:
-        """Notes that it is a guess which rows come to the stages after one of which nobody knows what rows it makes;
-        and gives what was found of those."""
+        """Notes that it is a guess which rows come to the stages after one of which nobody knows
+        what rows it makes; and gives what was found of those."""
         if maker.name not in self._after:
             met = {maker.name}
             for stage in self.baseline.plan.stages:
                 if not met.isdisjoint(stage.needs):
                     met.add(stage.name)
-            self._after[maker.name] = [one for one in self.found.stages if one.name in met - {maker.name}]
+            self._after[maker.name] = [
+                one for one in self.found.stages if one.name in met - {maker.name}
+            ]
             for one in self._after[maker.name]:
                 one.exact = False
         return self._after[maker.name]
 
     def is_guess(self, row: ForecastRow, stage: AnyStage) -> bool:
-        """Whether it is a guess that the row, or one of it, comes to the stage: a function may give more or less."""
+        """Whether it is a guess that the row, or one of it, comes to the stage: a function may
+        give more or less."""
         return row.guessed or not self._functions[stage.name].isdisjoint(row.view.unknown)
 
-    def not_asked(self, row: ForecastRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
+    def not_asked(
+        self, row: ForecastRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None
+    ) -> None:
         """A stage that asks nothing is as good as done; or a guard said no."""
         found = self.of(stage)
         found.reuse += row.times * (outcome is Outcome.DONE)
@@ -393,16 +498,26 @@ class StoredAnswers:
         self.of(stage).undecided += row.times
 
     def failed(
-        self, row: ForecastRow, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None
+        self,
+        row: ForecastRow,
+        stage: AnyStage,
+        fingerprint: bytes | None,
+        error: RowError,
+        reason: str | None,
     ) -> None:
         """The stage failed, or failed before and is left so."""
-        known = {ErrorType.NO_CONSENSUS: why.NO_LEAD, ErrorType.EMPTY_PROMPT: why.EMPTY_PROMPT}.get(error.type)
+        known = {ErrorType.NO_CONSENSUS: why.NO_LEAD, ErrorType.EMPTY_PROMPT: why.EMPTY_PROMPT}.get(
+            error.type
+        )
         self.block(stage, row, reason or known or self.baseline.left_reason(stage, row))
 
     def block(self, stage: AnyStage, row: ForecastRow, reason: str) -> None:
         """The row's task cannot be run, and neither can those that need it."""
         row.blocked |= {stage.name}
-        shown = reason if self.baseline.scope.may_ask(stage.name) else why.NOT_IN_SCOPE
+        if self.baseline.scope.may_ask(stage.name):
+            shown = reason
+        else:
+            shown = why.NOT_IN_SCOPE
         self.of(stage).block(shown, row.id, row.times)
 
     def _may_ask(self, stage: AnyStage, row: ForecastRow) -> bool:
@@ -423,7 +538,11 @@ class StoredAnswers:
         if self.of(stage).sampled < SAMPLE:
             prepared = self.prompt(stage, row)
             if prepared is None:  # it names fields that are not there yet
-                further += len(stage.system or "") + len(stage.prompt.text) + len(TEXT) * len(stage.prompt.placeholders)
+                further += (
+                    len(stage.system or "")
+                    + len(stage.prompt.text)
+                    + len(TEXT) * len(stage.prompt.placeholders)
+                )
             self._sample(stage, prepared.messages if prepared else (), further)
 
     def _sample(self, stage: AnyStage, messages: Sequence[Message], further: int = 0) -> None:
@@ -437,13 +556,18 @@ class StoredAnswers:
         if len(self.found.prompts) < self._show:
             self.found.prompts.append(SamplePrompt(row_id, stage.name, messages))
 
-    async def answer(self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]) -> list[TaskResult | None]:
-        """The results of a stage's tasks, with one look-up for all; None: the row left the run before it."""
+    async def answer(
+        self, stage: AnyStage, begun: Sequence[tuple[ForecastRow, Task]]
+    ) -> list[TaskResult | None]:
+        """The results of a stage's tasks, with one look-up for all; None: the row left the run
+        before it."""
         known: list[TaskResult | None] = []
         wanted: dict[bool, list[bytes]] = {True: [], False: []}
         decided: Mapping[bytes, Known] = {}
         if stage.index in self._reviews and (database := self.baseline.database) is not None:
-            decided = await known_of(database, [task.fingerprint for _, task in begun if isinstance(task, ReviewTask)])
+            decided = await known_of(
+                database, [task.fingerprint for _, task in begun if isinstance(task, ReviewTask)]
+            )
         for row, task in begun:
             if isinstance(task, NotReady):
                 known.append(self._not_ready(stage, row, task))
@@ -459,24 +583,36 @@ class StoredAnswers:
                 known[-1] = Answer(Result(fix.key or b"", fix.value or "null"), UNPARSED)
             if known[-1] is None:
                 wanted[row.chosen] += _prints(task)
-        self._shared, self._asked = set(), []
+        self._shared = set()
+        self._asked = []
         replies: dict[bool, StoredReplies] = {}
         for chosen, prints in wanted.items():
             results = await self.earlier(stage, prints, chosen=chosen)
             failures = await self._failures(stage, prints, chosen=chosen)
             replies[chosen] = StoredReplies(results, failures)
-        in_batch = await self.in_batch([one for one in wanted[True] if one not in replies[True].results])
+        in_batch = await self.in_batch(
+            [one for one in wanted[True] if one not in replies[True].results]
+        )
         for place, (row, task) in enumerate(begun):
             if known[place] is None and not isinstance(task, NotReady | ReviewTask):
                 known[place] = self._looked_up(stage, row, task, replies[row.chosen], in_batch)
         with self.scratch.at_once():
-            self.of(stage).collapsed += len(self._asked) - self.scratch.new(OF_ANY_STAGE, self._asked)
+            self.of(stage).collapsed += len(self._asked) - self.scratch.new(
+                OF_ANY_STAGE, self._asked
+            )
         return known
 
-    def _reviewed(self, stage: AnyStage, row: ForecastRow, task: ReviewTask, known: Known | None) -> TaskResult:
+    def _reviewed(
+        self, stage: AnyStage, row: ForecastRow, task: ReviewTask, known: Known | None
+    ) -> TaskResult:
         """What people decided about an answer; where they have not, the row would wait."""
-        own, retry, now = self._reviews[stage.index], self.baseline.retry, self.baseline.now
-        since = retry.since if retry is not None and retry.discard and row.chosen else self.baseline.decided_since
+        own = self._reviews[stage.index]
+        retry = self.baseline.retry
+        now = self.baseline.now
+        if retry is not None and retry.discard and row.chosen:
+            since = retry.since
+        else:
+            since = self.baseline.decided_since
         verdict = own.verdict(task, own.standing(task, row.id, known, since=since, now=now))
         if verdict.how == REDO:
             source = next(one for one in own.asked if one.name in row.judged)
@@ -495,21 +631,32 @@ class StoredAnswers:
     async def earlier(
         self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool = True
     ) -> dict[bytes, store.EarlierResult]:
-        """Returns the stage's results for these fingerprints that `chosen` rows, or others, would take."""
+        """Returns the stage's results for these fingerprints that `chosen` rows, or others, would
+        take."""
         found: dict[bytes, store.EarlierResult] = {}
-        remote, database = self.baseline.remote, self.baseline.database
+        remote = self.baseline.remote
+        database = self.baseline.database
         since = self.baseline.since(stage, chosen=chosen)
         for some in slices(prints) if not self.baseline.fresh else ():
             if database is not None:
-                found |= await store.earlier_results(database, some, since, self.baseline.plan.workflow)
-            if remote is not None and isinstance(stage, PlannedStage) and (lacking := set(some) - found.keys()):
+                found |= await store.earlier_results(
+                    database, some, since, self.baseline.plan.workflow
+                )
+            if (
+                remote is not None
+                and isinstance(stage, PlannedStage)
+                and (lacking := set(some) - found.keys())
+            ):
                 taken = await remote.take(stage, list(lacking), since)
                 found |= {one: result for one, result in taken.items() if result is not None}
                 self._shared |= {one for one, result in taken.items() if result is None}
         return found
 
-    async def _failures(self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool) -> dict[bytes, store.Failures]:
-        """Returns how replicas failed that are not asked again: those of a vote with a lead, unless a retry asks."""
+    async def _failures(
+        self, stage: AnyStage, prints: Sequence[bytes], *, chosen: bool
+    ) -> dict[bytes, store.Failures]:
+        """Returns how replicas failed that are not asked again: those of a vote with a lead,
+        unless a retry asks."""
         found: dict[bytes, store.Failures] = {}
         database = self.baseline.database
         if database is None or self.baseline.fresh or not (stage.vote and stage.vote.lead):
@@ -525,14 +672,17 @@ class StoredAnswers:
         found: set[bytes] = set()
         if self.baseline.database is not None and self._in_batches:
             for some in slices(prints):
-                found.update(await live_tasks(self.baseline.database, some, self.baseline.plan.workflow))
+                found.update(
+                    await live_tasks(self.baseline.database, some, self.baseline.plan.workflow)
+                )
         return found
 
     def _not_ready(self, stage: AnyStage, row: ForecastRow, task: NotReady) -> TaskResult:
         """The result of a task that is about an answer which is not there yet."""
         if not self._may_ask(stage, row):
             return Parked.PARKED
-        found, reason = self.of(stage), row.view.unknown[task.need]
+        found = self.of(stage)
+        reason = row.view.unknown[task.need]
         if stage.index in self._reviews:  # who has to wait is known once there is an answer
             found.undecided += row.times
             return Unknown(reason)
@@ -546,7 +696,12 @@ class StoredAnswers:
                 self._not_called(stage, row)
             del row.view.unknown[ROWS_JSON]
             return Unknown(reason)
-        found.asked(self.baseline.passed_on(stage, row, task.need, reason), row.id, stage.replicas, row.times)
+        found.asked(
+            self.baseline.passed_on(stage, row, task.need, reason),
+            row.id,
+            stage.replicas,
+            row.times,
+        )
         if isinstance(stage, LocalStage):
             self._not_called(stage, row)
         elif found.sampled < SAMPLE:  # measured as if what is not there yet were of the usual size
@@ -559,7 +714,8 @@ class StoredAnswers:
     def _there(
         self, stage: AnyStage, row: ForecastRow, prints: Sequence[bytes], replies: StoredReplies
     ) -> dict[bytes, str | None]:
-        """Returns the replies to these fingerprints that the run would take for the row: JSON, None for a failure."""
+        """Returns the replies to these fingerprints that the run would take for the row: JSON,
+        None for a failure."""
         checks = self._checks.get(stage.index)
         key = row.old.key if row.old is not None and self.baseline.continued else 0
         since = self.baseline.since(stage, chosen=row.chosen)
@@ -581,7 +737,8 @@ class StoredAnswers:
         replies: StoredReplies,
         in_batch: set[bytes],
     ) -> TaskResult | None:
-        prints, found = _prints(task), self.of(stage)
+        prints = _prints(task)
+        found = self.of(stage)
         there = self._there(stage, row, prints, replies)
         answers = list[str | None]()
         while isinstance(voted := outcome_of_vote(answers, stage.vote, len(prints)), int):
@@ -633,4 +790,6 @@ class StoredAnswers:
 
 
 def _prints(task: Prepared | LocalCall) -> tuple[bytes, ...]:
-    return task.replicas if isinstance(task, Prepared) and task.replicas else (task.fingerprint,)
+    if isinstance(task, Prepared) and task.replicas:
+        return task.replicas
+    return (task.fingerprint,)

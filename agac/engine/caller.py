@@ -1,6 +1,6 @@
-"""The attempts of one task, as many as the policy grants: every one of them is stored. A model is asked; a reply of the
-wrong form is asked again, `repair` times at most; when that brings no valid answer the next model of `fallback` is
-asked. This is the only place that tries anything again."""
+"""The attempts of one task, as many as the policy grants: every one of them is stored. A model is
+asked; a reply of the wrong form is asked again, `repair` times at most; when that brings no valid
+answer the next model of `fallback` is asked. This is the only place that tries anything again."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ class CapReached(Exception):
 class TaskAttempts:
     """The attempts of one task in one invocation, never more than `most`.
 
-    `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have been billed without an
-    answer. `replica`, from 1, says which of several answers to the question it is to bring; 0: the only one.
-    `position` counts the stage's models from 0; `quoted` re-asks of this one were made before. `request` is what it is
-    asked now, and `purpose` why; `reservation` is what is set aside for the call under way. `judge` says what a reply
-    is worth; None, that the conversation goes on. `last` is the last call that ended, `turns` is the number of the last
-    turn of a task that is a conversation, and `changed` a call of these that must not be repeated. A child agent's
-    calls are recorded at its parent's stage, `of`. `given`: the line of the call where a worker has it."""
+    `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have
+    been billed without an answer. `replica`, from 1, says which of several answers to the question
+    it is to bring; 0: the only one. `position` counts the stage's models from 0; `quoted` re-asks
+    of this one were made before. `request` is what it is asked now, and `purpose` why;
+    `reservation` is what is set aside for the call under way. `judge` says what a reply is worth;
+    None, that the conversation goes on. `last` is the last call that ended, `turns` is the number
+    of the last turn of a task that is a conversation, and `changed` a call of these that must not
+    be repeated. A child agent's calls are recorded at its parent's stage, `of`. `given`: the line
+    of the call where a worker has it."""
 
     active: ActiveRow
     fingerprint: bytes
@@ -102,7 +104,8 @@ class NextTurn(Exception):
 
 
 class Caller:
-    """Asks tasks. `connections`: models in order of use, by stage index. `agents` asks stages with tools."""
+    """Asks tasks. `connections`: models in order of use, by stage index. `agents` asks stages with
+    tools."""
 
     agents: Agents
 
@@ -112,11 +115,20 @@ class Caller:
         connections: Mapping[int, tuple[ModelConnection, ...]],
         workers: WorkerCalls | None = None,
     ) -> None:
-        self._run, self._connections, self._workers = context.places.run, connections, workers
-        self._settler, self._stop_signal, self._budgets = context.settler, context.stop_signal, context.budgets
-        self._wall, self._jitter = context.work.clocks.wall, context.work.clocks.jitter
-        self._totals, self._proof, self._replies = context.totals, context.proof, context.work.replies
-        self._answers, self._traces, self._ledger = context.work.answers, context.traces, context.ledger
+        self._run = context.places.run
+        self._connections = connections
+        self._workers = workers
+        self._settler = context.settler
+        self._stop_signal = context.stop_signal
+        self._budgets = context.budgets
+        self._wall = context.work.clocks.wall
+        self._jitter = context.work.clocks.jitter
+        self._totals = context.totals
+        self._proof = context.proof
+        self._replies = context.work.replies
+        self._answers = context.work.answers
+        self._traces = context.traces
+        self._ledger = context.ledger
         self._sharding = context.work.sharding
         self._keys = context.keys
 
@@ -133,13 +145,18 @@ class Caller:
         of: PlannedStage | None = None,
         in_batch: bool = False,
     ) -> Answer | RowError:
-        """The answer, or the error with which the task fails. Raises RunStopped when the run stops before either.
-        `position` is the first of the stage's models that is asked: those before it were, in batches. `quoted`: the
-        request quotes what was wrong with replies to batches, as many of them. `of`: the stage whose child this is."""
-        models, tried, turns = self._connections[stage.index], "", stage.most_turns
-        most, how = max_calls(stage.repair, len(models) - position, stage.retries.attempts, turns), (position, quoted)
+        """The answer, or the error with which the task fails. Raises RunStopped when the run stops
+        before either. `position` is the first of the stage's models that is asked: those before it
+        were, in batches. `quoted`: the request quotes what was wrong with replies to batches, as
+        many of them. `of`: the stage whose child this is."""
+        models = self._connections[stage.index]
+        tried = ""
+        turns = stage.most_turns
+        most = max_calls(stage.repair, len(models) - position, stage.retries.attempts, turns)
+        how = (position, quoted)
         attempts = TaskAttempts(active, fingerprint, models[position], most, request, replica, *how)
-        attempts.of, attempts.in_batch = of, in_batch
+        attempts.of = of
+        attempts.in_batch = in_batch
         ask_model = self._ask_model
         try:
             if stage.agent_spec is not None or of is not None:
@@ -150,11 +167,24 @@ class Caller:
             for connection in models[attempts.position + 1 :]:
                 if isinstance(answer, Answer) or attempts.changed:
                     break
-                tried += f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: {answer.type}"
-                attempts.connection, attempts.ambiguous, attempts.quoted = connection, 0, 0
+                tried += (
+                    f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: "
+                    f"{answer.type}"
+                )
+                attempts.connection = connection
+                attempts.ambiguous = 0
+                attempts.quoted = 0
                 attempts.position += 1
-                more, row = self._about(attempts, error=answer.type.value), active.new.row.id
-                _log.info("row %r, stage %s: %s; asking %s", row, stage.name, answer, connection.model.lane, extra=more)
+                more = self._about(attempts, error=answer.type.value)
+                row = active.new.row.id
+                _log.info(
+                    "row %r, stage %s: %s; asking %s",
+                    row,
+                    stage.name,
+                    answer,
+                    connection.model.lane,
+                    extra=more,
+                )
                 answer = await ask_model(attempts, request)
         except RowDeadlineExceeded:
             answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
@@ -168,11 +198,23 @@ class Caller:
         return answer
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
-        """One model's answer, after as many re-asks as the stage grants for a reply of the wrong form."""
-        connection, left, why = attempts.connection, attempts.connection.stage.repair - attempts.quoted, ""
+        """One model's answer, after as many re-asks as the stage grants for a reply of the wrong
+        form."""
+        connection, left, why = (
+            attempts.connection,
+            attempts.connection.stage.repair - attempts.quoted,
+            "",
+        )
         if not attempts.quoted:
-            request = request_for_model(connection.model, request, attempts.position, attempts.replica)
-        attempts.purpose = "repair" if attempts.quoted else "fallback" if attempts.position else "ask"
+            request = request_for_model(
+                connection.model, request, attempts.position, attempts.replica
+            )
+        if attempts.quoted:
+            attempts.purpose = "repair"
+        elif attempts.position:
+            attempts.purpose = "fallback"
+        else:
+            attempts.purpose = "ask"
         attempts.request = request
         replies: list[Reply] = []
         while True:
@@ -182,37 +224,58 @@ class Caller:
             if isinstance(answer, ValidReply):
                 assert attempts.last is not None
                 how = how_answered(attempts.purpose, attempts.position, answer)
-                made = Result(attempts.fingerprint, answer.text, attempts.last.endpoint, self._wall(), how=how)
+                made = Result(
+                    attempts.fingerprint, answer.text, attempts.last.endpoint, self._wall(), how=how
+                )
                 made.sources = sources_of_turns(replies)
                 return Answer(made, answer.value)
             if isinstance(reply, Fault):
                 return RowError(answer.type, f"{answer.message}{why}")
             if reply.finish is Finish.PAUSED:  # it goes on where its message is sent back
-                attempts.request = replace(attempts.request, messages=(*attempts.request.messages, reply.message()))
+                attempts.request = replace(
+                    attempts.request, messages=(*attempts.request.messages, reply.message())
+                )
                 continue
             if left <= 0 or answer.type not in REPAIRED:
                 return answer
-            left, why = left - 1, f" (asked again because: {answer.message})"
+            left = left - 1
+            why = f" (asked again because: {answer.message})"
             wants_json = attempts.connection.stage.wants_json
-            attempts.request, attempts.purpose = repair_request(request, reply, answer, wants_json=wants_json), "repair"
+            attempts.request = repair_request(request, reply, answer, wants_json=wants_json)
+            attempts.purpose = "repair"
 
-    async def reply(self, attempts: TaskAttempts) -> tuple[Reply | Fault, ValidReply | RowError | None]:
-        """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises CapReached."""
-        connection, faults = attempts.connection, Counter[tuple[FaultKind, bool]]()
-        body, fresh = connection.body(attempts.request), False  # a lost connection may have lain in the pool too long
+    async def reply(
+        self, attempts: TaskAttempts
+    ) -> tuple[Reply | Fault, ValidReply | RowError | None]:
+        """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises
+        CapReached."""
+        connection = attempts.connection
+        faults = Counter[tuple[FaultKind, bool]]()
+        # a lost connection may have lain in the pool too long
+        body = connection.body(attempts.request)
+        fresh = False
         while True:
             if attempts.number >= attempts.most:
-                raise CapReached(f"the task was asked {attempts.number} times, which is more than any retry is worth")
+                raise CapReached(
+                    f"the task was asked {attempts.number} times, which is more than any "
+                    "retry is worth"
+                )
             attempts.number += 1
             send = partial(self._shown, self._replies) if self._replies else self._send
             sent = await send(attempts, body, fresh=fresh)
-            reply, again, fresh = sent.answer, bool(faults), sent.status is None
+            reply = sent.answer
+            again = bool(faults)
+            fresh = sent.status is None
             if isinstance(reply, Reply):
                 self._keys.answered(connection.model.provider)
                 checked = None
                 try:
-                    checked = attempts.judge(reply) if attempts.judge else connection.check(reply, attempts.active.view)
-                finally:  # the attempt is kept with the reply itself, whatever the check says or raises
+                    if attempts.judge:
+                        checked = attempts.judge(reply)
+                    else:
+                        checked = connection.check(reply, attempts.active.view)
+                finally:
+                    # the attempt is kept with the reply itself, whatever the check says or raises
                     self._keep(attempts, sent, checked, again=again)
                 return reply, checked
             self._keep(attempts, sent, RowError(reply.type, reply.message), again=again)
@@ -224,8 +287,11 @@ class Caller:
             faults[reply.kind, lost] += 1
             has_next = attempts.position + 1 < len(connection.stage.models)
             counts = faults[reply.kind, lost], attempts.ambiguous
-            rules, waited = connection.stage.retries, attempts.active.waited
-            match decide(reply, *counts, self._jitter(), rules, has_alternative=has_next, waited=waited):
+            rules = connection.stage.retries
+            waited = attempts.active.waited
+            match decide(
+                reply, *counts, self._jitter(), rules, has_alternative=has_next, waited=waited
+            ):
                 case FailTask():
                     if attempts.active.deadline.over:
                         raise RowDeadlineExceeded
@@ -236,37 +302,53 @@ class Caller:
                 case RetryAfter(delay, lane):
                     await self._wait(attempts, reply, delay, lane)
 
-    async def _shown(self, replies: ShownReplies, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
+    async def _shown(
+        self, replies: ShownReplies, attempts: TaskAttempts, body: bytes, *, fresh: bool
+    ) -> CallResult:
         """Sends when no other call is under way, and shows what comes."""
         stage = attempts.connection.stage.name if len(self._connections) > 1 else ""
-        about = {"stage": stage, "replica": attempts.replica, "attempt": attempts.number if attempts.number > 1 else 0}
+        about = {
+            "stage": stage,
+            "replica": attempts.replica,
+            "attempt": attempts.number if attempts.number > 1 else 0,
+        }
         more = "".join(f", {name} {what}" for name, what in about.items() if what)
         async with replies.turn:
             replies.begin(f"row {attempts.active.new.row.id}{more}")
             return await self._send(attempts, body, fresh=fresh)
 
     async def _send(self, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
-        """Sends once. Where there are budgets, what it may cost at most is set aside until the attempt is kept."""
-        active, connection, budgets = attempts.active, attempts.connection, self._budgets
+        """Sends once. Where there are budgets, what it may cost at most is set aside until the
+        attempt is kept."""
+        active = attempts.active
+        connection = attempts.connection
+        budgets = self._budgets
         if self._answers is not None:
-            connection = replace(connection, through=partial(self._answers.send, attempts, connection.sender.send))
+            connection = replace(
+                connection, through=partial(self._answers.send, attempts, connection.sender.send)
+            )
         elif self._workers is not None and connection.stage.runtime is None:
             connection = replace(connection, through=self._workers.through(attempts, connection))
         if not self._proof.made:
             await self._proof.make()
         if self._sharding is not None:
             await self._sharding.prove(self._stop_signal)
-        given_up, provider = self._settler.given_up, connection.model.provider
+        given_up = self._settler.given_up
+        provider = connection.model.provider
         if budgets is None:
             with self._keys.sending(provider):
-                return await connection.send(attempts.request, body, active.deadline, given_up, fresh=fresh)
+                return await connection.send(
+                    attempts.request, body, active.deadline, given_up, fresh=fresh
+                )
         if active.budget is None:
             active.budget = budgets.row_balance()
         reserved = budgets.reserve(attempts.stage.name, active.budget, connection.worst_case(body))
         reservation = attempts.reservation = await active.deadline.wait(reserved)
         try:
             with self._keys.sending(provider):
-                return await connection.send(attempts.request, body, active.deadline, given_up, fresh=fresh)
+                return await connection.send(
+                    attempts.request, body, active.deadline, given_up, fresh=fresh
+                )
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
             budgets.settle(reservation, limits.NOTHING)
             raise
@@ -276,9 +358,14 @@ class Caller:
 
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         """Waits before the next attempt; with the whole lane where that is asked for."""
-        connection, said = attempts.connection, (fault.message, delay)
+        connection = attempts.connection
+        said = (fault.message, delay)
         about = self._about(
-            attempts, attempt=attempts.number, status=fault.status, error=fault.type.value, wait_s=round(delay, 3)
+            attempts,
+            attempt=attempts.number,
+            status=fault.status,
+            error=fault.type.value,
+            wait_s=round(delay, 3),
         )
         of_row = attempts.active.new.row.id, connection.stage.name
         _log.info("row %r, stage %s: %s; retrying in %.2f s", *of_row, *said, extra=about)
@@ -292,16 +379,29 @@ class Caller:
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
         """The `extra` of a log record about a task."""
-        active, connection = attempts.active, attempts.connection
-        about = {"row": active.new.row.id, "stage": connection.stage.name, "model": connection.model.lane}
+        active = attempts.active
+        connection = attempts.connection
+        about = {
+            "row": active.new.row.id,
+            "stage": connection.stage.name,
+            "model": connection.model.lane,
+        }
         return fields(run=self._run, **about, **more, **active.log_fields)
 
     def _keep(
-        self, attempts: TaskAttempts, sent: CallResult, checked: ValidReply | RowError | None, *, again: bool
+        self,
+        attempts: TaskAttempts,
+        sent: CallResult,
+        checked: ValidReply | RowError | None,
+        *,
+        again: bool,
     ) -> None:
-        """Stores an attempt, at the price of the tier that served it, with what was found of its reply."""
+        """Stores an attempt, at the price of the tier that served it, with what was found of its
+        reply."""
         reply = sent.answer if isinstance(sent.answer, Reply) else None
-        call = call_of(attempts.connection, sent, checked, attempts.number, attempts.purpose, again=again)
+        call = call_of(
+            attempts.connection, sent, checked, attempts.number, attempts.purpose, again=again
+        )
         if attempts.given is not None:
             self._ledger.batch.answered.append(attempts.given)
             attempts.given = None
@@ -312,7 +412,9 @@ class Caller:
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
         attempts.last = call
-        self._settler.keep_call(attempts.active, attempts.stage, attempts.fingerprint, call, attempts.replica)
+        self._settler.keep_call(
+            attempts.active, attempts.stage, attempts.fingerprint, call, attempts.replica
+        )
         if self._traces is not None:
             self._traces.called(attempts, call, reply)
         if self._replies:
@@ -322,13 +424,22 @@ class Caller:
 
 
 def call_of(
-    connection: ModelConnection, sent: CallResult, checked: ValidReply | RowError | None, number: int, purpose: str, *,
+    connection: ModelConnection,
+    sent: CallResult,
+    checked: ValidReply | RowError | None,
+    number: int,
+    purpose: str,
+    *,
     again: bool = False,
-) -> Call:  # fmt: skip
-    """The record of a call, with what was found of its reply, at the price that the tier that served it had then."""
+) -> Call:
+    """The record of a call, with what was found of its reply, at the price that the tier that
+    served it had then."""
     answer, used = sent.answer, sent.answer.usage
     reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
-    price = connection.price(reply.service_tier if reply else None, sent.at) if used is not None else None
+    if used is not None:
+        price = connection.price(reply.service_tier if reply else None, sent.at)
+    else:
+        price = None
     return Call(
         number=number,
         endpoint=connection.endpoint(reply),
@@ -346,12 +457,15 @@ def call_of(
         refused=fault is not None and fault.kind is FaultKind.PAUSE,
         ttft=reply.ttft if reply else None,
         time_to_response=reply.time_to_response if reply else None,
-        service_tier=storable(reply.service_tier) if reply and reply.service_tier is not None else None,
+        service_tier=storable(reply.service_tier)
+        if reply and reply.service_tier is not None
+        else None,
     )
 
 
 MOST_CHARACTERS = 20_000
-"""Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect` shows it whole."""
+"""Of each message and of each reply. A longer one is cut, and says by how much: `agac inspect`
+shows it whole."""
 
 
 def fields(**values: JSONValue) -> dict[str, Any]:
@@ -360,30 +474,63 @@ def fields(**values: JSONValue) -> dict[str, Any]:
 
 
 def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
-    """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key is a secret too."""
-    connection, row = attempts.connection, attempts.active.new.row.id
-    clean, stage, model = connection.redactor.clean, connection.stage.name, connection.model.lane
-    came = call.body.decode("utf-8", "replace") if call.body is not None else None
-    said = came if reply is None else reply.text or reply.refusal or ""  # what is no answer as it came
-    times = {"duration": call.duration, "ttft": call.ttft, "time_to_response": call.time_to_response}
+    """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key
+    is a secret too."""
+    connection = attempts.connection
+    row = attempts.active.new.row.id
+    clean = connection.redactor.clean
+    stage = connection.stage.name
+    model = connection.model.lane
+    if call.body is not None:
+        came = call.body.decode("utf-8", "replace")
+    else:
+        came = None
+    # what is no answer as it came
+    said = came if reply is None else reply.text or reply.refusal or ""
+    times = {
+        "duration": call.duration,
+        "ttft": call.ttft,
+        "time_to_response": call.time_to_response,
+    }
     log_fields: dict[str, JSONValue] = {
-        "run": run, "row": clean(row) if isinstance(row, str) else row, "stage": stage,
-        **({"replica": attempts.replica} if attempts.replica else {}), "attempt": call.number, "purpose": call.purpose,
-        "model": model, "answered_by": clean(call.endpoint.model), "simulated": call.endpoint.simulated,
-        "status": call.status, "error": call.error.type.value if call.error else None,
+        "run": run,
+        "row": clean(row) if isinstance(row, str) else row,
+        "stage": stage,
+        **({"replica": attempts.replica} if attempts.replica else {}),
+        "attempt": call.number,
+        "purpose": call.purpose,
+        "model": model,
+        "answered_by": clean(call.endpoint.model),
+        "simulated": call.endpoint.simulated,
+        "status": call.status,
+        "error": call.error.type.value if call.error else None,
         "error_message": clean(call.error.message) if call.error else None,
         **{f"{name}_ms": took and round(took * 1000, 1) for name, took in times.items()},
-        **{f"{one}_tokens": getattr(call.usage, f"{one}_tokens") for one in ("input", "cached", "output", "reasoning")},
-        "service_tier": call.service_tier and clean(call.service_tier), "cost_usd": call.cost,
-        "request": [{"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages],
+        **{
+            f"{one}_tokens": getattr(call.usage, f"{one}_tokens")
+            for one in ("input", "cached", "output", "reasoning")
+        },
+        "service_tier": call.service_tier and clean(call.service_tier),
+        "cost_usd": call.cost,
+        "request": [
+            {"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages
+        ],
         "reply": None if said is None else _cut(said, clean),
-    }  # fmt: skip
+    }
     _log.debug(
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
-        log_fields["row"], stage, call.number, call.purpose, model, call.status, call.duration * 1000,
-        call.usage.input_tokens, call.usage.output_tokens, log_fields["error_message"] or "ok",
+        log_fields["row"],
+        stage,
+        call.number,
+        call.purpose,
+        model,
+        call.status,
+        call.duration * 1000,
+        call.usage.input_tokens,
+        call.usage.output_tokens,
+        log_fields["error_message"] or "ok",
         extra=fields(**log_fields, **attempts.active.log_fields),
-    )  # fmt: skip
+    )
 
 
 def _cut(text: str, clean: Callable[[str], str]) -> str:

@@ -1,4 +1,5 @@
-"""The connections of a stage to its models: all of a call that is fixed for the run, and how one is sent."""
+"""The connections of a stage to its models: all of a call that is fixed for the run, and how one
+is sent."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ from agac.store.records import Endpoint
 
 @dataclass(frozen=True)
 class Route:
-    """A stage and one of its models. `most` knows what a request can cost, where there is a budget; `prefix` is what
-    requests begin with where that is asked to be kept."""
+    """A stage and one of its models. `most` knows what a request can cost, where there is a
+    budget; `prefix` is what requests begin with where that is asked to be kept."""
 
     stage: PlannedStage
     model: PlannedModel
@@ -54,7 +55,8 @@ class Route:
         """How the model's provider is spoken to."""
         if self.stage.runtime is None:
             return DIALECTS[self.model.provider.dialect]
-        from agac.providers.opencode import OPENCODE  # and what runs programs, where a stage has one
+        # and what runs programs, where a stage has one
+        from agac.providers.opencode import OPENCODE
 
         return OPENCODE
 
@@ -70,20 +72,27 @@ class Route:
         return self.redactor.clean(self.model.provider.base_url)
 
     def price(self, service_tier: str | None, at: float) -> Price | None:
-        """The model's price in a service tier at a time (seconds since 1970), None when it is unknown. The price
-        library is loaded with the first reply, which takes a third of a second."""
+        """The model's price in a service tier at a time (seconds since 1970), None when it is
+        unknown. The price library is loaded with the first reply, which takes a third of a second.
+        """
         return price_of(self.model.provider, self.model.model, service_tier, at)
 
     @cached_property
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """What the model is told of the stage's tools: one value, which is described and encoded once."""
-        return tuple(tool.definition for tool in self.stage.agent_spec.tools) if self.stage.agent_spec else ()
+        """What the model is told of the stage's tools: one value, which is described and encoded
+        once."""
+        if self.stage.agent_spec:
+            return tuple(tool.definition for tool in self.stage.agent_spec.tools)
+        return ()
 
     def body(self, request: Request) -> bytes:
-        """The request in the provider's words: the same bytes for a call and for a line of a batch."""
+        """The request in the provider's words: the same bytes for a call and for a line of a
+        batch."""
         if self.prefix is not None:
             request = replace(request, prefix=self.prefix.of(request)[0])
-        return self._encoder.encode(self.dialect.build(request, self.model.model, self.model.provider))
+        return self._encoder.encode(
+            self.dialect.build(request, self.model.model, self.model.provider)
+        )
 
     def worst_case(self, body: bytes) -> Amount:
         """What sending a request can cost at most."""
@@ -103,20 +112,31 @@ class Route:
         provider = self.model.provider
         if reply is None:
             return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
-        return Endpoint(provider.name, self.base_url, storable(reply.model), reply.simulated or provider.simulated)
+        return Endpoint(
+            provider.name,
+            self.base_url,
+            storable(reply.model),
+            reply.simulated or provider.simulated,
+        )
 
 
-def request_for_model(model: PlannedModel, request: Request, position: int, replica: int) -> Request:
-    """The request as the stage's model at `position` gets it: the first one's is made already; others have parameters
-    of their own, and the number of a replica (0: the task is run once) is its seed where the provider takes one."""
+def request_for_model(
+    model: PlannedModel, request: Request, position: int, replica: int
+) -> Request:
+    """The request as the stage's model at `position` gets it: the first one's is made already;
+    others have parameters of their own, and the number of a replica (0: the task is run once) is
+    its seed where the provider takes one."""
     if not position and not replica:
         return request
     has_seed = replica and not any(unsendable(("seed",), model.provider))
-    return replace(request, params=replace(model.params, seed=replica) if has_seed else model.params)
+    return replace(
+        request, params=replace(model.params, seed=replica) if has_seed else model.params
+    )
 
 
 class CallResult(NamedTuple):
-    """What came of a call: its answer, status and body, when it was sent (seconds since 1970), seconds it took."""
+    """What came of a call: its answer, status and body, when it was sent (seconds since 1970),
+    seconds it took."""
 
     answer: Reply | Fault
     status: int | None
@@ -127,9 +147,10 @@ class CallResult(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelConnection(Route):
-    """A stage's connection to one of its models: stages on one model share its lane, those on one provider its sender.
-    `stage_limit` is the stage's own bound, `uncommitted` that on calls which are not durable yet. `through` stands in
-    the place of the sender, which asks by `transport`: `body`, `sse`, `ws` or `auto`."""
+    """A stage's connection to one of its models: stages on one model share its lane, those on one
+    provider its sender. `stage_limit` is the stage's own bound, `uncommitted` that on calls which
+    are not durable yet. `through` stands in the place of the sender, which asks by `transport`:
+    `body`, `sse`, `ws` or `auto`."""
 
     sender: Sending | HintingSender
     lane: Lane
@@ -142,11 +163,20 @@ class ModelConnection(Route):
     @cached_property
     def timeout(self) -> Timeout:
         """The bounds of a call. What the model's string says about silences comes first."""
-        bounds, silence = self.model.timeout, self.model.idle_timeout
-        return bounds if silence is None else replace(bounds, first_byte=None if silence == math.inf else silence)
+        bounds = self.model.timeout
+        silence = self.model.idle_timeout
+        if silence is None:
+            return bounds
+        return replace(bounds, first_byte=None if silence == math.inf else silence)
 
     async def send(
-        self, request: Request, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool = False
+        self,
+        request: Request,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool = False,
     ) -> CallResult:
         """Sends as `_sent` does, once a call that warms the prefix is under way."""
         gate = self.prefix.of(request)[1] if self.prefix is not None else None
@@ -154,25 +184,38 @@ class ModelConnection(Route):
             return await self._sent(body, deadline, cut_off, fresh=fresh)
         sent = None
         try:
-            return (sent := await self._sent(body, deadline, cut_off, fresh=fresh, begins=gate.open))
+            return (
+                sent := await self._sent(body, deadline, cut_off, fresh=fresh, begins=gate.open)
+            )
         finally:
             gate.leave(sent and sent.answer)
 
     async def _sent(
-        self, body: bytes, deadline: RowDeadline, cut_off: Callable[[], None], *, fresh: bool, begins: Begins = None
+        self,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool,
+        begins: Begins = None,
     ) -> CallResult:
-        """Waits for its turn, then for the answer. What comes back holds no secret: a server may quote what we sent.
-        The call counts as uncommitted until its attempt is durable; when none comes of it, it is taken off here.
-        `cut_off` is called when the call was sent and its answer is no longer awaited; `fresh`: it takes no pooled
-        connection. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded when the row's
-        time is over before that."""
+        """Waits for its turn, then for the answer. What comes back holds no secret: a server may
+        quote what we sent. The call counts as uncommitted until its attempt is durable; when none
+        comes of it, it is taken off here. `cut_off` is called when the call was sent and its
+        answer is no longer awaited; `fresh`: it takes no pooled connection. Raises RunStopped when
+        the run stops before the call is sent, RowDeadlineExceeded when the row's time is over
+        before that."""
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         at = self.wall()
         try:
             send = self.through or self.sender.send
-            http = await send(body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins)
-        except BaseException as ended:  # a cancelled call, too, gives its place back; others do with their commit
+            http = await send(
+                body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins
+            )
+        except (
+            BaseException
+        ) as ended:  # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
                 cut_off()
@@ -181,7 +224,8 @@ class ModelConnection(Route):
             lane.leave()
             self.stage_limit.leave()
         if isinstance(http, Fault):
-            if http.type is ErrorType.TIMEOUT and deadline.over:  # which says nothing about the server
+            # which says nothing about the server
+            if http.type is ErrorType.TIMEOUT and deadline.over:
                 http = replace(http, message=str(deadline))
             else:
                 lane.heard(permit, http)
@@ -190,20 +234,23 @@ class ModelConnection(Route):
         answer = self.parse(http.status, http.headers, clean)
         if http.ttft is not None and isinstance(answer, Reply):
             answer = answer._replace(ttft=http.ttft, time_to_response=http.time_to_response)
-        if (rates := self.dialect.rates(http.headers)) is not None:
+        rates = self.dialect.rates(http.headers)
+        if rates is not None:
             lane.observe(permit, rates, answer.delay if isinstance(answer, Fault) else None)
         lane.heard(permit, answer)
         status = http.status if isinstance(answer, Reply) else answer.status
         return CallResult(answer, status, clean, at, http.duration)
 
     async def _enter(self, body: bytes) -> LanePermit:
-        """Waits for its turn in the stage, then among the calls that are not durable, then in the lane. Who does not
-        get there, cancelled ones too, gives its places back."""
+        """Waits for its turn in the stage, then among the calls that are not durable, then in the
+        lane. Who does not get there, cancelled ones too, gives its places back."""
         await self.stage_limit.enter()
         try:
             await self.uncommitted.enter()
             try:
-                return await self.lane.enter(len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0))
+                return await self.lane.enter(
+                    len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0)
+                )
             except BaseException:  # cancelled, or the run stops
                 self.uncommitted.leave()
                 raise
@@ -214,44 +261,78 @@ class ModelConnection(Route):
 
 @asynccontextmanager
 async def open_connections(
-    work: Work, run: int, uncommitted: CallLimit, stop_signal: StopSignal, waits: Callable[[str, float], None]
+    work: Work,
+    run: int,
+    uncommitted: CallLimit,
+    stop_signal: StopSignal,
+    waits: Callable[[str, float], None],
 ) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
-    """Each stage's connections, its model's first, by the stage's index. Calls to one model share its lane, those of
-    stages and of fallbacks; calls to one provider share its sender. `waits` is told of each long wait."""
+    """Each stage's connections, its model's first, by the stage's index. Calls to one model share
+    its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits` is
+    told of each long wait."""
     plan = work.plan
-    budgets = [*(balance.budget for balance in limits.balances_of(plan)), *([plan.rules.row] if plan.rules.row else [])]
+    budgets = [
+        *(balance.budget for balance in limits.balances_of(plan)),
+        *([plan.rules.row] if plan.rules.row else []),
+    ]
     in_dollars = any(budget.usd is not None for budget in budgets)
     senders: dict[tuple[str, str, str], Sending] = {}
     lanes: dict[tuple[str, str], Lane] = {}
     connections: dict[int, tuple[ModelConnection, ...]] = {}
     async with AsyncExitStack() as stack:
         for stage in chain.from_iterable(map(family, plan.asking)):
-            how, at_once, found = stage.tooling.program, stage.concurrency or math.inf, list[ModelConnection]()
+            how = stage.tooling.program
+            at_once = stage.concurrency or math.inf
+            found = list[ModelConnection]()
             session = (stage.most_turns, how.context) if how else None
-            checker, own = Checker(stage), CallLimit(min(at_once, how.max_agents) if how else at_once)
+            checker = Checker(stage)
+            own = CallLimit(min(at_once, how.max_agents) if how else at_once)
             for model in stage.models:
                 # silences are bounded within a stream only, so whoever bounds them is streamed to
-                streams = work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
-                address, way = model.provider.base_url, model.transport or ("sse" if streams else "body")
-                carrier = model.provider.name, address, way if stage.runtime is None else str((stage.name, len(found)))
+                streams = (
+                    work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
+                )
+                address = model.provider.base_url
+                way = model.transport or ("sse" if streams else "body")
+                carrier = (
+                    model.provider.name,
+                    address,
+                    way if stage.runtime is None else str((stage.name, len(found))),
+                )
                 if carrier not in senders:
                     senders[carrier] = await _sender(stage, model, way, work)
                     stack.push_async_callback(senders[carrier].close)
                 if (model.lane, address) not in lanes:
                     known = model.provider.limits
                     lanes[model.lane, address] = Lane(
-                        known.concurrency or plan.concurrency, rpm=known.rpm, tpm=known.tpm,
-                        clock=work.clocks.monotonic, stop_signal=stop_signal, waits=partial(waits, model.lane),
-                    )  # fmt: skip
+                        known.concurrency or plan.concurrency,
+                        rpm=known.rpm,
+                        tpm=known.tpm,
+                        clock=work.clocks.monotonic,
+                        stop_signal=stop_signal,
+                        waits=partial(waits, model.lane),
+                    )
                 connection = ModelConnection(
-                    stage=stage, model=model, checker=checker, redactor=work.redactor, stage_limit=own,
+                    stage=stage,
+                    model=model,
+                    checker=checker,
+                    redactor=work.redactor,
+                    stage_limit=own,
                     most=WorstCase(
-                        model, in_dollars=in_dollars, session=session, wall=work.clocks.wall,
-                    ) if budgets else None,
+                        model,
+                        in_dollars=in_dollars,
+                        session=session,
+                        wall=work.clocks.wall,
+                    )
+                    if budgets
+                    else None,
                     lane=lanes[model.lane, address],
-                    sender=hinting(senders[carrier], model.provider, stage, run), prefix=prefix_of(stage, model, work),
-                    uncommitted=uncommitted, wall=work.clocks.wall, transport=way,
-                )  # fmt: skip
+                    sender=hinting(senders[carrier], model.provider, stage, run),
+                    prefix=prefix_of(stage, model, work),
+                    uncommitted=uncommitted,
+                    wall=work.clocks.wall,
+                    transport=way,
+                )
                 found.append(connection)
             connections[stage.index] = tuple(found)
         yield connections
@@ -263,6 +344,8 @@ async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work
         from agac.providers.opencode import open_program
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)
-        return await open_program(how, stage.tooling.max_turns, *about, work.root, work.env, work.redactor)
+        return await open_program(
+            how, stage.tooling.max_turns, *about, work.root, work.env, work.redactor
+        )
     heard = work.replies.piece if work.replies else None
     return open_sender(model.provider, transport, work.redactor, work.env, heard)

@@ -1,5 +1,5 @@
-"""A row at work, and what an outcome does to it. The walk, the dry run and the replay share these functions, which are
-pure: they change the row in memory, and keep and send nothing."""
+"""A row at work, and what an outcome does to it. The walk, the dry run and the replay share these
+functions, which are pure: they change the row in memory, and keep and send nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ ToolKey = tuple[bytes, int, int]  # of a call of a tool: its task, the turn and 
 
 
 class TracedCall(NamedTuple):
-    """A call for a row, recorded at the stage at this position. `asked` is the model that was asked for; `texts`: the
-    messages of its request (`input`) and its reply (`output`), where they are to be sent."""
+    """A call for a row, recorded at the stage at this position. `asked` is the model that was
+    asked for; `texts`: the messages of its request (`input`) and its reply (`output`), where they
+    are to be sent."""
 
     stage: int
     fingerprint: bytes
@@ -44,9 +45,9 @@ class TracedCall(NamedTuple):
 
 @dataclass(slots=True)
 class RowNotes:
-    """What is noted of a row where traces are sent (`engine.otlp`). In seconds since 1970: when it was taken up, and
-    (`begins`) by each stage, by position. `callers` are the calls of tools that asked child agents, by their tasks.
-    `identity` is what the ids of its trace are made of."""
+    """What is noted of a row where traces are sent (`engine.otlp`). In seconds since 1970: when it
+    was taken up, and (`begins`) by each stage, by position. `callers` are the calls of tools that
+    asked child agents, by their tasks. `identity` is what the ids of its trace are made of."""
 
     begun: float
     identity: tuple[JSONValue, ...]
@@ -64,13 +65,14 @@ class RowNotes:
 
 @dataclass(slots=True)
 class RowProgress:
-    """A row on its way through the stages of its level: what they see of it, and what became of it so far. `settled`
-    are the positions of stages with an outcome. `reached`: a stage whose result is the row's has one; `written` is the
-    last of these. `failed` is the first stage, in the order of the workflow, of those that failed. `dropped`: the row
-    leaves. `waits`: a task of the row is in a batch, so that the row stays open whatever became of other branches.
-    `held` are stages that could not be called, `reviews` what is asked of people, `judged` the results that they are
-    asked about, by stage, each with its task's fingerprint. `lists` are the rows that functions gave in the place of
-    this one, by the stages' positions; None where they are not known yet."""
+    """A row on its way through the stages of its level: what they see of it, and what became of it
+    so far. `settled` are the positions of stages with an outcome. `reached`: a stage whose result
+    is the row's has one; `written` is the last of these. `failed` is the first stage, in the order
+    of the workflow, of those that failed. `dropped`: the row leaves. `waits`: a task of the row is
+    in a batch, so that the row stays open whatever became of other branches. `held` are stages
+    that could not be called, `reviews` what is asked of people, `judged` the results that they are
+    asked about, by stage, each with its task's fingerprint. `lists` are the rows that functions
+    gave in the place of this one, by the stages' positions; None where they are not known yet."""
 
     new: NewRow
     view: RowView
@@ -105,15 +107,17 @@ class RowProgress:
 
 @dataclass(slots=True, kw_only=True)
 class ActiveRow(RowProgress):
-    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index; `budget` what it may
-    spend in this invocation, from its first call on; `waited`: the seconds that it waited between calls. `turns` and
-    `tool_calls` are those of its conversations, `counted` the stages whose earlier ones are among them.
+    """A row at work. `prior` holds what became of its tasks earlier in this run, by stage index;
+    `budget` what it may spend in this invocation, from its first call on; `waited`: the seconds
+    that it waited between calls. `turns` and `tool_calls` are those of its conversations,
+    `counted` the stages whose earlier ones are among them.
 
-    `known`: it was stored before, and something may have been made of it. `forced`: tried again also where failures
-    are left alone else. Stages at and after the position `again_from` take only answers made at or after `since`. A
-    `part` of a large group is a call of the group's stage, and no row of it. `resumed`: walked on from where it waited,
-    so that what failed meanwhile is not asked again, and `again` if this invocation left it there, and has counted what
-    it came to; `ready` is what came of its tasks in batches since it was last walked."""
+    `known`: it was stored before, and something may have been made of it. `forced`: tried again
+    also where failures are left alone else. Stages at and after the position `again_from` take
+    only answers made at or after `since`. A `part` of a large group is a call of the group's
+    stage, and no row of it. `resumed`: walked on from where it waited, so that what failed
+    meanwhile is not asked again, and `again` if this invocation left it there, and has counted
+    what it came to; `ready` is what came of its tasks in batches since it was last walked."""
 
     prior: dict[int, PriorTask] = field(default_factory=dict)
     deadline: RowDeadline = NO_DEADLINE
@@ -135,11 +139,16 @@ class ActiveRow(RowProgress):
     def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
         """Whether a batch brought the task's answer, which the row has not been walked with."""
         ready = self.ready.get((stage, replica, fingerprint))
-        return ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
+        return (
+            ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
+        )
 
     def takes_since(self, stage: int, since: float) -> float:
-        """From when on earlier answers of the stage are taken, in seconds since 1970; `since` holds for all rows."""
-        return max(since, self.since) if self.again_from is not None and stage >= self.again_from else since
+        """From when on earlier answers of the stage are taken, in seconds since 1970; `since`
+        holds for all rows."""
+        if self.again_from is not None and stage >= self.again_from:
+            return max(since, self.since)
+        return since
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -161,7 +170,8 @@ def is_leave(stage: AnyStage, value: str) -> bool:
 
 
 def replay(view: RowView, stage: Stage, result: StageResult, followed: Collection[str]) -> None:
-    """Does to a row's view what the stage did, by its stored result; answers are read of stages `followed`."""
+    """Does to a row's view what the stage did, by its stored result; answers are read of stages
+    `followed`."""
     if stage.rows_of not in view.forms:
         return
     if result.skipped:
@@ -171,14 +181,19 @@ def replay(view: RowView, stage: Stage, result: StageResult, followed: Collectio
     elif stage.gives_answer:
         if result.value is not None and stage.name in followed:
             view.results[stage.name] = answered(stage, json.loads(result.value))
-    elif stage.changes_rows and (form := changed_row(stage.operation, view.data(stage), result.value)) is not None:
+    elif (
+        stage.changes_rows
+        and (form := changed_row(stage.operation, view.data(stage), result.value)) is not None
+    ):
         view.set_fields(stage, form)
 
 
 def descended(parent: RowView, maker: Stage, fields: Mapping[str, JSONValue]) -> RowView:
-    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields` are its own."""
+    """What a row sees before its own stages that `maker` made of one that saw `parent`; `fields`
+    are its own."""
     if maker.makes != "rows":
-        path = maker.explode  # a field's list, which may be long: its children have an item in its place
+        # a field's list, which may be long: its children have an item in its place
+        path = maker.explode
         own = path is not None and len(path) == 1 and path[0] not in maker.ancestors
         return parent.child(fields, without=path[0] if path and own else None)
     view = parent.child({})

@@ -1,4 +1,5 @@
-"""One row walks through the stages of its level in one coroutine: guards, prompts, functions, tasks, outcomes."""
+"""One row walks through the stages of its level in one coroutine: guards, prompts, functions,
+tasks, outcomes."""
 
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ from agac.store.rows import State
 
 # What the stages of a level do to a row, and the walk of one row through them.
 #
-# `LevelStages` is all that a workflow means for a row, without waiting for anything: what a guard lets in, what a
-# local stage does, which task a stage has, what an answer changes. `Executor` walks one row with it: it awaits the
-# answer of each task, and settles outcomes in the store. `dry_run` walks some hundred rows with it: it looks their
-# answers up, and counts outcomes.
+# `LevelStages` is all that a workflow means for a row, without waiting for anything: what a guard
+# lets in, what a local stage does, which task a stage has, what an answer changes. `Executor` walks
+# one row with it: it awaits the answer of each task, and settles outcomes in the store. `dry_run`
+# walks some hundred rows with it: it looks their answers up, and counts outcomes.
 
 
 class NotReady(NamedTuple):
-    """A task that cannot be made yet: what it is about hangs on an answer that is not there, that of `need`."""
+    """A task that cannot be made yet: what it is about hangs on an answer that is not there, that
+    of `need`."""
 
     need: str
 
@@ -61,30 +63,41 @@ R_contra = TypeVar("R_contra", bound=RowProgress, contravariant=True)
 class StageOutcomes(Protocol[R_contra]):
     """Takes the outcomes that need no answer; those of tasks are for whoever answers them."""
 
-    def not_asked(self, row: R_contra, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
-        """A stage that asks nothing and keeps nothing is done; or a guard or a filter said no: the row goes on without
-        the stage (skipped) or leaves (dropped). `note` makes what the store keeps of it."""
+    def not_asked(
+        self, row: R_contra, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None
+    ) -> None:
+        """A stage that asks nothing and keeps nothing is done; or a guard or a filter said no: the
+        row goes on without the stage (skipped) or leaves (dropped). `note` makes what the store
+        keeps of it."""
 
     def failed(
-        self, row: R_contra, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None
+        self,
+        row: R_contra,
+        stage: AnyStage,
+        fingerprint: bytes | None,
+        error: RowError,
+        reason: str | None,
     ) -> None:
-        """The stage failed; `reason` is why in the words of a plan, None where the task failed before."""
+        """The stage failed; `reason` is why in the words of a plan, None where the task failed
+        before."""
 
     def undecided(self, row: R_contra, stage: AnyStage) -> None:
-        """The stage's guard looks at an answer that is not there yet: the row is taken to be let in."""
+        """The stage's guard looks at an answer that is not there yet: the row is taken to be let
+        in."""
 
 
 Settle = Callable[[AnyStage], bool | None]
-"""Settles a stage for a row where that needs no waiting: whether those that need it may follow; None: it takes time."""
+"""Settles a stage for a row where that needs no waiting: whether those that need it may follow;
+None: it takes time."""
 
 Begin = Callable[[AnyStage], Coroutine[None, None, bool]]
 """Takes a row through a stage that takes time: whether those that need it may follow."""
 
 
 class Branches:
-    """How the stages of a level follow each other; what they need of rows before is there. Made once for all rows. Of
-    stages that may begin at the same time those that can be settled at once come first: a row that leaves there has no
-    task. What was begun comes to its end."""
+    """How the stages of a level follow each other; what they need of rows before is there. Made
+    once for all rows. Of stages that may begin at the same time those that can be settled at once
+    come first: a row that leaves there has no task. What was begun comes to its end."""
 
     def __init__(self, stages: Sequence[AnyStage]) -> None:
         own = {stage.name for stage in stages}
@@ -100,9 +113,12 @@ class Branches:
         """How many needs of each stage have no outcome yet, for one row."""
         return dict(self._open)
 
-    def ready(self, stages: Sequence[AnyStage], left: dict[str, int], settle: Settle) -> list[AnyStage]:
+    def ready(
+        self, stages: Sequence[AnyStage], left: dict[str, int], settle: Settle
+    ) -> list[AnyStage]:
         """The stages that take time, of these and of those that others let begin at once."""
-        slow, queue = [], list(stages)
+        slow = []
+        queue = list(stages)
         while queue:
             stage = queue.pop(0)
             goes_on = settle(stage)
@@ -122,10 +138,12 @@ class Branches:
         return freed
 
     async def walk(self, settle: Settle, begin: Begin, over: Callable[[], bool]) -> None:
-        """Begins each stage once all that it needs gave True; none once `over`. Raises RunStopped after all ended."""
+        """Begins each stage once all that it needs gave True; none once `over`. Raises RunStopped
+        after all ended."""
         left = self.begin()
         working: dict[asyncio.Task[bool], AnyStage] = {}
-        ready, halted = self.first, False
+        ready = self.first
+        halted = False
         try:
             while True:
                 for stage in [] if halted else self.ready(ready, left, settle):
@@ -153,16 +171,25 @@ class Branches:
 class LevelStages(Generic[R]):
     """The stages of a level, and what each does to a row."""
 
-    def __init__(self, plan: Plan, level: Level[AnyStage], preparer: Preparer, outcomes: StageOutcomes[R]) -> None:
-        self._preparer, self._outcomes = preparer, outcomes
-        self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")  # which waits for all rows
-        own, self.walks = {stage.name for stage in self.stages}, frozenset(stage.index for stage in self.stages)
-        ends = (stage.name for end in plan.ends for stage in giving(end.name, plan.stages))  # the last one counts
+    def __init__(
+        self, plan: Plan, level: Level[AnyStage], preparer: Preparer, outcomes: StageOutcomes[R]
+    ) -> None:
+        self._preparer = preparer
+        self._outcomes = outcomes
+        # which waits for all rows
+        self.stages = tuple(stage for stage in level.stages if stage.makes != "kept")
+        own = {stage.name for stage in self.stages}
+        self.walks = frozenset(stage.index for stage in self.stages)
+        # the last one counts
+        ends = (stage.name for end in plan.ends for stage in giving(end.name, plan.stages))
         self.ends = frozenset(own.intersection(ends))
         self.branches = Branches(self.stages)
-        self.in_turn = all(len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages))
+        self.in_turn = all(
+            len(own.intersection(s.ancestors)) == place for place, s in enumerate(self.stages)
+        )
         self._followed = followed(plan.stages)
-        self._guards, self._filters = dict[int, Evaluator](), dict[int, Evaluator]()
+        self._guards = dict[int, Evaluator]()
+        self._filters = dict[int, Evaluator]()
         self._reviews = reviewings(plan)
         self._judged = frozenset(name for one in self._reviews.values() for name in one.sources)
         schemas = {stage.name: stage.schema for stage in plan.stages}
@@ -173,46 +200,66 @@ class LevelStages(Generic[R]):
                 self._filters[stage.index] = self._evaluator(stage.operation.guard, stage, schemas)
 
     @staticmethod
-    def _evaluator(guard: Guard, stage: AnyStage, schemas: Mapping[str, Schema | None]) -> Evaluator:
+    def _evaluator(
+        guard: Guard, stage: AnyStage, schemas: Mapping[str, Schema | None]
+    ) -> Evaluator:
         return Evaluator(guard, stages=stage.ancestors, integers=integers_of(schemas, guard.names))
 
     def settle(self, row: R, stage: AnyStage) -> bool | None:
-        """Settles a stage of a row where that takes no answer: whether others may follow; None: its task is needed."""
+        """Settles a stage of a row where that takes no answer: whether others may follow; None:
+        its task is needed."""
         if stage.rows_of is not None and stage.rows_of not in row.view.forms:
             message = f"the function of {stage.rows_of!r} gave a list, this row has none of it"
             return self.fail(row, stage, ErrorType.INVALID_ROW, message, why.UNFIT)
-        if (amends := stage.amends) is not None and row.view.results.get(amends) is SKIPPED and self._stays(row, stage):
+        amends = stage.amends
+        if (
+            amends is not None
+            and row.view.results.get(amends) is SKIPPED
+            and self._stays(row, stage)
+        ):
             note = partial(canonical, {"when": f"{amends} != null", "values": {amends: None}})
             return self._refuse(row, stage, note)
         if stage.guard is not None:
             if row.view.unknown and not row.view.is_decided(stage, stage.guard.names):
                 self._outcomes.undecided(row, stage)
             else:
-                guard, seen = self._guards[stage.index], row.view.guard_values(stage)
+                guard = self._guards[stage.index]
+                seen = row.view.guard_values(stage)
                 try:
                     lets_in = guard.test(seen)
                 except GuardFailed as failure:
-                    return self.fail(row, stage, ErrorType.GUARD_ERROR, f"when: {failure}", why.GUARD_FAILS)
+                    return self.fail(
+                        row, stage, ErrorType.GUARD_ERROR, f"when: {failure}", why.GUARD_FAILS
+                    )
                 if not lets_in:
-                    return self._refuse(row, stage, partial(guard_note, stage.guard.text, guard, seen))
+                    return self._refuse(
+                        row, stage, partial(guard_note, stage.guard.text, guard, seen)
+                    )
         if stage.index in self._reviews and self._reviews[stage.index].is_skipped(row.view):
             return self._skip(row, stage, None)
-        return self._change(row, stage) if isinstance(stage, LocalStage) and not stage.is_kept else None
+        if isinstance(stage, LocalStage) and not stage.is_kept:
+            return self._change(row, stage)
+        return None
 
     def _stays(self, row: R, stage: AnyStage) -> bool:
-        """Whether what the stage amends is skipped by the time. Another agent that a router chose may have answered."""
+        """Whether what the stage amends is skipped by the time. Another agent that a router chose
+        may have answered."""
         chosen = stage.parts and stage.guard is not None and PARTS in stage.guard.names
         return not chosen and row.view.known(stage).get(str(stage.amends)) is SKIPPED
 
     def task(self, row: R, stage: AnyStage) -> Task | None:
-        """The task of a stage that `settle` did not settle; None: the stage failed, as none can be made."""
+        """The task of a stage that `settle` did not settle; None: the stage failed, as none can be
+        made."""
         if row.view.unknown and (need := row.view.unknown_need(stage)) is not None:
             return NotReady(need)
-        if (review := self._reviews.get(stage.index)) is not None:
+        review = self._reviews.get(stage.index)
+        if review is not None:
             try:
                 return review.task(row.view, row.new.row.id)
             except GuardFailed as failure:
-                self.fail(row, stage, ErrorType.GUARD_ERROR, f"review.when: {failure}", why.GUARD_FAILS)
+                self.fail(
+                    row, stage, ErrorType.GUARD_ERROR, f"review.when: {failure}", why.GUARD_FAILS
+                )
                 return None
         if isinstance(stage, LocalStage):
             given = row.view.function_input(stage)
@@ -230,7 +277,9 @@ class LevelStages(Generic[R]):
                 if stage.name in self._judged and not isinstance(task, NotReady):
                     row.judged[stage.name] = task.fingerprint, result.result
                 return self._answered(row, stage, result)
-            case Parked():  # no answer in this invocation: the task is in a batch or waits for one, or may not be asked
+            case Parked():
+                # no answer in this invocation: the task is in a batch or waits for one, or may not
+                # be asked
                 if result is Parked.ENROLLED:
                     row.waits = True
                 elif result is Parked.PARKED:
@@ -243,14 +292,17 @@ class LevelStages(Generic[R]):
                 return True
             case RowRejected():
                 return self._leave(row, stage, lambda: result.note)
-        return self._failed(row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None)
+        return self._failed(
+            row, stage, None if isinstance(task, NotReady) else task.fingerprint, result, None
+        )
 
     def is_guarded(self, stage: AnyStage) -> bool:
         """Whether a condition is evaluated for the stage, which may take a while."""
         return stage.index in self._guards or stage.index in self._filters
 
     def lets_in(self, view: RowView, stage: AnyStage) -> bool:
-        """Whether the stage's guard would let the row in. One that cannot be decided is settled on the way."""
+        """Whether the stage's guard would let the row in. One that cannot be decided is settled on
+        the way."""
         guard = self._guards.get(stage.index)
         try:
             return guard is None or guard.test(view.guard_values(stage))
@@ -263,13 +315,15 @@ class LevelStages(Generic[R]):
             return False
         row.settled.add(stage.index)
         if stage.name in self.ends:
-            row.reached, row.written = True, answer.result
+            row.reached = True
+            row.written = answer.result
         if stage.gives_answer:
             if stage.name in self._followed:
                 row.view.results[stage.name] = answered(stage, value_of(answer))
             return True
         value: Any = value_of(answer)
-        if isinstance(value, list):  # a function gave rows in the place of this one: what follows is done for each
+        # a function gave rows in the place of this one: what follows is done for each
+        if isinstance(value, list):
             row.view.results.pop(stage.name, None)
             row.lists[stage.index] = value
             return False
@@ -277,16 +331,25 @@ class LevelStages(Generic[R]):
         return True
 
     def _change(self, row: R, stage: LocalStage) -> bool | None:
-        """A stage that only looks at the row, or changes its fields. None: it looks at what is not known yet."""
-        does, view = stage.operation, row.view
-        joined = [name for _, name in does.results] if isinstance(does, Join) else ()
+        """A stage that only looks at the row, or changes its fields. None: it looks at what is not
+        known yet."""
+        does = stage.operation
+        view = row.view
+        joined: Sequence[str]
+        if isinstance(does, Join):
+            joined = [name for _, name in does.results]
+        else:
+            joined = ()
         if not view.is_decided(stage, does.guard.names if isinstance(does, Filter) else joined):
             return None
         try:
             if isinstance(does, Filter):
-                guard, seen = self._filters[stage.index], view.guard_values(stage)
+                guard = self._filters[stage.index]
+                seen = view.guard_values(stage)
                 if not guard.test(seen):
-                    return self._leave(row, stage, partial(guard_note, does.guard.text, guard, seen))
+                    return self._leave(
+                        row, stage, partial(guard_note, does.guard.text, guard, seen)
+                    )
             elif isinstance(does, Select | Rename):
                 view.set_fields(stage, does.apply(view.data(stage)))
             elif isinstance(does, Join):
@@ -303,7 +366,9 @@ class LevelStages(Generic[R]):
 
     def _refuse(self, row: R, stage: AnyStage, note: Callable[[], str]) -> bool:
         """The stage's guard said no: the row leaves, or goes on without a result of the stage."""
-        return self._leave(row, stage, note) if stage.otherwise == "drop" else self._skip(row, stage, note)
+        if stage.otherwise == "drop":
+            return self._leave(row, stage, note)
+        return self._skip(row, stage, note)
 
     def _skip(self, row: R, stage: AnyStage, note: Callable[[], str] | None) -> bool:
         """The row goes on without a result of the stage."""
@@ -314,8 +379,10 @@ class LevelStages(Generic[R]):
         return True
 
     def _pass_unknown_on(self, row: R, stage: AnyStage) -> None:
-        """What follows a stage without an answer of its own may see the one that is not there yet."""
-        if (need := row.view.unknown_need(stage)) is not None:
+        """What follows a stage without an answer of its own may see the one that is not there
+        yet."""
+        need = row.view.unknown_need(stage)
+        if need is not None:
             row.view.unknown[stage.name] = row.view.unknown[need]
 
     def _leave(self, row: R, stage: AnyStage, note: Callable[[], str]) -> bool:
@@ -325,9 +392,18 @@ class LevelStages(Generic[R]):
 
     def fail(self, row: R, stage: AnyStage, kind: ErrorType, message: str, reason: str) -> bool:
         """The row fails at the stage, which has no task for it."""
-        return self._failed(row, stage, None, RowError(kind, f"stage {stage.name!r}: {message}"), reason)
+        return self._failed(
+            row, stage, None, RowError(kind, f"stage {stage.name!r}: {message}"), reason
+        )
 
-    def _failed(self, row: R, stage: AnyStage, fingerprint: bytes | None, error: RowError, reason: str | None) -> bool:
+    def _failed(
+        self,
+        row: R,
+        stage: AnyStage,
+        fingerprint: bytes | None,
+        error: RowError,
+        reason: str | None,
+    ) -> bool:
         """A stage failed: nothing that needs it may follow."""
         self._outcomes.failed(row, stage, fingerprint, error, reason)
         row.fail(stage, error)
@@ -351,18 +427,32 @@ class Executor:
     ) -> None:
         """`on_made` is called with what is made of each row, before the row has ended."""
         plan = context.plan
-        self._row_timeout, self._clock, self._on_made = plan.rules.row_timeout, context.work.clocks.monotonic, on_made
-        self._level, self._deriver, self._tasks = level, context.deriver, tasks
-        self._settler, self._ledger, self._reviews = context.settler, context.ledger, context.reviews
-        self._traces, self._wall = context.traces, context.work.clocks.wall
+        self._row_timeout = plan.rules.row_timeout
+        self._clock = context.work.clocks.monotonic
+        self._on_made = on_made
+        self._level = level
+        self._deriver = context.deriver
+        self._tasks = tasks
+        self._settler = context.settler
+        self._ledger = context.ledger
+        self._reviews = context.reviews
+        self._traces = context.traces
+        self._wall = context.work.clocks.wall
         self._stop_signal = context.stop_signal
-        self.does: LevelStages[ActiveRow] = LevelStages(plan, level, context.preparer, context.settler)
-        self._joins = len(plan.ends) > 1 or any(not stage.is_kept for stage in plan.ends) or not self.does.ends
+        self.does: LevelStages[ActiveRow] = LevelStages(
+            plan, level, context.preparer, context.settler
+        )
+        self._joins = (
+            len(plan.ends) > 1
+            or any(not stage.is_kept for stage in plan.ends)
+            or not self.does.ends
+        )
         self._later = frozenset(stage.index for stage in level.makers if stage.makes == "kept")
         self._makes = bool(level.makers) or any(stage.makes == "rows" for stage in self.does.stages)
 
     async def walk(self, row: ActiveRow) -> None:
-        """Takes a row through all stages and settles it. Raises RunStopped when the run stops on the way."""
+        """Takes a row through all stages and settles it. Raises RunStopped when the run stops on
+        the way."""
         does, row.reached = self.does, not self.does.ends
         if self._row_timeout is not None:
             row.deadline = RowDeadline(self._row_timeout, self._clock)
@@ -376,20 +466,23 @@ class Executor:
                 if not goes_on:
                     break
         else:
-            settle, begin = partial(self._settled, row), partial(self._answer, row)
+            settle = partial(self._settled, row)
+            begin = partial(self._answer, row)
             await does.branches.walk(settle, begin, lambda: row.dropped)
         self._settle(row)
         if self._traces is not None:
             await self._traces.ended(row)
 
     def fail(self, row: ActiveRow, stage: AnyStage, error: RowError) -> None:
-        """Settles a row that fails at the stage before the stage can have a task. What is made of rows is told."""
+        """Settles a row that fails at the stage before the stage can have a task. What is made of
+        rows is told."""
         self._settler.failed(row, stage, None, error)
         row.fail(stage, error)
         self._settle(row)
 
     def _settled(self, row: ActiveRow, stage: AnyStage) -> bool | None:
-        """`LevelStages.settle`; after a signal no guard is evaluated, and `_answer` then says that the run stops."""
+        """`LevelStages.settle`; after a signal no guard is evaluated, and `_answer` then says that
+        the run stops."""
         if self._is_too_late(stage):
             return None
         return self.does.settle(row, stage)
@@ -414,7 +507,8 @@ class Executor:
         return self.does.take(row, stage, task, await self._tasks.answer(row, stage, task))
 
     def _settle(self, row: ActiveRow) -> None:
-        """What became of the row: of a failure in one branch and a guard in another that makes it leave, it leaves."""
+        """What became of the row: of a failure in one branch and a guard in another that makes it
+        leave, it leaves."""
         settler = self._settler
         if row.ready:
             settler.mark_batch_answers_used(row)
@@ -423,7 +517,8 @@ class Executor:
         if row.parked is not None and row.stays_open:
             settler.row_parked(row, row.parked)
             return
-        in_place = any(index in self._deriver.to_ends for index in row.lists)  # rows of functions have its results
+        # rows of functions have its results
+        in_place = any(index in self._deriver.to_ends for index in row.lists)
         state = State.DONE if row.reached or in_place else State.SKIPPED
         derived = self._derived(row, state) if self._makes else None
         if row.dropped:
@@ -432,14 +527,19 @@ class Executor:
             settler.row_ended(row, State.FAILED, failed=row.failed, settled=row.settled)
         else:
             settled = row.settled | self._later if self._makes else None
-            settler.row_ended(row, state, None if self._joins or in_place else row.written, settled=settled)
-        if derived is not None and (row.known or row.made or derived.children or derived.groups or derived.alike):
+            settler.row_ended(
+                row, state, None if self._joins or in_place else row.written, settled=settled
+            )
+        if derived is not None and (
+            row.known or row.made or derived.children or derived.groups or derived.alike
+        ):
             self._ledger.batch.makings.append(derived)
             if self._on_made is not None:
                 self._on_made(derived)
 
     def _derived(self, row: ActiveRow, state: State) -> DerivedRows:
-        """What is made of the row, perhaps nothing in the place of what was; it fails where that cannot be made."""
+        """What is made of the row, perhaps nothing in the place of what was; it fails where that
+        cannot be made."""
         if not (row.dropped or row.failed):
             lists = {index: rows for index, rows in row.lists.items() if rows is not None}
             try:
@@ -447,14 +547,17 @@ class Executor:
             except DerivationFailed as fault:
                 self.does.fail(row, fault.stage, ErrorType.INVALID_ROW, fault.message, why.NOT_MADE)
         lacks = row.failed is not None and not row.dropped
-        return self._deriver.lacking(self._level, row.view, row.new) if lacks else DerivedRows(row.new)
+        if lacks:
+            return self._deriver.lacking(self._level, row.view, row.new)
+        return DerivedRows(row.new)
 
 
-# The bounded window of rows at work: workers pull rows from their sources, no task object is made for a row.
+# The bounded window of rows at work: workers pull rows from their sources, no task object is made
+# for a row.
 
 READ_AHEAD = 64
-"""Rows that are ready beyond those being worked on, so that no worker waits for the input. The chunk that is being read
-comes on top (`input_rows.CHUNK_ROWS`)."""
+"""Rows that are ready beyond those being worked on, so that no worker waits for the input. The
+chunk that is being read comes on top (`input_rows.CHUNK_ROWS`)."""
 
 TURN_SECONDS = 0.05
 """So often the loop is left to others, while rows that wait for nothing would keep it busy."""
@@ -471,8 +574,9 @@ class RowSource(NamedTuple):
 
 
 async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, workers: int) -> None:
-    """Walks every row of all sources, with at most `workers` tasks, which begin when there is a row for them; sources
-    with rows to give take turns, row by row. Returns when all have ended, or all that was begun has after a stop."""
+    """Walks every row of all sources, with at most `workers` tasks, which begin when there is a
+    row for them; sources with rows to give take turns, row by row. Returns when all have ended, or
+    all that was begun has after a stop."""
     ready: asyncio.Queue[tuple[Walk, ActiveRow]] = asyncio.Queue(workers + READ_AHEAD)
     working: list[asyncio.Task[None]] = []
     idle = 0
@@ -510,7 +614,8 @@ async def run_workers(sources: Sequence[RowSource], stop_signal: StopSignal, wor
             feeder.cancel()
 
     async with asyncio.TaskGroup() as group:
-        feeders = [group.create_task(feed(source)) for source in sources]  # who waits for room gets it in turn
+        # who waits for room gets it in turn
+        feeders = [group.create_task(feed(source)) for source in sources]
         stopper = group.create_task(stop_feeding())
         await asyncio.wait(feeders)
         await ready.join()

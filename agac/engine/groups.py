@@ -1,6 +1,6 @@
-"""Rows that are looked at together: groups (`group_by`), called once all members are there, large ones in parts; and
-equal rows, of which the first one goes on (`dedupe`). A group that is too large for one call is reduced as a tree:
-first members, then results of parts, go into one call."""
+"""Rows that are looked at together: groups (`group_by`), called once all members are there, large
+ones in parts; and equal rows, of which the first one goes on (`dedupe`). A group that is too large
+for one call is reduced as a tree: first members, then results of parts, go into one call."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ WIDTH = 64  # bits of a hash, as `keys.member_hash` gives it
 
 
 class NodeId(NamedTuple):
-    """Names a node within its group, by nothing but what it holds. `low` and `high` are the ends of the longest prefix
-    that all its members share: exactly its members have hashes from `low` to `high`. But for members of equal hashes
-    that one call does not hold: then `low` equals `high`, and `after` counts those in earlier nodes."""
+    """Names a node within its group, by nothing but what it holds. `low` and `high` are the ends
+    of the longest prefix that all its members share: exactly its members have hashes from `low` to
+    `high`. But for members of equal hashes that one call does not hold: then `low` equals `high`,
+    and `after` counts those in earlier nodes."""
 
     height: int
     low: int
@@ -46,9 +47,9 @@ class NodeId(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """One call of a reduction: over `rows` members at height 1, over the results of `children` above it. Children are
-    in order, at least two, each of a lower height (not always the next lower: a node that would have had one child is
-    not made, the child stands in its place)."""
+    """One call of a reduction: over `rows` members at height 1, over the results of `children`
+    above it. Children are in order, at least two, each of a lower height (not always the next
+    lower: a node that would have had one child is not made, the child stands in its place)."""
 
     id: NodeId
     rows: int
@@ -57,8 +58,9 @@ class TreeNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallSize:
-    """What one call may hold: `max_rows` members or results, `max_tokens` of their text; None: no such limit.
-    `result_tokens` is what a node's result is taken to come to. Two results always fit: else no tree ends."""
+    """What one call may hold: `max_rows` members or results, `max_tokens` of their text; None: no
+    such limit. `result_tokens` is what a node's result is taken to come to. Two results always
+    fit: else no tree ends."""
 
     max_rows: int | None = None
     max_tokens: int | None = None
@@ -67,23 +69,29 @@ class CallSize:
     @property
     def fan_in(self) -> int:
         """How many results one call holds."""
-        by_tokens = maxsize if self.max_tokens is None else self.max_tokens // max(self.result_tokens, 1)
+        if self.max_tokens is None:
+            by_tokens = maxsize
+        else:
+            by_tokens = self.max_tokens // max(self.result_tokens, 1)
         return max(2, min(self.max_rows or maxsize, by_tokens))
 
 
 class Tree:
-    """The nodes of one group, as its members come: in ascending order of hash, ValueError where they do not.
+    """The nodes of one group, as its members come: in ascending order of hash, ValueError where
+    they do not.
 
-    The cuts follow the hashes of the members' ids (docs/guide/groups.md). Think of the hashes as a binary trie. A node
-    of height 1 holds the members below a prefix when they fit into one call and those below the parent prefix do not; a
-    node of height 2 holds the nodes of height 1 below such a prefix, and so on until one node, the whole group, is
-    left. A prefix knows nothing of what lies outside it, so one member more or less changes the nodes above it, and
-    where one of them parts in two, and no others; cuts by count would move all of them.
+    The cuts follow the hashes of the members' ids (docs/guide/groups.md). Think of the hashes as a
+    binary trie. A node of height 1 holds the members below a prefix when they fit into one call
+    and those below the parent prefix do not; a node of height 2 holds the nodes of height 1 below
+    such a prefix, and so on until one node, the whole group, is left. A prefix knows nothing of
+    what lies outside it, so one member more or less changes the nodes above it, and where one of
+    them parts in two, and no others; cuts by count would move all of them.
 
     Members stream through: what is held at a time is one call's worth for each height.
 
-    A node comes after its children, the nodes of a height in order, as early as they are known; the last one of all is
-    the group itself. No members, no nodes. A member of more than `max_tokens` is a node alone."""
+    A node comes after its children, the nodes of a height in order, as early as they are known;
+    the last one of all is the group itself. No members, no nodes. A member of more than
+    `max_tokens` is a node alone."""
 
     def __init__(self, size: CallSize) -> None:
         max_tokens = maxsize if size.max_tokens is None else size.max_tokens
@@ -97,12 +105,14 @@ class Tree:
 
     def close(self) -> Iterator[TreeNode]:
         """The other nodes: no member comes any more."""
-        for height, cut in enumerate(self._cuts):  # which grow meanwhile: what one gives last may begin the next
+        # which grow meanwhile: what one gives last may begin the next
+        for height, cut in enumerate(self._cuts):
             for piece in cut.close():
                 yield from self._up(piece, height)
 
     def _up(self, piece: _Piece, height: int) -> Iterator[TreeNode]:
-        """The node that `piece`, given by the cut of this height, makes, and those that it completes above."""
+        """The node that `piece`, given by the cut of this height, makes, and those that it
+        completes above."""
         if len(piece.children) == 1:
             (node_id,) = piece.children
         else:
@@ -113,7 +123,9 @@ class Tree:
             return
         if height + 1 == len(self._cuts):
             self._cuts.append(_Cut(self._fan_in, maxsize))
-        for above in self._cuts[height + 1].add(_Piece(piece.low, piece.high, 1, 0, (node_id,), piece.after)):
+        for above in self._cuts[height + 1].add(
+            _Piece(piece.low, piece.high, 1, 0, (node_id,), piece.after)
+        ):
             yield from self._up(above, height + 1)
 
 
@@ -127,7 +139,8 @@ def tree(members: Iterable[tuple[int, int]], size: CallSize) -> Iterator[TreeNod
 
 @dataclass(slots=True)
 class _Piece:
-    """Neighbours that may share a call: `low` and `high` are the least and the greatest hash in it."""
+    """Neighbours that may share a call: `low` and `high` are the least and the greatest hash in
+    it."""
 
     low: int
     high: int
@@ -144,13 +157,15 @@ class _Piece:
 
 
 class _Cut:
-    """Cuts one height: takes what lies side by side, gives the pieces that fit into a call, as soon as they are known.
-    Held are the complete subtries to the left of the path to the last one taken, from the highest down, each with the
-    depth at which it parts from the one before. All of them fit into one call: else the first is given away, as the
-    prefix that it shares with the rest does not fit. `floor` is the depth of the longest such prefix on the path."""
+    """Cuts one height: takes what lies side by side, gives the pieces that fit into a call, as
+    soon as they are known. Held are the complete subtries to the left of the path to the last one
+    taken, from the highest down, each with the depth at which it parts from the one before. All of
+    them fit into one call: else the first is given away, as the prefix that it shares with the
+    rest does not fit. `floor` is the depth of the longest such prefix on the path."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
-        self._max_rows, self._max_tokens = max_rows, max_tokens
+        self._max_rows = max_rows
+        self._max_tokens = max_tokens
         self._held: deque[tuple[int, _Piece]] = deque()
         self._rows = self._tokens = 0  # of all that is held
         self._floor = self._last = -1
@@ -175,7 +190,10 @@ class _Cut:
         if last is None:
             held.append((parts, new))
         # equal hashes have no deeper prefix: they are cut by order, each call as full as it can be
-        elif last.count + new.count <= self._max_rows and last.tokens + new.tokens <= self._max_tokens:
+        elif (
+            last.count + new.count <= self._max_rows
+            and last.tokens + new.tokens <= self._max_tokens
+        ):
             last.take(new)
         else:
             new.after = new.after or last.after + last.count
@@ -197,7 +215,8 @@ class _Cut:
         return given
 
     def _join(self, depth: int) -> None:
-        """Makes one of those held that part from each other below `depth`: all of their prefix has come."""
+        """Makes one of those held that part from each other below `depth`: all of their prefix has
+        come."""
         held = self._held
         while len(held) > 1 and held[-1][0] > depth:
             _, last = held.pop()
@@ -212,10 +231,12 @@ class _Cut:
         return given
 
 
-RESULT_TOKENS = 500  # what a part's result is taken to come to, where the stage's `max_tokens` does not bound it
+# what a part's result is taken to come to, where the stage's `max_tokens` does not bound it
+RESULT_TOKENS = 500
 
 MAX_ROWS = 100_000
-"""Members of a group that is not reduced in parts: no model takes as many, and all of them are held at once."""
+"""Members of a group that is not reduced in parts: no model takes as many, and all of them are
+held at once."""
 
 _SIGNED = 1 << 63
 _SOME = 64
@@ -226,7 +247,9 @@ def call_size(stage: PlannedStage) -> CallSize:
     assert stage.group is not None
     most = stage.group.max_tokens
     result = stage.params.max_tokens or RESULT_TOKENS
-    return CallSize(stage.group.max_rows, most, result if most is None else max(1, min(result, most // 2)))
+    return CallSize(
+        stage.group.max_rows, most, result if most is None else max(1, min(result, most // 2))
+    )
 
 
 def part_id(group: RowId, node: NodeId) -> str:
@@ -236,7 +259,8 @@ def part_id(group: RowId, node: NodeId) -> str:
 
 
 UnusableGroup = Literal["failed", "incomplete", "large"]
-"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call does not hold it."""
+"""Why a group cannot be asked: all its rows failed, some did and it needs all of them, one call
+does not hold it."""
 
 
 def unusable(group: Group, rows: int, failed: int) -> UnusableGroup | None:
@@ -245,7 +269,9 @@ def unusable(group: Group, rows: int, failed: int) -> UnusableGroup | None:
         return "failed"
     if failed and group.incomplete == "fail":
         return "incomplete"
-    return "large" if rows > MAX_ROWS and not group.reduces else None
+    if rows > MAX_ROWS and not group.reduces:
+        return "large"
+    return None
 
 
 ReadyGroup = tuple[StoredRow, store.GroupSize, TreeNode | None]
@@ -255,15 +281,23 @@ ReadyGroup = tuple[StoredRow, store.GroupSize, TreeNode | None]
 class Groups:
     """Asks the groups of one level, and the parts of large ones, the smallest first."""
 
-    def __init__(self, context: InvocationContext, level: Level[AnyStage], executor: Executor, tasks: Tasks) -> None:
+    def __init__(
+        self, context: InvocationContext, level: Level[AnyStage], executor: Executor, tasks: Tasks
+    ) -> None:
         stage = level.maker
         assert stage is not None
         assert stage.group is not None
-        self._context, self._stage, self._group = context, stage, stage.group
-        self._settler, self._executor, self._tasks = context.settler, executor, tasks
+        self._context = context
+        self._stage = stage
+        self._group = stage.group
+        self._settler = context.settler
+        self._executor = executor
+        self._tasks = tasks
         self._pass = LevelPass(context, level)
         database, run, _ = context.places
-        self._contents = GroupContents(database, run, context.views, context.deriver.members[stage.index])
+        self._contents = GroupContents(
+            database, run, context.views, context.deriver.members[stage.index]
+        )
 
     async def walk(self) -> None:
         """All groups whose members changed, or that failed, some at a time."""
@@ -272,8 +306,11 @@ class Groups:
                 await self._walk_some(rows[start : start + _SOME])
 
     async def _walk_some(self, rows: Sequence[StoredRow]) -> None:
-        database, ledger, keys = self._context.places.database, self._context.ledger, [row.key for row in rows]
-        sizes, ready = await store.group_sizes(database, keys), list[ReadyGroup]()
+        database = self._context.places.database
+        ledger = self._context.ledger
+        keys = [row.key for row in rows]
+        sizes = await store.group_sizes(database, keys)
+        ready = list[ReadyGroup]()
         for row in rows:
             size = sizes.get(row.key)
             if size is None:  # all of its rows are elsewhere now
@@ -287,21 +324,28 @@ class Groups:
     async def _run(self, rows: AsyncGenerator[list[ActiveRow], None], walk: Walk) -> None:
         await self._context.ledger.durable()
         if self._context.stop_signal.stop is None:
-            await run_workers([RowSource(rows, walk)], self._context.stop_signal, self._context.workers)
+            await run_workers(
+                [RowSource(rows, walk)], self._context.stop_signal, self._context.workers
+            )
 
     async def _ready(self, row: StoredRow, size: store.GroupSize) -> ReadyGroup | None:
         """The group as it is asked; None where it cannot be."""
-        view, message = self._view(row, size), None
+        view = self._view(row, size)
+        message = None
         match unusable(self._group, size.rows, size.failed):
             case "failed":
                 message = f"all {size.failed:,} rows of this group failed"
             case "incomplete":
-                message = f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
+                message = (
+                    f"{size.failed:,} of the {size.rows + size.failed:,} rows of this group failed"
+                )
             case "large":
                 message = f"this group has {size.rows:,} rows; {self._remedy_if_large()}"
         if message is not None:
             tasks = await self._context.tasks_of([row.key])
-            self._executor.fail(self._pass.active_row(row, tasks, view), self._stage, self._unfit(message))
+            self._executor.fail(
+                self._pass.active_row(row, tasks, view), self._stage, self._unfit(message)
+            )
             return None
         fits = self._group.fits(size.rows, size.tokens)
         if fits and self._group.reduces:  # it may have been larger
@@ -323,7 +367,9 @@ class Groups:
         view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
         return view
 
-    async def _active_rows(self, ready: Sequence[ReadyGroup]) -> AsyncGenerator[list[ActiveRow], None]:
+    async def _active_rows(
+        self, ready: Sequence[ReadyGroup]
+    ) -> AsyncGenerator[list[ActiveRow], None]:
         """The groups at work, with all that their members show."""
         tasks = await self._context.tasks_of([made.key for made, _, _ in ready])
         for made, size, top in ready:
@@ -352,9 +398,18 @@ class Groups:
         ledger = self._context.ledger
 
         def put(node: TreeNode) -> None:
-            body = {"rows": node.rows, "low": node.id.low, "high": node.id.high, "after": node.id.after}
-            data = snapshot({**body, "parts": [part_id(group.id, child) for child in node.children]})
-            part = Part(group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data)
+            body = {
+                "rows": node.rows,
+                "low": node.id.low,
+                "high": node.id.high,
+                "after": node.id.after,
+            }
+            data = snapshot(
+                {**body, "parts": [part_id(group.id, child) for child in node.children]}
+            )
+            part = Part(
+                group.key, self._stage.index, part_id(group.id, node.id), node.id.height, data
+            )
             ledger.batch.parts.append(part)
 
         assert isinstance(self._stage, PlannedStage)
@@ -372,10 +427,13 @@ class Groups:
         return top
 
     async def _open_parts(self, height: int) -> AsyncGenerator[list[ActiveRow], None]:
-        """All open parts of a height, at work. They are asked anew as the groups are that a retry opened."""
+        """All open parts of a height, at work. They are asked anew as the groups are that a retry
+        opened."""
         context = self._context
         (database, run, _), after = context.places, 0
-        while parts := await store.open_parts(database, run, self._stage.index, height, after, _SOME):
+        while parts := await store.open_parts(
+            database, run, self._stage.index, height, after, _SOME
+        ):
             after = parts[-1].key
             tasks = await context.tasks_of([part.key for part in parts])
             groups = await store.rows_of_keys(database, sorted({part.group for part in parts}))
@@ -384,10 +442,19 @@ class Groups:
                 texts = await self._contents.of_part(part.group, part.data)
                 if texts is not None:
                     view.own |= {ROWS_JSON: array(texts), ROWS_COUNT: len(texts), ROWS_FAILED: 0}
-                new = NewRow(Row(part.id, 0, {}), 0, b"", part.data, State.PENDING, part.key, self._stage.index)
+                new = NewRow(
+                    Row(part.id, 0, {}),
+                    0,
+                    b"",
+                    part.data,
+                    State.PENDING,
+                    part.key,
+                    self._stage.index,
+                )
                 row = context.taken_up(new, view, tasks)
                 context.go_on_as_retry(row, None)
-                row.part, row.forced = True, context.work.retry is not None
+                row.part = True
+                row.forced = context.work.retry is not None
                 yield [row]
 
     async def _ask_part(self, row: ActiveRow) -> None:
@@ -416,45 +483,62 @@ class Groups:
     def _fail(self, row: ActiveRow, error: RowError, fingerprint: bytes | None = None) -> None:
         """Settles a part that fails."""
         self._settler.failed(row, self._stage, fingerprint, error)
-        self._settler.row_ended(row, State.FAILED, failed=(self._stage, error), settled={self._stage.index})
+        self._settler.row_ended(
+            row, State.FAILED, failed=(self._stage, error), settled={self._stage.index}
+        )
 
 
 PAGE = 512
 
 
 class Deduplicator:
-    """Decides for a stage which rows go on, once all are there. What was decided and still holds is not written."""
+    """Decides for a stage which rows go on, once all are there. What was decided and still holds
+    is not written."""
 
     def __init__(self, context: InvocationContext, stage: AnyStage) -> None:
         assert isinstance(stage, LocalStage)
         assert isinstance(stage.operation, Dedupe)
-        self._context, self._stage = context, stage
+        self._context = context
+        self._stage = stage
         self._db, self._run, _ = context.places
         self._fields = stage.operation.body()["dedupe"]
 
     async def decide(self) -> None:
-        """All rows that came to the stage: those with some hundred values at a time, of these some hundred rows."""
+        """All rows that came to the stage: those with some hundred values at a time, of these some
+        hundred rows."""
         after = b""
         while self._context.stop_signal.stop is None:
             firsts = await store.dedupe_firsts(self._db, self._run, self._stage.index, after, PAGE)
             if not firsts:
                 return
-            at, after = (after, 1 << 62), max(firsts)  # beyond every key of the last page
-            while rows := await store.dedupe_page(self._db, self._run, self._stage.index, *at, after, PAGE):
+            at = (after, 1 << 62)  # beyond every key of the last page
+            after = max(firsts)
+            while rows := await store.dedupe_page(
+                self._db, self._run, self._stage.index, *at, after, PAGE
+            ):
                 changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
                 prior = await store.prior_tasks(self._db, [row.key for row in changed])
-                settler, ledger = self._context.settler, self._context.ledger
+                settler = self._context.settler
+                ledger = self._context.ledger
                 for one in changed:
                     first = firsts[one.hash]
-                    new = NewRow(Row(one.id, 0, {}), 0, b"", "", State(one.state), one.key, one.origin)
-                    row = ActiveRow(new, self._context.preparer.view(None), prior=prior.get(one.key, {}))
+                    new = NewRow(
+                        Row(one.id, 0, {}), 0, b"", "", State(one.state), one.key, one.origin
+                    )
+                    row = ActiveRow(
+                        new, self._context.preparer.view(None), prior=prior.get(one.key, {})
+                    )
                     if one.key == first.key:
                         settler.not_asked(row, self._stage, Outcome.DONE, None)
-                        kept, state = [Child(one.id, one.content, "{}")], State(one.came_as)
+                        kept = [Child(one.id, one.content, "{}")]
+                        state = State(one.came_as)
                     else:
-                        note = partial(canonical, {"dedupe": self._fields, "first": first.id, "values": {}})
+                        note = partial(
+                            canonical, {"dedupe": self._fields, "first": first.id, "values": {}}
+                        )
                         settler.not_asked(row, self._stage, Outcome.DROPPED, note)
-                        kept, state = [], State.FILTERED
+                        kept = []
+                        state = State.FILTERED
                     ledger.batch.children.append(Children(one.key, self._stage.index, kept))
                     settler.row_moved(row, one.state, state, one.result_id)
                 if changed:
@@ -462,7 +546,12 @@ class Deduplicator:
                 at = (rows[-1].hash, rows[-1].key)
 
     def _is_new(self, row: store.DedupeRow, first: store.DedupeRow) -> bool:
-        """Whether what becomes of the row is not what is stored, its note of who is first included."""
+        """Whether what becomes of the row is not what is stored, its note of who is first
+        included."""
         if row.key != first.key:
             return row.state != State.FILTERED or self._is_new(first, first)
-        return row.state == State.FILTERED or row.child_state in (None, State.GONE) or row.child_hash != row.content
+        return (
+            row.state == State.FILTERED
+            or row.child_state in (None, State.GONE)
+            or row.child_hash != row.content
+        )

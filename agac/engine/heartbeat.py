@@ -1,6 +1,7 @@
-"""Beside its work an invocation notes how its lanes are, and reads what the monitor asks of it. What is asked stands in
-the `inbox`, which everybody may add to without the lease. Each line is applied in the commit that says so: batches are
-decided on there, and who is stopped after it is stopped by that one process, or was killed."""
+"""Beside its work an invocation notes how its lanes are, and reads what the monitor asks of it.
+What is asked stands in the `inbox`, which everybody may add to without the lease. Each line is
+applied in the commit that says so: batches are decided on there, and who is stopped after it is
+stopped by that one process, or was killed."""
 
 from __future__ import annotations
 
@@ -22,13 +23,20 @@ EVERY = 2.0  # seconds; a lease shows a sign of life every five
 
 
 class Heartbeat:
-    """Of one invocation, with its `connections` by stage, and its `batches`, if it has any. `lanes` are by name."""
+    """Of one invocation, with its `connections` by stage, and its `batches`, if it has any.
+    `lanes` are by name."""
 
     def __init__(
-        self, context: InvocationContext, connections: Mapping[int, Sequence[ModelConnection]], batches: Batches | None
+        self,
+        context: InvocationContext,
+        connections: Mapping[int, Sequence[ModelConnection]],
+        batches: Batches | None,
     ) -> None:
-        self._context, self._batches, self.lanes = context, batches, dict[str, Lane]()
-        for one in chain.from_iterable(connections.values()):  # a model asked at several addresses has a lane for each
+        self._context = context
+        self._batches = batches
+        self.lanes = dict[str, Lane]()
+        # a model asked at several addresses has a lane for each
+        for one in chain.from_iterable(connections.values()):
             name = one.model.lane
             if self.lanes.setdefault(name, one.lane) is not one.lane:
                 self.lanes[f"{name} @{one.model.provider.base_url}"] = one.lane
@@ -38,7 +46,8 @@ class Heartbeat:
         while True:
             await asyncio.sleep(EVERY)
             now = self._context.work.clocks.wall()
-            if samples := [one for name, lane in self.lanes.items() if (one := lane.sample(name, now))]:
+            samples = [one for name, lane in self.lanes.items() if (one := lane.sample(name, now))]
+            if samples:
                 self._context.ledger.batch.lanes += samples
             await self.obey()
 
@@ -51,21 +60,32 @@ class Heartbeat:
         if self._batches is not None and ended:
             await self._batches.ask_for_ends(ended)
         if stops:
-            self._context.stop_signal.end(StopReason.INTERRUPT, "it was asked to stop, from the monitor")
+            self._context.stop_signal.end(
+                StopReason.INTERRUPT, "it was asked to stop, from the monitor"
+            )
 
     def _apply(self, writer: sqlite3.Connection) -> tuple[bool, list[int]]:
-        """In a commit: whether this invocation is to stop, and the batches for which the end was decided."""
-        workflow, now = self._context.plan.workflow, self._context.work.clocks.wall()
-        stops, ended = False, []
-        for number, event, kind, body in fetch(writer, "inbox_waiting", tuple[int, int | None, str, str], workflow):
+        """In a commit: whether this invocation is to stop, and the batches for which the end was
+        decided."""
+        workflow = self._context.plan.workflow
+        now = self._context.work.clocks.wall()
+        stops = False
+        ended = []
+        for number, event, kind, body in fetch(
+            writer, "inbox_waiting", tuple[int, int | None, str, str], workflow
+        ):
             outcome = "void: what it was to stop had ended"
             if kind == "cancel_batch":
                 batch = json.loads(body)["batch"]
                 values = {"batch": batch, "now": now, "workflow": workflow, "unsure": UNSURE}
                 decided = writer.execute(sql("inbox_cancel"), values).rowcount > 0
                 ended += [batch] if decided else []
-                outcome = "decided: what it finished is kept" if decided else "void: it had ended, or wants a decision"
+                if decided:
+                    outcome = "decided: what it finished is kept"
+                else:
+                    outcome = "void: it had ended, or wants a decision"
             elif event == self._context.places.event:
-                stops, outcome = True, "applied: no new calls, those in flight end"
+                stops = True
+                outcome = "applied: no new calls, those in flight end"
             writer.execute(sql("inbox_applied"), (now, outcome, number))
         return stops, ended

@@ -1,4 +1,5 @@
-"""Rows of the input meet those of the store: unchanged ones are passed over; and how many results' rows left."""
+"""Rows of the input meet those of the store: unchanged ones are passed over; and how many results'
+rows left."""
 
 from __future__ import annotations
 
@@ -28,31 +29,40 @@ from agac.store.rows import State, StoredRow
 from agac.store.runs import counters, definition_of, last_invocation, read_run, row_counts
 from agac.store.scratch import Scratch
 
-# Rows by their ids: which stored row an input row is, and what becomes of a row whose id came before.
+# Rows by their ids: which stored row an input row is, and what becomes of a row whose id came
+# before.
 #
-# Repetitions are counted in the order of the input. What is stored of a pass that is under way is what this pass placed
-# already and what it has not met yet; `_is_placed` says which is which.
+# Repetitions are counted in the order of the input. What is stored of a pass that is under way is
+# what this pass placed already and what it has not met yet; `_is_placed` says which is which.
 
 PROBES = 8  # ids of the form `id#2` that are looked up at a time for a repeated id
 
 
 class RowMatcher:
-    """Finds rows by id, chunk by chunk. Before the position `moved_from` of this pass they stand as stored."""
+    """Finds rows by id, chunk by chunk. Before the position `moved_from` of this pass they stand
+    as stored."""
 
-    def __init__(self, places: InvocationRef, policy: OnDuplicateId, place: Callable[[int], str]) -> None:
+    def __init__(
+        self, places: InvocationRef, policy: OnDuplicateId, place: Callable[[int], str]
+    ) -> None:
         """`place` names a row by its ordinal."""
         self._db, self._run, self._event = places
-        self._policy, self._named = policy, place
+        self._policy = policy
+        self._named = place
         self.moved_from: int | None = None
         self._often: dict[RowId, tuple[int, int]] = {}  # how often an id was met, and where first
 
-    async def match(self, chunk: list[NewRow], last: set[int]) -> list[tuple[NewRow, StoredRow | None]]:
-        """Decides for each row which occurrence of its id it is, perhaps that it has another id or an end; and gives
-        the stored row that it is. Under `last`, rows at the positions `last` stay."""
+    async def match(
+        self, chunk: list[NewRow], last: set[int]
+    ) -> list[tuple[NewRow, StoredRow | None]]:
+        """Decides for each row which occurrence of its id it is, perhaps that it has another id or
+        an end; and gives the stored row that it is. Under `last`, rows at the positions `last`
+        stay."""
         met, free = await self._known(chunk)
         matched = []
         for new in chunk:
-            row_id, ordinal = new.row.id, new.row.ordinal
+            row_id = new.row.id
+            ordinal = new.row.ordinal
             count, first = met.get(row_id, (0, ordinal))
             met[row_id] = count + 1, first
             old = None
@@ -71,33 +81,50 @@ class RowMatcher:
     async def _known(
         self, chunk: list[NewRow]
     ) -> tuple[dict[RowId, tuple[int, int]], dict[tuple[RowId, int], StoredRow]]:
-        """How often and where first this pass met the chunk's ids; and their stored rows that it did not meet yet, by
-        id and occurrence. An id that comes often is not read as a whole each time."""
+        """How often and where first this pass met the chunk's ids; and their stored rows that it
+        did not meet yet, by id and occurrence. An id that comes often is not read as a whole each
+        time."""
         wanted = Counter(new.row.id for new in chunk)
         met = {row_id: self._often[row_id] for row_id in wanted if row_id in self._often}
         unknown = [row_id for row_id in wanted if row_id not in met]
-        rows = await store.rows_by_id(self._db, self._run, unknown) if unknown else {}
+        if unknown:
+            rows = await store.rows_by_id(self._db, self._run, unknown)
+        else:
+            rows = {}
         for row_id, placed in self._placed(rows).items():
             met[row_id] = len(placed), min(placed)
         for row_id in wanted.keys() & self._often.keys():
             count = met[row_id][0]
-            rows[row_id] = await store.rows_of_id(self._db, self._run, row_id, count, count + wanted[row_id])
-        free = {(old.id, old.occurrence): old for same in rows.values() for old in same if not self._is_placed(old)}
+            rows[row_id] = await store.rows_of_id(
+                self._db, self._run, row_id, count, count + wanted[row_id]
+            )
+        free = {
+            (old.id, old.occurrence): old
+            for same in rows.values()
+            for old in same
+            if not self._is_placed(old)
+        }
         return met, free
 
     def _is_placed(self, old: StoredRow) -> bool:
         """Whether this pass met the row already."""
         assert self.moved_from is not None
-        return old.ordinal is not None and (old.ordinal < self.moved_from or old.seen == self._event)
+        return old.ordinal is not None and (
+            old.ordinal < self.moved_from or old.seen == self._event
+        )
 
     def _placed(self, stored: dict[RowId, list[StoredRow]]) -> dict[RowId, list[int]]:
         """Where this pass met these ids, as far as it did."""
-        found = {row_id: [old.ordinal or 0 for old in same if self._is_placed(old)] for row_id, same in stored.items()}
+        found = {
+            row_id: [old.ordinal or 0 for old in same if self._is_placed(old)]
+            for row_id, same in stored.items()
+        }
         return {row_id: placed for row_id, placed in found.items() if placed}
 
     def _judge(self, new: NewRow, repetition: int, first: int, *, stays: bool) -> None:
         """What becomes of a row whose id was met before, or (under `last`) will be met again."""
-        row, new.occurrence = new.row, repetition
+        row = new.row
+        new.occurrence = repetition
         if self._policy == "last":
             new.occurrence = 0 if stays else repetition + 1
             new.state = new.state if stays else State.DROPPED
@@ -105,50 +132,69 @@ class RowMatcher:
             new.state = State.DROPPED
         elif repetition:
             place = self._named(row.ordinal)
-            where = "" if place == f"row {row.ordinal}" else f"{place}: "  # the envelope has the number alone
+            # the envelope has the number alone
+            where = "" if place == f"row {row.ordinal}" else f"{place}: "
             used = f"{where}id {row.id!r} was used by {self._named(first)} already"
-            key = "input.on_duplicate_id: first | last | suffix (`agac process`: --read on_duplicate_id=last)"
-            error = RowError(ErrorType.DUPLICATE_ID, f"{used}; give each row its own id, or set {key}")
-            new.row, new.state = row._replace(error=error), State.FAILED
+            key = (
+                "input.on_duplicate_id: first | last | suffix (`agac process`: --read "
+                "on_duplicate_id=last)"
+            )
+            error = RowError(
+                ErrorType.DUPLICATE_ID, f"{used}; give each row its own id, or set {key}"
+            )
+            new.row = row._replace(error=error)
+            new.state = State.FAILED
 
-    async def _renamed(self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]) -> tuple[StoredRow | None, int]:
-        """Gives a repeated row the first free id of `id#2`, `id#3`, … after the one that was given `last`; with what is
-        stored under that, and its number."""
+    async def _renamed(
+        self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]
+    ) -> tuple[StoredRow | None, int]:
+        """Gives a repeated row the first free id of `id#2`, `id#3`, … after the one that was given
+        `last`; with what is stored under that, and its number."""
         row_id = new.row.id
         while True:
             numbers = range(last + 1, last + 1 + PROBES)
-            stored = await store.rows_by_id(self._db, self._run, [numbered_id(row_id, number) for number in numbers])
+            stored = await store.rows_by_id(
+                self._db, self._run, [numbered_id(row_id, number) for number in numbers]
+            )
             placed = self._placed(stored)
             for last in numbers:
                 name = numbered_id(row_id, last)
                 if name not in placed and not met.get(name):
                     met[name] = 1, new.row.ordinal
-                    new.row, new.occurrence = new.row._replace(id=name), 0
-                    return next((old for old in stored.get(name, ()) if old.occurrence == 0), None), last
+                    new.row = new.row._replace(id=name)
+                    new.occurrence = 0
+                    return next(
+                        (old for old in stored.get(name, ()) if old.occurrence == 0), None
+                    ), last
 
 
-# Two ways to compare. While the input stands as it is stored (same ids at the same positions), a range of positions is
-# read and compared, and nothing is written: so a finished run is run again. From the first chunk on that differs (new
-# rows, moved rows, other ids), rows are found by their ids, and each is marked as seen in this pass; what was not
-# seen at the end has left the input.
+# Two ways to compare. While the input stands as it is stored (same ids at the same positions), a
+# range of positions is read and compared, and nothing is written: so a finished run is run again.
+# From the first chunk on that differs (new rows, moved rows, other ids), rows are found by their
+# ids, and each is marked as seen in this pass; what was not seen at the end has left the input.
 #
-# A pass may be killed anywhere: rows that moved may then share a position with rows not met yet. The next pass finds
-# more rows than positions there, goes the second way, and puts it right.
+# A pass may be killed anywhere: rows that moved may then share a position with rows not met yet.
+# The next pass finds more rows than positions there, goes the second way, and puts it right.
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 4_000_000
-"""A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in memory."""
+"""A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in
+memory."""
 
 _ENDED = store.WALKED | {State.DROPPED}  # ends after which an unchanged row needs nothing
 
 
 class InputRows:
-    """One pass over the input. What it no longer holds leaves as soon as its end is read, while rows are at work."""
+    """One pass over the input. What it no longer holds leaves as soon as its end is read, while
+    rows are at work."""
 
     def __init__(self, context: InvocationContext) -> None:
-        self._context, self._ledger, self._settler = context, context.ledger, context.settler
+        self._context = context
+        self._ledger = context.ledger
+        self._settler = context.settler
         self._db, self._run, self._event = context.places
-        self._totals, source = context.totals, context.plan.input
+        self._totals = context.totals
+        source = context.plan.input
         self._numbered = source.id_field is None  # ids are positions, so that none can come twice
         self._on_duplicate = "error" if self._numbered else source.on_duplicate_id
         self._matcher = RowMatcher(context.places, self._on_duplicate, context.work.place)
@@ -163,19 +209,29 @@ class InputRows:
         with closing(Scratch()) if self._on_duplicate == "last" else nullcontext() as scratch:
             if scratch is not None:
                 await count_ids(self._context.work.rows(), scratch)
-            rows, left = self._context.work.rows(), self._context.work.first
+            rows = self._context.work.rows()
+            left = self._context.work.first
             while self._context.stop_signal.stop is None:
                 chunk = await asyncio.to_thread(read_chunk, rows)
                 if not chunk:
                     self._totals.all_read = True
                     await self._finish()
-                    await write(self._db, "run_reading", self._context.work.clocks.wall(), self._run)
+                    await write(
+                        self._db, "run_reading", self._context.work.clocks.wall(), self._run
+                    )
                     return
-                first, self._last = self._last + 1, chunk[-1].row.ordinal
+                first = self._last + 1
+                self._last = chunk[-1].row.ordinal
                 last: set[int] = set()
                 if scratch is not None:
-                    further = await asyncio.to_thread(scratch.times, [new.row.id for new in chunk], -1)
-                    last = {new.row.ordinal for new, more in zip(chunk, further, strict=True) if not more}
+                    further = await asyncio.to_thread(
+                        scratch.times, [new.row.id for new in chunk], -1
+                    )
+                    last = {
+                        new.row.ordinal
+                        for new, more in zip(chunk, further, strict=True)
+                        if not more
+                    }
                 active_rows = await self._place(chunk, first, last)
                 self._totals.seen += len(chunk)
                 self._totals.short += sum(new.row.short for new in chunk)
@@ -192,8 +248,13 @@ class InputRows:
     async def _finish(self) -> None:
         """Lets go of the rows that the input no longer holds. Their results stay for reuse."""
         # where none moved, a position beyond every input
-        moved = 1 << 62 if self._matcher.moved_from is None else self._matcher.moved_from
-        while leaving := await store.leaving_rows(self._db, self._run, self._last, moved, self._event, CHUNK_ROWS):
+        if self._matcher.moved_from is None:
+            moved = 1 << 62
+        else:
+            moved = self._matcher.moved_from
+        while leaving := await store.leaving_rows(
+            self._db, self._run, self._last, moved, self._event, CHUNK_ROWS
+        ):
             tasks = await store.prior_tasks(self._db, [key for key, _, _ in leaving])
             for key, state, error_type in leaving:
                 self._ledger.batch.leaving.append(key)
@@ -203,8 +264,8 @@ class InputRows:
             await self._ledger.durable()
 
     async def _place(self, chunk: list[NewRow], first: int, last: set[int]) -> list[ActiveRow]:
-        """`first` is the position after the last chunk's: a sample leaves positions out, where rows may have stood. At
-        the positions `last` an id comes for the last time."""
+        """`first` is the position after the last chunk's: a sample leaves positions out, where
+        rows may have stood. At the positions `last` an id comes for the last time."""
         if self._matcher.moved_from is None:
             if self._numbered and first > self._stored_last:
                 return [active for new in chunk for active in self._insert(new)]
@@ -225,11 +286,13 @@ class InputRows:
         return [*inserted, *await self._reopen(found)]
 
     def _is_as_stored(self, chunk: list[NewRow], stored: list[StoredRow], last: set[int]) -> bool:
-        """Whether the store holds just these ids at just these positions, so that repetitions are what they were."""
+        """Whether the store holds just these ids at just these positions, so that repetitions are
+        what they were."""
         if len(chunk) != len(stored):
             return False
         for new, old in zip(chunk, stored, strict=True):
-            row, suffixed = new.row, False
+            row = new.row
+            suffixed = False
             if self._on_duplicate == "suffix":
                 suffixed = new.hash == old.hash and str(old.id).startswith(f"{row.id}#")
             if row.ordinal != old.ordinal or not (row.id == old.id or suffixed):
@@ -247,16 +310,19 @@ class InputRows:
                 self._totals.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
-            if old.occurrence and self._on_duplicate == "error":  # it repeats the id that it repeated before
+            # it repeats the id that it repeated before
+            if old.occurrence and self._on_duplicate == "error":
                 error = RowError(ErrorType.DUPLICATE_ID, old.error_message or "")
-                new.row, new.state = new.row._replace(error=error), State.FAILED
+                new.row = new.row._replace(error=error)
+                new.state = State.FAILED
             elif old.occurrence:
                 new.state = State.DROPPED
             open_pairs.append((new, old))
         return await self._reopen(open_pairs)
 
     async def _aged(self, pairs: list[tuple[NewRow, StoredRow]]) -> set[int]:
-        """Which done rows have a result that is too old for its stage (`max_age`), and of which people decided."""
+        """Which done rows have a result that is too old for its stage (`max_age`), and of which
+        people decided."""
         done = [old.key for _, old in pairs if old.state in store.WALKED]
         aged = await store.aged_rows(self._db, done, self._context.cutoffs)
         return aged | await self._context.decided_rows([old.key for _, old in pairs])
@@ -265,12 +331,17 @@ class InputRows:
         """Stored rows that changed, failed or never came to their end."""
         if not pairs:
             return []
-        context, keys = self._context, [old.key for _, old in pairs]
-        tasks_of, waiting = await context.tasks_of(keys), await context.merely_waiting(keys)
-        aged, active_rows = await self._aged(pairs), []
+        context = self._context
+        keys = [old.key for _, old in pairs]
+        tasks_of = await context.tasks_of(keys)
+        waiting = await context.merely_waiting(keys)
+        aged = await self._aged(pairs)
+        active_rows = []
         for new, old in pairs:
-            new.key, tasks = old.key, tasks_of[0].get(old.key, {})
-            same, was_open = new.hash == old.hash, old.state == State.PENDING
+            new.key = old.key
+            tasks = tasks_of[0].get(old.key, {})
+            same = new.hash == old.hash
+            was_open = old.state == State.PENDING
             if old.ordinal is None:
                 self._settler.count_tasks(tasks, 1)
             if same and old.key not in aged and self._left_as_it_is(new, old, tasks):
@@ -294,20 +365,29 @@ class InputRows:
                 self._settler.reopen_row(row, old)
         return active_rows
 
-    def _left_as_it_is(self, new: NewRow, old: StoredRow, tasks: Mapping[int, store.PriorTask]) -> bool:
-        """Whether an unchanged row is not tried again: done, unusable as before, or refused often enough."""
+    def _left_as_it_is(
+        self, new: NewRow, old: StoredRow, tasks: Mapping[int, store.PriorTask]
+    ) -> bool:
+        """Whether an unchanged row is not tried again: done, unusable as before, or refused often
+        enough."""
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
             return new.state == old.state and message == old.error_message
         if old.state in _ENDED:
             return True
-        return old.state == State.FAILED and old.error_stage is not None and self._context.leaves_failed(old, tasks)
+        return (
+            old.state == State.FAILED
+            and old.error_stage is not None
+            and self._context.leaves_failed(old, tasks)
+        )
 
     def _insert(self, new: NewRow) -> list[ActiveRow]:
         self._ledger.batch.inserts.append(new)
         self._ledger.batch.tally(PRESENT).tasks += 1
         self._count(new)
-        return [ActiveRow(new, self._context.preparer.view(new.row.data))] if new.state is State.PENDING else []
+        if new.state is State.PENDING:
+            return [ActiveRow(new, self._context.preparer.view(new.row.data))]
+        return []
 
     def _count(self, new: NewRow) -> None:
         """Counts a row that is settled before it is worked on."""
@@ -344,7 +424,8 @@ def read_ids(rows: Iterator[Row]) -> list[RowId]:
 
 
 async def count_ids(rows: Iterator[Row], scratch: Scratch) -> None:
-    """Reads the whole input once for `on_duplicate_id: last`, which has to know how often each id comes."""
+    """Reads the whole input once for `on_duplicate_id: last`, which has to know how often each id
+    comes."""
     while ids := await asyncio.to_thread(read_ids, rows):
         await asyncio.to_thread(scratch.times, ids)
 
@@ -352,11 +433,13 @@ async def count_ids(rows: Iterator[Row], scratch: Scratch) -> None:
 # Rows of the input and the results that an output folder shows: how many of them left.
 
 CLOCK_GRAIN = 2.0
-"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in such steps."""
+"""Seconds by which the time of a file may be behind the clock: the coarsest file systems count in
+such steps."""
 
 
 class LeftRows(NamedTuple):
-    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`: it has no rows."""
+    """Of the `rows` that have a result in an output folder so many as `left` the input. `empty`:
+    it has no rows."""
 
     rows: int
     left: int
@@ -371,43 +454,58 @@ class LeftRows(NamedTuple):
 async def left_rows(
     database: Database | None, plan: Plan, rows: Callable[[], Iterator[Row]], folder: Path
 ) -> LeftRows | None:
-    """Compares the input with the results in the run's output folder, or with those that were kept before most of their
-    rows left; exact where more than half of them left, else no more of the input is read than shows that half of them
-    is there. None where there is nothing to compare: the run is a selection, there are no results, another store or
-    workflow wrote them, or the input was not touched since they were made."""
+    """Compares the input with the results in the run's output folder, or with those that were kept
+    before most of their rows left; exact where more than half of them left, else no more of the
+    input is read than shows that half of them is there. None where there is nothing to compare:
+    the run is a selection, there are no results, another store or workflow wrote them, or the
+    input was not touched since they were made."""
     results = folder / "results.jsonl"
     if plan.selection.partial or not results.is_file():
         return None
-    kept, told = read_summary(folder, f"summary.{PREVIOUS}.json"), read_summary(folder)
+    kept = read_summary(folder, f"summary.{PREVIOUS}.json")
+    told = read_summary(folder)
     full = results.stat().st_size > 0
     if not (full or kept):
         return None
-    if database is not None and told and not kept and await _is_untouched(database, plan, told.run, results):
+    if (
+        database is not None
+        and told
+        and not kept
+        and await _is_untouched(database, plan, told.run, results)
+    ):
         return None
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
     if full and not ids:
         held = told.rows if told is not None else 0
         return LeftRows(held, held, empty=True)
-    shown, there = kept or told, 0
+    shown = kept or told
+    there = 0
     if database is None or shown is None or shown.workflow != plan.workflow:
         return None
-    if shown.store not in (None, await project_token(database)) or await read_run(database, shown.run) is None:
+    if (
+        shown.store not in (None, await project_token(database))
+        or await read_run(database, shown.run) is None
+    ):
         return None
     while ids and 2 * there < shown.rows:
-        suffixed = plan.input.on_duplicate_id == "suffix"  # ids of the store are not those of the input
+        # ids of the store are not those of the input
+        suffixed = plan.input.on_duplicate_id == "suffix"
         there += len(ids) if suffixed else await store.rows_with_results(database, shown.run, ids)
         ids = await asyncio.to_thread(read_ids, reading)
     return LeftRows(shown.rows, max(0, shown.rows - there))
 
 
 async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator[Row]]) -> str:
-    """How many rows of the input came, changed and left since the workflow's last run read the same selection."""
+    """How many rows of the input came, changed and left since the workflow's last run read the
+    same selection."""
     last = await last_invocation(database, plan.workflow)
     record = await read_run(database, last.run) if last else None
     if record is None or Selection(**record.selection) != plan.selection or not record.read_at:
         return ""
-    there, moved, reading = row_counts(await counters(database, record.id))["total"], Counter[str](), rows()
+    there = row_counts(await counters(database, record.id))["total"]
+    moved = Counter[str]()
+    reading = rows()
     while chunk := await asyncio.to_thread(read_chunk, reading):
         stored = await store.rows_by_id(database, record.id, [new.row.id for new in chunk])
         for new in chunk:
@@ -416,17 +514,33 @@ async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator
         there -= len(chunk)
     moved["gone"] = there + moved["added"]
     words = ", ".join(f"{count:,} {how}" for how, count in sorted(moved.items()) if count)
-    return f"of the rows of the input, since run {record.id}: {words}" if words else ""
+    if words:
+        return f"of the rows of the input, since run {record.id}: {words}"
+    return ""
 
 
 async def _is_untouched(database: Database, plan: Plan, run: int, results: Path) -> bool:
-    """Whether the input is a file that nobody touched since the run read it, and wrote `results` of what it held."""
-    source, record = plan.input, await read_run(database, run)
-    if any(one.what == "input" for one in plan.remote):  # a copy may be older than what took its place for a while
+    """Whether the input is a file that nobody touched since the run read it, and wrote `results`
+    of what it held."""
+    source = plan.input
+    record = await read_run(database, run)
+    # a copy may be older than what took its place for a while
+    if any(one.what == "input" for one in plan.remote):
         return False
-    if record is None or record.read_at is None or source.statement is not None or not source.path.is_file():
+    if (
+        record is None
+        or record.read_at is None
+        or source.statement is not None
+        or not source.path.is_file()
+    ):
         return False
-    since = min(record.read_at, results.stat().st_mtime)  # it may have been read for another folder meanwhile
-    stat, before = source.path.stat(), (await definition_of(database, run))["input"]
+    # it may have been read for another folder meanwhile
+    since = min(record.read_at, results.stat().st_mtime)
+    stat = source.path.stat()
+    before = (await definition_of(database, run))["input"]
     same = all(before.get(key) == getattr(source, key) for key in CHOOSING_ROWS)
-    return bool(same and before["path"] == source.shown and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN)
+    return bool(
+        same
+        and before["path"] == source.shown
+        and max(stat.st_mtime, stat.st_ctime) < since - CLOCK_GRAIN
+    )

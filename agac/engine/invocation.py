@@ -49,12 +49,14 @@ if TYPE_CHECKING:
 
 
 UnknownCalls = Literal["ask", "repeat", "skip"]
-"""What becomes of calls of tools of which nobody knows whether they happened: their rows fail until somebody says."""
+"""What becomes of calls of tools of which nobody knows whether they happened: their rows fail
+until somebody says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """`stages`: names that may be asked, None: all; other rows stay open. `retry_failed` False: failed rows stay."""
+    """`stages`: names that may be asked, None: all; other rows stay open. `retry_failed` False:
+    failed rows stay."""
 
     stages: frozenset[str] | None = None
     retry_failed: bool = True
@@ -70,10 +72,11 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Retry(RowChoice):
-    """Rows of a run that are taken up again, from the store: those that failed, also where that is left alone else.
-    With `from_stage` that stage and those after it are run again: only answers made at or after `since` are taken.
-    `calls` says what becomes of calls of tools that must not be repeated and of which nobody knows what came. With
-    `discard` what people decided about them before `since` does not count any more."""
+    """Rows of a run that are taken up again, from the store: those that failed, also where that is
+    left alone else. With `from_stage` that stage and those after it are run again: only answers
+    made at or after `since` are taken. `calls` says what becomes of calls of tools that must not
+    be repeated and of which nobody knows what came. With `discard` what people decided about them
+    before `since` does not count any more."""
 
     run: int = 0
     calls: UnknownCalls = "ask"
@@ -84,8 +87,15 @@ class Retry(RowChoice):
 
     def filters(self) -> dict[str, Any]:
         """What was chosen, as an invocation remembers it."""
-        own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {key: value for key, value in own.items() if (key, value) not in (("calls", "ask"), ("discard", False))}
+        own = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
+        return {
+            key: value
+            for key, value in own.items()
+            if (key, value) not in (("calls", "ask"), ("discard", False))
+        }
 
     def same_choice(self, filters: dict[str, Any]) -> bool:
         """Whether an earlier retry chose the same rows and stages."""
@@ -93,11 +103,19 @@ class Retry(RowChoice):
         return all(filters.get(key) == own[key] for key in own if key not in ("since", "run"))
 
     def chooses_made(
-        self, row_id: RowId, error_stage: str | None, error_type: str | None, *, failed: bool, again: bool
+        self,
+        row_id: RowId,
+        error_stage: str | None,
+        error_type: str | None,
+        *,
+        failed: bool,
+        again: bool,
     ) -> bool:
-        """Whether a row that a stage made is taken up again: it, or the row that it was made of, was named; it failed
-        so, or (`again`) its stages are run again."""
-        if self.rows and not any(row_id == one or str(row_id).startswith(f"{one}/") for one in self.rows):
+        """Whether a row that a stage made is taken up again: it, or the row that it was made of,
+        was named; it failed so, or (`again`) its stages are run again."""
+        if self.rows and not any(
+            row_id == one or str(row_id).startswith(f"{one}/") for one in self.rows
+        ):
             return False
         if not failed:
             return again and self.stage is None and self.error is None
@@ -109,7 +127,8 @@ class Retry(RowChoice):
 
 
 class ReopenedRows(NamedTuple):
-    """Rows that a broken retry opened, from invocation `first` on; from `again_from` on answers made since `since`."""
+    """Rows that a broken retry opened, from invocation `first` on; from `again_from` on answers
+    made since `since`."""
 
     first: int
     again_from: int | None
@@ -135,12 +154,13 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What batches need of whoever makes an invocation. `providers` are the project's as they are now; `recorded` gives
-    the plan of a run as it was stored; `folder` holds batches' files. `wait`: whether to wait until all is done.
-    `confirm_stale` says whether anything may be submitted next to stale batches.
-    `only_batch`: the one batch to ingest, None: all that have ended. `resume_run`: the run whose rows are taken from
-    the store, not from its input. `only_takes`: what has ended is stored, and nothing is submitted. `control` tells the
-    remote of each step; `sharding`: they are those of a shard."""
+    """What batches need of whoever makes an invocation. `providers` are the project's as they are
+    now; `recorded` gives the plan of a run as it was stored; `folder` holds batches' files.
+    `wait`: whether to wait until all is done. `confirm_stale` says whether anything may be
+    submitted next to stale batches. `only_batch`: the one batch to ingest, None: all that have
+    ended. `resume_run`: the run whose rows are taken from the store, not from its input.
+    `only_takes`: what has ended is stored, and nothing is submitted. `control` tells the remote of
+    each step; `sharding`: they are those of a shard."""
 
     providers: Mapping[str, Provider]
     recorded: Callable[[Database, int], Awaitable[Plan]]
@@ -172,50 +192,63 @@ class Answers(Protocol):
     goes_out: bool
     """Whether a call that it has no answer for is sent; else nothing is started for calls."""
 
-    async def send(self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any) -> Any:
-        """What comes back for a call, an HttpReply or a Fault; `real` sends it, with the same arguments."""
+    async def send(
+        self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any
+    ) -> Any:
+        """What comes back for a call, an HttpReply or a Fault; `real` sends it, with the same
+        arguments."""
         ...
 
 
 class ShownReplies:
-    """Replies shown while they are written, one after the other: each below a line that says for whom."""
+    """Replies shown while they are written, one after the other: each below a line that says for
+    whom."""
 
     def __init__(self, show: Callable[[str], None], redactor: Redactor) -> None:
         """`show` is given text as it is to be printed; it may not raise."""
-        self._show, self._clean = show, redactor.clean_piece
-        self._head, self._held, self.turn = "", "", asyncio.Lock()
+        self._show = show
+        self._clean = redactor.clean_piece
+        self._head = ""
+        self._held = ""
+        self.turn = asyncio.Lock()
         self._open = False
 
     def begin(self, call: str) -> None:
         """What comes next is for this."""
-        self._head, self._held = f"--- {on_one_line(call, 'utf-8')}\n", ""
+        self._head = f"--- {on_one_line(call, 'utf-8')}\n"
+        self._held = ""
 
     def piece(self, text: str) -> None:
         """More of the reply. Its end, where a secret may have begun, is shown with what follows."""
         ready, self._held = self._clean(self._held + text)
         self._show(self._head + plain(ready))
-        self._head, self._open = "", True
+        self._head = ""
+        self._open = True
 
     def ended(self, text: str, error: str) -> None:
-        """The reply is whole, or why it is no result; one that did not come in pieces is shown now."""
+        """The reply is whole, or why it is no result; one that did not come in pieces is shown
+        now."""
         end = "\n" if text or not self._head else ""
         if self._head:
             self.piece(text)
         if self._open:
-            self._show(plain(self._held) + end + (f"[{on_one_line(error, 'utf-8')}]\n" if error else ""))
+            self._show(
+                plain(self._held) + end + (f"[{on_one_line(error, 'utf-8')}]\n" if error else "")
+            )
         self._open = False
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it is called; a `retry`
-    takes its rows from the store instead, as `batching` may. `place` names a row of the last reading by its ordinal,
-    for messages. `watcher` is told of each commit; with `replies` one call is made at a time, and streamed to it. Of
-    more than `first` rows the others wait, and the run stops. `web` is for tools, and `functions` are those of a
-    program, by the source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
-    `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is sent of traces and metrics;
-    `discards`: what people decided before counts no more; `executor`: who carries out calls and functions elsewhere;
-    `sharding`: it works on one shard."""
+    """What an invocation is about. `rows` gives a fresh reading of the selected rows each time it
+    is called; a `retry` takes its rows from the store instead, as `batching` may. `place` names a
+    row of the last reading by its ordinal, for messages. `watcher` is told of each commit; with
+    `replies` one call is made at a time, and streamed to it. Of more than `first` rows the others
+    wait, and the run stops. `web` is for tools, and `functions` are those of a program, by the
+    source of their tools; with `refresh_tools` no result is taken that an earlier run kept.
+    `calls` is as in Retry; `answers` stands in the way of each call; `otel`: what is sent of
+    traces and metrics; `discards`: what people decided before counts no more; `executor`: who
+    carries out calls and functions elsewhere; `sharding`: it works on one shard."""
 
     plan: Plan
     rows: Callable[[], Iterator[Row]]
@@ -245,8 +278,9 @@ class Work:
 
 @dataclass(slots=True)
 class WriteProof:
-    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real writes into the store
-    and into each of the `folders`. `body` is its record from then on: one killed before that has lost no call."""
+    """Proves, before an invocation pays for anything, that what comes of it can be kept: by real
+    writes into the store and into each of the `folders`. `body` is its record from then on: one
+    killed before that has lost no call."""
 
     ledger: Ledger
     folders: tuple[Path, ...]
@@ -266,15 +300,16 @@ class WriteProof:
 
 
 _NOT_WRITABLE = (
-    "Free some space, or make the folder writable (another one for results: output.dir), then run the same command "
-    "again. Nothing was sent."
+    "Free some space, or make the folder writable (another one for results: output.dir), then "
+    "run the same command again. Nothing was sent."
 )
 
 
 def accepted_keys(
     database: Database, ledger: Ledger, stop_signal: StopSignal, now: Callable[[], float]
 ) -> AcceptedKeys:
-    """Which keys were accepted, as the store knows and will know; `now` gives seconds since 1970."""
+    """Which keys were accepted, as the store knows and will know; `now` gives seconds since
+    1970."""
 
     def keep(provider: str, account: str) -> None:
         ledger.batch.accepted.append((provider, account, now()))
@@ -283,16 +318,18 @@ def accepted_keys(
 
 
 TasksOfRows = tuple[dict[int, dict[int, PriorTask]], dict[int, Ready]]
-"""What became of rows' tasks earlier in this run, and what batches brought for them since, by the rows' keys."""
+"""What became of rows' tasks earlier in this run, and what batches brought for them since, by the
+rows' keys."""
 
 
 @dataclass(frozen=True)
 class InvocationContext:
-    """What the parts of one invocation share. `views` puts together what stored rows show of themselves. `cutoffs`:
-    from when on results are taken, for the stages that say so, by position. `again_from`: the position of the stage
-    from which on a retry runs everything again; `opened`: how to go on with rows that a retry opened and left.
-    `batched`: rows of the workflow may wait for batches. `fixes` are the results that people set by hand, `redos`
-    the answers that they wanted to have given again. `reviews`: there are stages at which rows wait for people."""
+    """What the parts of one invocation share. `views` puts together what stored rows show of
+    themselves. `cutoffs`: from when on results are taken, for the stages that say so, by position.
+    `again_from`: the position of the stage from which on a retry runs everything again; `opened`:
+    how to go on with rows that a retry opened and left. `batched`: rows of the workflow may wait
+    for batches. `fixes` are the results that people set by hand, `redos` the answers that they
+    wanted to have given again. `reviews`: there are stages at which rows wait for people."""
 
     work: Work
     places: InvocationRef
@@ -321,12 +358,16 @@ class InvocationContext:
     @cached_property
     def keys(self) -> AcceptedKeys:
         """Which keys were accepted."""
-        return accepted_keys(self.places.database, self.ledger, self.stop_signal, self.work.clocks.wall)
+        return accepted_keys(
+            self.places.database, self.ledger, self.stop_signal, self.work.clocks.wall
+        )
 
     @cached_property
     def again_from(self) -> int | None:
         """The position of the stage from which on a retry runs everything again."""
-        return self.work.retry.position(self.plan) if self.work.retry else None
+        if self.work.retry:
+            return self.work.retry.position(self.plan)
+        return None
 
     @cached_property
     def levels(self) -> Levels[AnyStage]:
@@ -345,54 +386,83 @@ class InvocationContext:
 
     @cached_property
     def workers(self) -> int:
-        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for look-ups,
-        each of which takes as many; one whose tools are at work leaves its place to others."""
-        asking, calls = self.plan.asking, self.plan.concurrency
+        """Rows that walk at a time: where tasks are enrolled nobody waits for a model, only for
+        look-ups, each of which takes as many; one whose tools are at work leaves its place to
+        others."""
+        asking = self.plan.asking
+        calls = self.plan.concurrency
         batched = any(stage.run_mode == "batch" for stage in asking)
-        open_rows = any(stage.agent_spec for stage in asking) and (self.plan.rules.max_open_rows or 4 * calls)
+        open_rows = any(stage.agent_spec for stage in asking) and (
+            self.plan.rules.max_open_rows or 4 * calls
+        )
         return max(calls, 256 if batched else 0, open_rows)
 
     async def tasks_of(self, keys: Sequence[int]) -> TasksOfRows:
         """The tasks of these rows."""
         database = self.places.database
-        return await prior_tasks(database, keys), await ready_tasks(database, keys) if self.batched and keys else {}
+        return await prior_tasks(database, keys), await ready_tasks(
+            database, keys
+        ) if self.batched and keys else {}
 
     async def merely_waiting(self, keys: Sequence[int]) -> dict[int, int]:
-        """Those of these rows that need not be walked, since all there is to do for them is in batches, or up to people
-        who have not decided; with the stage at which they wait. Of what an earlier invocation left unsent it is seen
-        whether rows still ask for it."""
-        database, waiting = self.places.database, dict[int, int]()
+        """Those of these rows that need not be walked, since all there is to do for them is in
+        batches, or up to people who have not decided; with the stage at which they wait. Of what
+        an earlier invocation left unsent it is seen whether rows still ask for it."""
+        database = self.places.database
+        waiting = dict[int, int]()
         if self.batched and keys:
-            waiting, ready = await waiting_rows(database, keys, self.places.event), await ready_tasks(database, keys)
+            waiting = await waiting_rows(database, keys, self.places.event)
+            ready = await ready_tasks(database, keys)
             decided = await self.decided_rows(keys)
-            waiting = {key: stage for key, stage in waiting.items() if key not in ready and key not in decided}
+            waiting = {
+                key: stage
+                for key, stage in waiting.items()
+                if key not in ready and key not in decided
+            }
         if self.reviews is not None and keys:
             places = {stage.name: stage.index for stage in self.plan.stages}
             people = await rows_waiting(database, keys, self.work.clocks.wall())
-            waiting |= {k: places[name] for k, name in people.items() if name in places and k not in self.fixes.rows}
+            waiting |= {
+                k: places[name]
+                for k, name in people.items()
+                if name in places and k not in self.fixes.rows
+            }
         return waiting
 
     async def decided_rows(self, keys: Sequence[int]) -> set[int]:
-        """Those of these rows of which something was decided, or set by hand, that no run has taken up."""
-        found = await rows_decided(self.places.database, keys) if self.reviews is not None and keys else set[int]()
+        """Those of these rows of which something was decided, or set by hand, that no run has
+        taken up."""
+        if self.reviews is not None and keys:
+            found = await rows_decided(self.places.database, keys)
+        else:
+            found = set[int]()
         return found | self.fixes.rows.intersection(keys)
 
-    def taken_up(self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False) -> ActiveRow:
+    def taken_up(
+        self, new: NewRow, view: RowView, tasks: TasksOfRows, *, resumed: bool = False
+    ) -> ActiveRow:
         """A stored row at work, with its `tasks`."""
         prior, ready = tasks
         return ActiveRow(
-            new, view, prior=prior.get(new.key, {}), ready=ready.get(new.key, {}), known=True, resumed=resumed
+            new,
+            view,
+            prior=prior.get(new.key, {}),
+            ready=ready.get(new.key, {}),
+            known=True,
+            resumed=resumed,
         )
 
     def go_on_as_retry(self, row: ActiveRow, seen: int | None) -> None:
-        """A row that this retry chose (`seen` None) is tried again. An open one that a retry opened, in the invocation
-        `seen` or before, is finished as that would have done."""
+        """A row that this retry chose (`seen` None) is tried again. An open one that a retry
+        opened, in the invocation `seen` or before, is finished as that would have done."""
         if self.opened is not None and (seen is None or seen >= self.opened.first):
             row.forced = seen is None or not row.resumed
-            row.again_from, row.since = self.opened.again_from, self.opened.since
+            row.again_from = self.opened.again_from
+            row.since = self.opened.since
 
     def leaves_failed(self, row: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
-        """Whether a failed row is not tried again, which is counted: it may not be, or was refused often enough."""
+        """Whether a failed row is not tried again, which is counted: it may not be, or was refused
+        often enough."""
         if row.error_type == ErrorType.REJECTED:  # until somebody decides otherwise
             return True
         tried = row.error_stage is None or self.work.scope.tries_again(row.error_stage)

@@ -1,5 +1,6 @@
-"""The limits of a run, and how it is stopped: budgets, failed rows (`max_errors`), and stages that fail from the start.
-Budgets are kept by reservation: before a call its worst case is reserved, afterwards corrected to its cost."""
+"""The limits of a run, and how it is stopped: budgets, failed rows (`max_errors`), and stages that
+fail from the start. Budgets are kept by reservation: before a call its worst case is reserved,
+afterwards corrected to its cost."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class StopReason(StrEnum):
     INPUT = "input"  # the input cannot be read on
     LIMIT = "limit"  # a budget or max_errors: what is finished is kept and shown
     QUOTE = "quote"  # the first rows are there, and what the rest costs is asked first
-    LOSS = "loss"  # nearly everything fails alike from the start: nobody pays for a million rows to learn of a typo
+    # nearly everything fails alike from the start: nobody pays for a million rows to learn of a
+    # typo
+    LOSS = "loss"
 
 
 class RunStopped(Exception):
@@ -60,7 +63,8 @@ class StopSignal:
         self.forced = asyncio.Event()
 
     def interrupt(self) -> None:
-        """No new calls from now on. When the run is stopping already, calls in flight are given up too."""
+        """No new calls from now on. When the run is stopping already, calls in flight are given up
+        too."""
         if self.stop is not None:
             self.forced.set()
         self.end(StopReason.INTERRUPT)
@@ -72,29 +76,36 @@ class StopSignal:
         self.end(StopReason.FATAL)
 
     def lose_input(self, error: AgacError) -> None:
-        """No further row can be read, or asked: what is under way is finished, then the error is raised."""
+        """No further row can be read, or asked: what is under way is finished, then the error is
+        raised."""
         self.error = error
         self.end(StopReason.INPUT)
 
     def refuse(self, error: AgacError) -> None:
-        """Something is not done before a user says so: what is under way is finished, then the error is raised."""
+        """Something is not done before a user says so: what is under way is finished, then the
+        error is raised."""
         self.error = self.error or error
 
     @property
     def why(self) -> str:
-        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop is added."""
+        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop
+        is added."""
         if self.fault is None or self.stop is StopReason.FATAL:
             return self.fault.message if self.fault else self.reason
-        return f"{self.reason}; then a call failed for good: {self.fault.message}" if self.reason else ""
+        if self.reason:
+            return f"{self.reason}; then a call failed for good: {self.fault.message}"
+        return ""
 
     def when_stopped(self, callback: Callable[[], None]) -> None:
         """`callback` is called once, when the run is to stop."""
         self._callbacks.append(callback)
 
     def end(self, stop: StopReason, reason: str = "") -> None:
-        """No new calls from now on; `reason` says which limit is reached, or what fails. The first one counts."""
+        """No new calls from now on; `reason` says which limit is reached, or what fails. The first
+        one counts."""
         if self.stop is None:
-            self.stop, self.reason = stop, reason
+            self.stop = stop
+            self.reason = reason
             for callback in self._callbacks:
                 callback()
         self.stopped.set()
@@ -120,7 +131,8 @@ class StopSignal:
 
 
 FIRST_OUTCOMES = 20
-"""Outcomes of a stage that are looked at. A stage that has so many answers already has shown that it works."""
+"""Outcomes of a stage that are looked at. A stage that has so many answers already has shown that
+it works."""
 
 ALIKE = 17  # more than 80 % of them
 MOST_OF_FAILURE = 300  # characters of what a tool said that failed
@@ -130,10 +142,17 @@ class StopRules:
     """Counts outcomes of tasks that were asked, and turns the switch. Nothing waits for it."""
 
     def __init__(
-        self, stop_signal: StopSignal, done_before: Mapping[str, int], *, stop_loss: bool, max_errors: int | None
+        self,
+        stop_signal: StopSignal,
+        done_before: Mapping[str, int],
+        *,
+        stop_loss: bool,
+        max_errors: int | None,
     ) -> None:
         """`done_before`: how many answers each stage has in this run so far, by name."""
-        self._stop_signal, self._max_errors, self._guards_all = stop_signal, max_errors, stop_loss
+        self._stop_signal = stop_signal
+        self._max_errors = max_errors
+        self._guards_all = stop_loss
         self._errors = self._elsewhere = 0
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
         self._outcomes: Counter[str] = Counter()
@@ -148,7 +167,8 @@ class StopRules:
             self._count(stage)
 
     def failed(self, stage: str, error: RowError, row_id: RowId, fingerprint: bytes | None) -> None:
-        """A task, and so its row, failed in this invocation. Rows with one question count once for the stop-loss."""
+        """A task, and so its row, failed in this invocation. Rows with one question count once for
+        the stop-loss."""
         self.row_failed()
         if not self._guards_all or stage in self._proven:
             return
@@ -160,14 +180,15 @@ class StopRules:
         if self._failures[stage, error.type] >= ALIKE:
             self._stop_signal.end(
                 StopReason.LOSS,
-                f"{ALIKE} of the first {self._outcomes[stage] + 1} outcomes of stage {stage!r} are {error.type}; "
-                f"row {row_id!r} for example: {error.message}",
+                f"{ALIKE} of the first {self._outcomes[stage] + 1} outcomes of stage {stage!r} "
+                f"are {error.type}; row {row_id!r} for example: {error.message}",
             )
         self._count(stage)
 
     def tool_called(self, stage: str, tool: str, failure: str | None) -> None:
-        """A call of an agent's tool ended; `failure`: what it said when it failed. A tool whose first calls of an
-        invocation nearly all fail ends the run: its rows would be answered without it."""
+        """A call of an agent's tool ended; `failure`: what it said when it failed. A tool whose
+        first calls of an invocation nearly all fail ends the run: its rows would be answered
+        without it."""
         key = stage, tool
         if not self._guards_all or self._tools[key] >= FIRST_OUTCOMES:
             return
@@ -176,13 +197,14 @@ class StopRules:
         if failure is not None and self._broken_tools[key] >= ALIKE:
             self._stop_signal.end(
                 StopReason.LOSS,
-                f"{ALIKE} of the first {self._tools[key]} calls of the tool {tool} at stage {stage!r} failed, the last "
-                f"one with: {beginning(failure, MOST_OF_FAILURE)}. Rows that are done were answered without it; "
-                "--fresh asks them again",
+                f"{ALIKE} of the first {self._tools[key]} calls of the tool {tool} at stage "
+                f"{stage!r} failed, the last one with: {beginning(failure, MOST_OF_FAILURE)}. "
+                "Rows that are done were answered without it; --fresh asks them again",
             )
 
     def row_failed(self) -> None:
-        """One more failed row; so many as `max_errors` end the run, and the first one where it is 0."""
+        """One more failed row; so many as `max_errors` end the run, and the first one where it is
+        0."""
         self._errors += 1
         self._check_errors()
 
@@ -196,7 +218,9 @@ class StopRules:
         if self._max_errors is not None and errors >= max(1, self._max_errors):
             rows = "1 row" if errors == 1 else f"{errors:,} rows"
             rows += " of all shards" if self._elsewhere else ""
-            self._stop_signal.end(StopReason.LIMIT, f"{rows} failed, and max_errors is {self._max_errors:,}")
+            self._stop_signal.end(
+                StopReason.LIMIT, f"{rows} failed, and max_errors is {self._max_errors:,}"
+            )
 
     def _count(self, stage: str) -> None:
         self._outcomes[stage] += 1
@@ -205,17 +229,19 @@ class StopRules:
 
 
 MAX_BLOCKED = 10
-"""Calls in a row that are refused with an accepted key until the run stops: then it is not a single row's text."""
+"""Calls in a row that are refused with an accepted key until the run stops: then it is not a
+single row's text."""
 
 
 MAX_BLOCKED_FILES = 100
-"""The same for files of batches with several requests, which are halved to find the rows that are refused."""
+"""The same for files of batches with several requests, which are halved to find the rows that are
+refused."""
 
 
 class AcceptedKeys:
-    """Which keys were accepted, in this invocation or before: a refusal that may be about the key or about a row's text
-    (`About.UNSURE`) blames the key only where it was never accepted. `known` asks the store about a provider's name and
-    account, `keep` remembers one there."""
+    """Which keys were accepted, in this invocation or before: a refusal that may be about the key
+    or about a row's text (`About.UNSURE`) blames the key only where it was never accepted. `known`
+    asks the store about a provider's name and account, `keep` remembers one there."""
 
     def __init__(
         self,
@@ -223,7 +249,9 @@ class AcceptedKeys:
         known: Callable[[str, str], Awaitable[bool]],
         keep: Callable[[str, str], None],
     ) -> None:
-        self._stop_signal, self._known, self._keep = stop_signal, known, keep
+        self._stop_signal = stop_signal
+        self._known = known
+        self._keep = keep
         self._accepted: set[tuple[str, str]] = set()
         self._blocked = Counter[tuple[tuple[str, str], int]]()
         self._under_way = Counter[tuple[str, str]]()
@@ -257,9 +285,10 @@ class AcceptedKeys:
             self._changed.set()
 
     async def judged(self, provider: Provider, fault: Fault, requests: int = 1) -> Fault:
-        """A refusal with whoever is to blame: the row (TASK), or the key (FATAL). Where the key was never accepted, and
-        other calls with it are under way, their answers decide. `requests`: how many were refused together. Raises
-        RunStopped when the run stops meanwhile."""
+        """A refusal with whoever is to blame: the row (TASK), or the key (FATAL). Where the key
+        was never accepted, and other calls with it are under way, their answers decide.
+        `requests`: how many were refused together. Raises RunStopped when the run stops meanwhile.
+        """
         if fault.about is not About.UNSURE:
             return fault
         key = provider.name, provider.account
@@ -267,23 +296,30 @@ class AcceptedKeys:
         self._blocked[key, most] += 1
         if key not in self._accepted and await self._known(*key):
             self._accepted.add(key)
-        while key not in self._accepted and self._under_way[key] and self._blocked[key, most] < most:
+        while (
+            key not in self._accepted and self._under_way[key] and self._blocked[key, most] < most
+        ):
             self._stop_signal.check()
             self._changed.clear()
             await self._changed.wait()
         of_account, of_row = fault.remedies
         if key not in self._accepted:
-            return replace(fault, about=About.ACCOUNT, message=with_remedy(fault.message, of_account))
+            return replace(
+                fault, about=About.ACCOUNT, message=with_remedy(fault.message, of_account)
+            )
         if self._blocked[key, most] < most:
             message = with_remedy(fault.message, of_row)
             return replace(fault, kind=FaultKind.TASK, about=About.CONTENT, message=message)
         what = "requests" if requests == 1 else "files of batches"
-        message = f"{most} {what} in a row were refused though the key was accepted before: {fault.message}"
+        message = (
+            f"{most} {what} in a row were refused though the key was accepted before: "
+            f"{fault.message}"
+        )
         return replace(fault, about=About.ACCOUNT, message=with_remedy(message, of_account))
 
 
-# A run stops before a cap, never after it. A reservation that does not fit waits for corrections of others; when
-# nothing that is under way could make room for it, the run stops at its limit.
+# A run stops before a cap, never after it. A reservation that does not fit waits for corrections of
+# others; when nothing that is under way could make room for it, the run stops at its limit.
 
 
 class Amount(NamedTuple):
@@ -295,7 +331,11 @@ class Amount(NamedTuple):
 
     def plus(self, other: Amount, sign: int = 1) -> Amount:
         """The sum, or with `sign` -1 the difference."""
-        return Amount(self.usd + sign * other.usd, self.tokens + sign * other.tokens, self.calls + sign * other.calls)
+        return Amount(
+            self.usd + sign * other.usd,
+            self.tokens + sign * other.tokens,
+            self.calls + sign * other.calls,
+        )
 
 
 NOTHING = Amount()
@@ -311,11 +351,12 @@ class RowBudgetExceeded(Exception):
 
 @dataclass(slots=True)
 class BudgetBalance:
-    """A budget under its name, what of it is spent, and what is set aside for calls under way. `unconfirmed` is the
-    part of `spent` that may not be spent: calls that left no answer may have been billed. `unpriced` calls of them were
-    lost before the cost of any call was known: the first known cost counts for them too. `stage`: the one that it
-    bounds, None for the run's. `batches`: how many of the `reservations` are those of batches, for which nothing
-    waits. `lent`: what this process may spend of a budget that it shares with others, None: all of it."""
+    """A budget under its name, what of it is spent, and what is set aside for calls under way.
+    `unconfirmed` is the part of `spent` that may not be spent: calls that left no answer may have
+    been billed. `unpriced` calls of them were lost before the cost of any call was known: the
+    first known cost counts for them too. `stage`: the one that it bounds, None for the run's.
+    `batches`: how many of the `reservations` are those of batches, for which nothing waits.
+    `lent`: what this process may spend of a budget that it shares with others, None: all of it."""
 
     name: str
     budget: Budget
@@ -341,25 +382,36 @@ class BudgetBalance:
         """Whether so much more does not fit, beside what is set aside."""
         usd, tokens, calls = self.spent.plus(self.reserved).plus(worst)
         cap = self.budget if self.lent is None else self.lent
-        if (cap.usd is not None and usd > cap.usd) or (cap.tokens is not None and tokens > cap.tokens):
+        if (cap.usd is not None and usd > cap.usd) or (
+            cap.tokens is not None and tokens > cap.tokens
+        ):
             return True
         return cap.calls is not None and calls > cap.calls
 
     def reserve(self, worst: Amount) -> None:
         """Sets an amount aside."""
-        self.reserved, self.reservations = self.reserved.plus(worst), self.reservations + 1
+        self.reserved = self.reserved.plus(worst)
+        self.reservations = self.reservations + 1
 
     def settle(self, worst: Amount, real: Amount, unconfirmed: Amount = NOTHING) -> None:
-        """Replaces what was set aside by what it came to; `unconfirmed` is the unknown part of it."""
+        """Replaces what was set aside by what it came to; `unconfirmed` is the unknown part of
+        it."""
         self.reservations -= 1
         # nothing is set aside any more: rounding leaves no crumbs that would keep a waiter waiting
-        self.reserved = self.reserved.plus(worst, -1) if self.reservations else Amount()
+        if self.reservations:
+            self.reserved = self.reserved.plus(worst, -1)
+        else:
+            self.reserved = Amount()
         self.spent = self.spent.plus(real)
         if unconfirmed is not NOTHING:
             self.unconfirmed = self.unconfirmed.plus(unconfirmed)
         if self.unpriced and (real.usd or real.tokens):
             lost = Amount(real.usd * self.unpriced, real.tokens * self.unpriced)
-            self.spent, self.unconfirmed, self.unpriced = self.spent.plus(lost), self.unconfirmed.plus(lost), 0
+            self.spent, self.unconfirmed, self.unpriced = (
+                self.spent.plus(lost),
+                self.unconfirmed.plus(lost),
+                0,
+            )
 
 
 class Reservation(NamedTuple):
@@ -370,15 +422,21 @@ class Reservation(NamedTuple):
 
 
 class BudgetLimiter:
-    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row may spend. At a limit
-    `reached` is the budget that ended the run, `missed` the worst case that did not fit into it."""
+    """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row
+    may spend. At a limit `reached` is the budget that ended the run, `missed` the worst case that
+    did not fit into it."""
 
     lender: SharedLimits | None = None
 
-    def __init__(self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None) -> None:
-        self._stop_signal, self.balances, self._row = stop_signal, tuple(balances), row
+    def __init__(
+        self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None
+    ) -> None:
+        self._stop_signal = stop_signal
+        self.balances = tuple(balances)
+        self._row = row
         self._waiting = 0
-        self._turn = asyncio.Lock()  # in the order in which they came: a large amount is not overtaken forever
+        # in the order in which they came: a large amount is not overtaken forever
+        self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._batches: dict[int, Reservation] = {}
         self.reached: BudgetBalance | None = None
@@ -387,14 +445,18 @@ class BudgetLimiter:
 
     def row_balance(self) -> BudgetBalance | None:
         """What one row may spend, for a row that begins."""
-        return None if self._row is None else BudgetBalance("row", self._row)
+        if self._row is None:
+            return None
+        return BudgetBalance("row", self._row)
 
     async def reserve(self, stage: str, row: BudgetBalance | None, worst: Amount) -> Reservation:
-        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it fits. A caller that
-        waits here holds no slot of any lane, so that calls that can make room continue. Raises RowBudgetExceeded,
-        BlockedByBatches when only open batches can make room, RunStopped also when it can never fit."""
+        """Sets the worst case of a call aside in every budget that it belongs to, waiting until it
+        fits. A caller that waits here holds no slot of any lane, so that calls that can make room
+        continue. Raises RowBudgetExceeded, BlockedByBatches when only open batches can make room,
+        RunStopped also when it can never fit."""
         self._stop_signal.check()
-        if row is not None and row.would_exceed(worst):  # a row makes one call at a time: nothing of it comes back
+        # a row makes one call at a time: nothing of it comes back
+        if row is not None and row.would_exceed(worst):
             raise RowBudgetExceeded
         balances = self._balances_of(stage)
         if self._waiting or _over(balances, worst):
@@ -413,14 +475,18 @@ class BudgetLimiter:
                     self._stop_signal.check()
                     if self.lender is not None:
                         urgent = any(one.reservations == one.batches for one in over)
-                        if await self.lender.lend(over, worst, urgent=urgent) or not _over(balances, worst):
+                        if await self.lender.lend(over, worst, urgent=urgent) or not _over(
+                            balances, worst
+                        ):
                             continue
                     hopeless = [one for one in over if not one.reservations]
                     if any(0 < one.reservations == one.batches for one in over):
-                        self.missed, self.reached = worst, over[0]
+                        self.missed = worst
+                        self.reached = over[0]
                         raise BlockedByBatches
                     if hopeless:
-                        self.reached, self.missed = hopeless[0], worst
+                        self.reached = hopeless[0]
+                        self.missed = worst
                         self.stop_at_limit("call")
                         raise RunStopped
                     self._changed.clear()
@@ -430,13 +496,15 @@ class BudgetLimiter:
             self._waiting -= 1
 
     def settle(self, reservation: Reservation, real: Amount, unconfirmed: Amount = NOTHING) -> None:
-        """A call ended: what was set aside for it becomes what it cost, or may have cost (`unconfirmed`)."""
+        """A call ended: what was set aside for it becomes what it cost, or may have cost
+        (`unconfirmed`)."""
         for balance in reservation.balances:
             balance.settle(reservation.worst, real, unconfirmed)
         self._changed.set()
 
     def correct(self, reservation: Reservation, real: Amount) -> None:
-        """It is known now what a call cost of which nothing was known, so that it counted at its worst."""
+        """It is known now what a call cost of which nothing was known, so that it counted at its
+        worst."""
         worst = reservation.worst._replace(calls=real.calls)
         for balance in reservation.balances:
             balance.spent = balance.spent.plus(real).plus(worst, -1)
@@ -444,22 +512,29 @@ class BudgetLimiter:
         self._changed.set()
 
     def has_room(self, stage: str, worst: Amount) -> bool:
-        """Whether the worst case of a task in a batch would fit; what does not is remembered, if the run ends so.
-        Nobody waits for it: it is enrolled once other batches have shown what they really cost."""
+        """Whether the worst case of a task in a batch would fit; what does not is remembered, if
+        the run ends so. Nobody waits for it: it is enrolled once other batches have shown what
+        they really cost."""
         over = _over(self._balances_of(stage), worst)
         if over or self._waiting:
-            self.missed, self.reached = worst, over[0] if over else self.reached
+            self.missed = worst
+            self.reached = over[0] if over else self.reached
         return not (over or self._waiting)
 
     async def borrow(self, stage: str, worst: Amount) -> bool:
         """The same, where a lender makes room."""
         over = _over(self._balances_of(stage), worst)
-        if self.lender is None or self._waiting or (over and not await self.lender.lend(over, worst, urgent=False)):
+        if (
+            self.lender is None
+            or self._waiting
+            or (over and not await self.lender.lend(over, worst, urgent=False))
+        ):
             return False
         return self.has_room(stage, worst)
 
     def load(self, batch: int, stage: str, worst: Amount) -> None:
-        """Sets an amount aside until a batch is ingested, whether it fits or not: an earlier invocation may have."""
+        """Sets an amount aside until a batch is ingested, whether it fits or not: an earlier
+        invocation may have."""
         reservation = self._batches.get(batch)
         if reservation is None:
             reservation = Reservation(NOTHING, self._balances_of(stage))
@@ -483,13 +558,20 @@ class BudgetLimiter:
 
     def elsewhere(self, balance: BudgetBalance) -> Amount:
         """What of a budget others than this process hold."""
-        return self.lender.elsewhere(balance)[0] if self.lender is not None else NOTHING
+        if self.lender is not None:
+            return self.lender.elsewhere(balance)[0]
+        return NOTHING
 
     def stop_at_limit(self, what: str) -> None:
         """Nothing is under way that could make room for what did not fit: a call, or a batch."""
         name = self.reached.name if self.reached is not None else "budget"
-        others = self.lender.of_others(self.reached) if self.lender is not None and self.reached is not None else ""
-        self._stop_signal.end(StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}")
+        if self.lender is not None and self.reached is not None:
+            others = self.lender.of_others(self.reached)
+        else:
+            others = ""
+        self._stop_signal.end(
+            StopReason.LIMIT, f"the {name} is used up: the next {what} might exceed it{others}"
+        )
 
 
 def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalance]:
@@ -498,36 +580,57 @@ def _over(balances: Iterable[BudgetBalance], worst: Amount) -> list[BudgetBalanc
 
 
 def is_free(call: Call) -> bool:
-    """A refused call, or one that never left, costs nothing; a time-out may have, also that of a gateway (504)."""
-    return call.cost is None and call.usage.input_tokens is None and not call.answered and not call.ambiguous
+    """A refused call, or one that never left, costs nothing; a time-out may have, also that of a
+    gateway (504)."""
+    return (
+        call.cost is None
+        and call.usage.input_tokens is None
+        and not call.answered
+        and not call.ambiguous
+    )
 
 
 def counted(call: Call, worst: Amount) -> tuple[Amount, Amount]:
-    """What a call that ended is counted as: its reported usage, the worst case for the rest; if done at all."""
+    """What a call that ended is counted as: its reported usage, the worst case for the rest; if
+    done at all."""
     if is_free(call):
         return Amount(0.0, 0, 1), NOTHING
     unknown = call.cost is None or call.ambiguous  # of a session that was ended a part is known
     usd = max(worst.usd, call.cost or 0.0) if unknown else call.cost or 0.0
     used = (call.usage.input_tokens, call.usage.output_tokens)
     reported = sum(n or 0 for n in used)
-    tokens = max(reported, worst.tokens) if None in used or call.ambiguous else reported
+    if None in used or call.ambiguous:
+        tokens = max(reported, worst.tokens)
+    else:
+        tokens = reported
     if tokens == reported and not unknown:
         return Amount(usd, tokens, 1), NOTHING
     return Amount(usd, tokens, 1), Amount(usd - (call.cost or 0.0), tokens - reported)
 
 
-def balances_of(plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0) -> list[BudgetBalance]:
-    """The budgets of a plan's run and of its stages, which count over all invocations of a run, each with what was
-    spent of it before. `lost_calls`: calls of earlier invocations that may have been billed and left nothing. Each of
-    them counts at the mean cost of those that are known, and, since nobody knows of which stage it was, in every budget
-    that it may belong to."""
-    of_run = (("budget of agac.yml", plan.rules.project), ("budget of the run", plan.rules.workflow))
+def balances_of(
+    plan: Plan, counts: Iterable[Count] = (), lost_calls: int = 0
+) -> list[BudgetBalance]:
+    """The budgets of a plan's run and of its stages, which count over all invocations of a run,
+    each with what was spent of it before. `lost_calls`: calls of earlier invocations that may have
+    been billed and left nothing. Each of them counts at the mean cost of those that are known,
+    and, since nobody knows of which stage it was, in every budget that it may belong to."""
+    of_run = (
+        ("budget of agac.yml", plan.rules.project),
+        ("budget of the run", plan.rules.workflow),
+    )
     balances = [BudgetBalance(name, budget) for name, budget in of_run if budget]
-    balances += [BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name) for s in plan.asking if s.budget]
+    balances += [
+        BudgetBalance(f"budget of stage {s.name!r}", s.budget, s.name)
+        for s in plan.asking
+        if s.budget
+    ]
     return loaded(balances, counts, lost_calls)
 
 
-def loaded(balances: list[BudgetBalance], counts: Iterable[Count], lost_calls: int) -> list[BudgetBalance]:
+def loaded(
+    balances: list[BudgetBalance], counts: Iterable[Count], lost_calls: int
+) -> list[BudgetBalance]:
     """The same balances, with what was spent of them."""
     calls = [count for count in counts if count.outcome == "call"]
     for balance in balances:
@@ -538,9 +641,12 @@ def loaded(balances: list[BudgetBalance], counts: Iterable[Count], lost_calls: i
 def _load(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> None:
     known = unconfirmed = priced = Amount()
     for c in counts:
-        one, held = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks), Amount(c.held_cost, c.held_tokens)
-        known, unconfirmed = known.plus(one), unconfirmed.plus(held)
-        if c.cost or one.tokens or held.usd or held.tokens:  # refused calls cost nothing and tell nothing
+        one = Amount(c.cost, c.input_tokens + c.output_tokens, c.tasks)
+        held = Amount(c.held_cost, c.held_tokens)
+        known = known.plus(one)
+        unconfirmed = unconfirmed.plus(held)
+        # refused calls cost nothing and tell nothing
+        if c.cost or one.tokens or held.usd or held.tokens:
             priced = priced.plus(one).plus(held)
     lost = Amount(0.0, 0, lost_calls)
     if priced.calls:
@@ -552,12 +658,16 @@ def _load(balance: BudgetBalance, counts: Iterable[Count], lost_calls: int) -> N
 
 
 def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
-    """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no answer."""
+    """Budgets for summaries: what is spent of them, and `held` what may be, by calls that left no
+    answer."""
     found = []
     for balance in balances:
-        known, held, facts = balance.spent.plus(balance.unconfirmed, -1), balance.unconfirmed, dict[str, object]()
+        known = balance.spent.plus(balance.unconfirmed, -1)
+        held = balance.unconfirmed
+        facts = dict[str, object]()
         for unit, spent, may_be in zip(Amount._fields, known, held, strict=True):
-            if (cap := getattr(balance.budget, unit)) is not None:
+            cap = getattr(balance.budget, unit)
+            if cap is not None:
                 facts[unit] = {"limit": cap, "spent": round(spent, 6), "held": round(may_be, 6)}
         found.append({"name": balance.name, **facts})
     return found
@@ -567,29 +677,37 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
 
 
 class WorstCase:
-    """What a call to one model can cost at most, or a request in a `batch`, at the dearest hour of the day. Made once a
-    model; the price library is only asked for dollars, and once a day. `lasting`: its beginning may be written to a
-    cache for an hour. `session`: the call is an agent's session, of so many calls with so many tokens at most."""
+    """What a call to one model can cost at most, or a request in a `batch`, at the dearest hour of
+    the day. Made once a model; the price library is only asked for dollars, and once a day.
+    `lasting`: its beginning may be written to a cache for an hour. `session`: the call is an
+    agent's session, of so many calls with so many tokens at most."""
 
     def __init__(
         self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False,
         session: tuple[int, int] | None = None, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        self._model, self._max_tokens, self._session = model, model.params.max_tokens or 0, session
-        self._lasting, self._wall = lasting, wall
-        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where the choice is left
-        # to the settings of an account; a batch is a tier of its own
+        self._model = model
+        self._max_tokens = model.params.max_tokens or 0
+        self._session = session
+        self._lasting = lasting
+        self._wall = wall
+        # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where
+        # the choice is left to the settings of an account; a batch is a tier of its own
         wanted = model.params.service_tier
-        tiers = {BATCH} if batch else {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
+        tiers: set[str | None]
+        if batch:
+            tiers = {BATCH}
+        else:
+            tiers = {None, wanted} | ({"priority"} if wanted in (None, "auto") else set())
         self._tiers = tiers if in_dollars else set()
         self._day: int | None = None
         self._steps: tuple[tuple[int, float, float], ...] = ()
         self._price_steps()  # now, since to load the price library takes a third of a second
 
     def of(self, body: bytes) -> Amount:
-        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make no more tokens than
-        bytes, and the JSON around a message is longer than the few marks that a chat template puts in its place.
-        Nothing is taken as cached."""
+        """The worst case of sending `body`. Its bytes bound its tokens: byte-level tokenizers make
+        no more tokens than bytes, and the JSON around a message is longer than the few marks that
+        a chat template puts in its place. Nothing is taken as cached."""
         calls, size = self._session or (1, len(body))
         usd = 0.0
         for start, given, made in self._price_steps():
@@ -602,17 +720,27 @@ class WorstCase:
         now = self._wall()
         if self._day != now // DAY:
             self._day = int(now // DAY)
-            prices = (dearest_price(self._model.provider, self._model.model, tier, now) for tier in self._tiers)
+            prices = (
+                dearest_price(self._model.provider, self._model.model, tier, now)
+                for tier in self._tiers
+            )
             known = (price for price in prices if price is not None)
             self._steps = max_price_steps(known, lasting=self._lasting)
         return self._steps
 
 
-def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[tuple[int, float, float], ...]:
-    """For calls of up to so many input tokens: what a token costs at most, given and made, in $ per million. A call may
-    turn out smaller than it could be, so a step that is cheaper does not count."""
+def max_price_steps(
+    prices: Iterable[Price], *, lasting: bool = False
+) -> tuple[tuple[int, float, float], ...]:
+    """For calls of up to so many input tokens: what a token costs at most, given and made, in $
+    per million. A call may turn out smaller than it could be, so a step that is cheaper does not
+    count."""
     columns = sorted(
-        (start, max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0), price.output)
+        (
+            start,
+            max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0),
+            price.output,
+        )
         for one in prices
         for start, price in ((0, one), *one.above)
         for kept in (price.cache_write_1h if lasting else None,)
@@ -620,6 +748,7 @@ def max_price_steps(prices: Iterable[Price], *, lasting: bool = False) -> tuple[
     steps = []
     given = made = 0.0
     for start, input_price, output_price in columns:
-        given, made = max(given, input_price), max(made, output_price)
+        given = max(given, input_price)
+        made = max(made, output_price)
         steps.append((start, given, made))
     return tuple(steps)

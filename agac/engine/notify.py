@@ -1,5 +1,6 @@
-"""What somebody is told of a run (`notify`): lines of the outbox, each in the same commit as what it tells of, which
-`api/notify` sends. A message holds counts and a command to type; nothing of any row, and no secret."""
+"""What somebody is told of a run (`notify`): lines of the outbox, each in the same commit as what
+it tells of, which `api/notify` sends. A message holds counts and a command to type; nothing of any
+row, and no secret."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _SAID: dict[str, tuple[NotifyKind, str, str]] = {
     BatchStep.REJECTED: ("batch_ended", "was refused", "agac batch status"),
     BatchStep.NEEDS_HUMAN: ("stuck", "needs a decision", "agac doctor"),
 }
-"""By how an invocation ended, or by the step of a batch: the kind of message, what happened, and the next command."""
+"""By how an invocation ended, or by the step of a batch: the kind of message, what happened, and
+the next command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +46,72 @@ class Notifier:
     targets: tuple[NotifyTarget, ...]
     now: Callable[[], float]
 
-    async def lines(self, kind: NotifyKind, about: str, what: str, then: str, **facts: Any) -> Lines:
-        """Messages that say `what`, and the command to type then. What was told `about` something is not told again."""
+    async def lines(
+        self, kind: NotifyKind, about: str, what: str, then: str, **facts: Any
+    ) -> Lines:
+        """Messages that say `what`, and the command to type then. What was told `about` something
+        is not told again."""
         wanted = [one for one in self.targets if kind in one.on and one.heartbeat is None]
         if not wanted:
             return []
-        token, at, found = await project_token(self.database), self.now(), Lines()
+        token = await project_token(self.database)
+        at = self.now()
+        found = Lines()
         head = {"kind": kind, "workflow": self.workflow, "run": self.run, "at": iso(at)}
         for target in (canonical(one.stored()) for one in wanted):
             name = message_id(token, f"{kind} {about}", target)
-            body = snapshot({"id": name, **head, "message": f"{self.workflow}: {what}", **facts, "next": then})
-            found.append(("notification_put", (name, self.workflow, self.run, self.event, kind, body, target, at)))
+            body = snapshot(
+                {"id": name, **head, "message": f"{self.workflow}: {what}", **facts, "next": then}
+            )
+            found.append(
+                (
+                    "notification_put",
+                    (name, self.workflow, self.run, self.event, kind, body, target, at),
+                )
+            )
         return found
 
     async def tell(self, kind: NotifyKind, about: str, what: str, then: str, **facts: Any) -> None:
-        """Puts messages into the outbox by themselves: of what no commit says, as that nothing happens."""
+        """Puts messages into the outbox by themselves: of what no commit says, as that nothing
+        happens."""
         found = await self.lines(kind, about, what, then, **facts)
-        await change(self.database, lambda writer: [writer.execute(sql(name), values) for name, values in found])
+        await change(
+            self.database,
+            lambda writer: [writer.execute(sql(name), values) for name, values in found],
+        )
 
-    async def ended(self, code: ExitCode, stop: StopReason | None, reviews: int, *, complete: bool) -> Lines:
-        """The end of the invocation, with so many open reviews: unless its user stopped it, or it waits for batches."""
+    async def ended(
+        self, code: ExitCode, stop: StopReason | None, reviews: int, *, complete: bool
+    ) -> Lines:
+        """The end of the invocation, with so many open reviews: unless its user stopped it, or it
+        waits for batches."""
         by_user = stop in (StopReason.INTERRUPT, StopReason.QUOTE)
         if not self.targets or by_user or not (stop or complete or reviews):
             return []
-        how = ("limit" if stop is StopReason.LIMIT else "failed") if stop else "finished" if complete else "review"
+        if stop:
+            how = "limit" if stop is StopReason.LIMIT else "failed"
+        elif complete:
+            how = "finished"
+        else:
+            how = "review"
         counts = await runs.counters(self.database, self.run)
-        rows, calls = runs.row_counts(counts), calls_of(counts)
-        made = sum(one.rows for one in await made_counts(self.database, self.run) if one.state == State.FAILED)
+        rows = runs.row_counts(counts)
+        calls = calls_of(counts)
+        made = sum(
+            one.rows
+            for one in await made_counts(self.database, self.run)
+            if one.state == State.FAILED
+        )
         if not stop and rows["failed"] + made:
             code = ExitCode.ROWS_FAILED
         kind, did, then = _SAID[how]
-        words = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count and name != "total")
-        said = f"run {self.run} {did.format(reviews)}: {counted(rows['total'], 'row')}{words and f', {words}'}"
+        words = ", ".join(
+            f"{count:,} {name}" for name, count in rows.items() if count and name != "total"
+        )
+        said = (
+            f"run {self.run} {did.format(reviews)}: "
+            f"{counted(rows['total'], 'row')}{words and f', {words}'}"
+        )
         facts = {"exit_code": int(code), "rows": rows, **({"waiting": reviews} if reviews else {})}
         facts |= {name: calls[name] for name in ("cost_usd", "cost_is_simulated")}
         return await self.lines(kind, f"event {self.event}", said, then.format(self.run), **facts)
@@ -86,4 +122,6 @@ class Notifier:
             return []
         kind, did, then = _SAID[to]
         said = f"batch {record.id} of run {record.run_id} {did}"
-        return await self.lines(kind, f"batch {record.id}", said, then, batch=record.id, requests=record.tasks)
+        return await self.lines(
+            kind, f"batch {record.id}", said, then, batch=record.id, requests=record.tasks
+        )

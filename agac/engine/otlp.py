@@ -1,8 +1,9 @@
-"""OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics, sent by OTLP over HTTP.
-Spans are made after the fact. While a row walks, what it comes to is noted beside it (`RowNotes`); at its end its
-failure, or a hash of its id, decides whether spans are made of that. A thread sends them: nothing waits for it, and
-what there is no room for is left out. Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI
-conventions (`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`."""
+"""OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics,
+sent by OTLP over HTTP. Spans are made after the fact. While a row walks, what it comes to is noted
+beside it (`RowNotes`); at its end its failure, or a hash of its id, decides whether spans are made
+of that. A thread sends them: nothing waits for it, and what there is no room for is left out.
+Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI conventions
+(`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`."""
 
 from __future__ import annotations
 
@@ -40,20 +41,31 @@ from agac.store.records import Call, Endpoint
 
 _log = logging.getLogger("agac.otel")
 
-PROVIDERS = {"azure": "azure.ai.openai", "gemini": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai"}
+PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}
 """Providers that the conventions call otherwise than agac does."""
 
-TOKENS, SECONDS = [4.0**power for power in range(14)], [0.01 * 2**power for power in range(14)]
+TOKENS = [4.0**power for power in range(14)]
+SECONDS = [0.01 * 2**power for power in range(14)]
 """The bounds that the conventions give for the histograms of tokens and of seconds."""
 
-MOST_ROWS, MOST_SPANS = 4096, 512  # that wait to be sent; and spans of a request, about
-EVERY, METRICS_EVERY, AT_THE_END = 1.0, 60.0, 3.0
-"""Seconds between two looks at what is to be sent, between two sendings of metrics, and how long the end of a run waits
-at most for the last of it."""
+MOST_ROWS = 4096  # that wait to be sent; and spans of a request, about
+MOST_SPANS = 512
+EVERY = 1.0
+METRICS_EVERY = 60.0
+AT_THE_END = 3.0
+"""Seconds between two looks at what is to be sent, between two sendings of metrics, and how long
+the end of a run waits at most for the last of it."""
 
 Attributes = dict[str, Any]
-_FAILED, _UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
-_SCOPE, _CUMULATIVE = InstrumentationScope("agac"), data.AggregationTemporality.CUMULATIVE
+_FAILED = Status(StatusCode.ERROR)
+_UNSET = Status(StatusCode.UNSET)
+_SCOPE = InstrumentationScope("agac")
+_CUMULATIVE = data.AggregationTemporality.CUMULATIVE
 
 
 def _context(trace: int, span: int) -> SpanContext:
@@ -68,9 +80,12 @@ def _said(attributes: Attributes) -> Attributes:
 def _model(provider: str, asked: str, answered: str, simulated: bool) -> Attributes:
     """Who was asked, in spans as in metrics."""
     return {
-        "gen_ai.operation.name": "chat", "gen_ai.provider.name": PROVIDERS.get(provider, provider),
-        "gen_ai.request.model": asked, "gen_ai.response.model": answered, "agac.simulated": simulated or None,
-    }  # fmt: skip
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": PROVIDERS.get(provider, provider),
+        "gen_ai.request.model": asked,
+        "gen_ai.response.model": answered,
+        "agac.simulated": simulated or None,
+    }
 
 
 class FixedResource(Resource):
@@ -81,47 +96,75 @@ class FixedResource(Resource):
 
 
 class Traces:
-    """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name. `close` it."""
+    """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name.
+    `close` it."""
 
-    def __init__(self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals) -> None:
-        self.plan, self.clean, self._wall = work.plan, work.redactor.clean, work.clocks.wall
-        self._database, self._totals, self.identity = places.database, totals, (token, places.run, places.event)
+    def __init__(
+        self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals
+    ) -> None:
+        self.plan = work.plan
+        self.clean = work.redactor.clean
+        self._wall = work.clocks.wall
+        self._database = places.database
+        self._totals = totals
+        self.identity = (token, places.run, places.event)
         self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
         self.lanes: Mapping[str, Lane] = {}
         self._tallies: dict[tuple[Any, ...], list[float]] = {}
-        own: Attributes = {"service.name": "agac", "agac.workflow": work.plan.workflow, "agac.run": places.run}
-        known = Resource.create(own).merge(OTELResourceDetector().detect())  # the environment's names come last
+        own: Attributes = {
+            "service.name": "agac",
+            "agac.workflow": work.plan.workflow,
+            "agac.run": places.run,
+        }
+        # the environment's names come last
+        known = Resource.create(own).merge(OTELResourceDetector().detect())
         self._resource = FixedResource(known.attributes, known.schema_url)
         self._spans = OTLPSpanExporter() if settings.traces else None
         self._metrics = OTLPMetricExporter() if settings.metrics else None
-        self._queue, self._next = deque[list[ReadableSpan]](), time.monotonic() + METRICS_EVERY
-        self._closing, self._why, self._warned = threading.Event(), "", False
+        self._queue = deque[list[ReadableSpan]]()
+        self._next = time.monotonic() + METRICS_EVERY
+        self._closing = threading.Event()
+        self._why = ""
+        self._warned = False
         self._thread = threading.Thread(target=self._send_all, name="agac-otel", daemon=True)
         self._thread.start()
 
     def begin(self, row: ActiveRow) -> RowNotes:
         """The notes of a row that is taken up. Each walk of it is a trace of its own."""
-        return RowNotes(self._wall(), (*self.identity, row.new.origin, row.new.row.id, row.new.occurrence))
+        return RowNotes(
+            self._wall(), (*self.identity, row.new.origin, row.new.row.id, row.new.occurrence)
+        )
 
     def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
         """A call ended."""
-        model, notes = attempts.connection.model.model, attempts.active.notes
+        model = attempts.connection.model.model
+        notes = attempts.active.notes
         self.count(model, call)
         if notes is not None:
             made = attempts.stage.index, attempts.fingerprint, attempts.replica, model, call
             texts: Mapping[str, Sequence[Message]] = {}
             if self.plan.rules.otel_prompts:
-                texts = {"input": attempts.request.messages, "output": (reply.message(),) if reply else ()}
+                texts = {
+                    "input": attempts.request.messages,
+                    "output": (reply.message(),) if reply else (),
+                }
             notes.calls.append(TracedCall(*made, reply.finish if reply else None, texts))
 
     def count(self, asked: str, call: Call, *, in_batch: bool = False) -> None:
         """Counts what a call took; of one in a batch not for how long."""
         by = call.endpoint.provider, asked, call.endpoint.model, call.endpoint.simulated
-        for kind, tokens in (("input", call.usage.input_tokens), ("output", call.usage.output_tokens)):
+        for kind, tokens in (
+            ("input", call.usage.input_tokens),
+            ("output", call.usage.output_tokens),
+        ):
             if tokens is not None:
                 self._tally(("gen_ai.token.type", kind, *by), TOKENS, tokens)
         if not in_batch:
-            self._tally(("error.type", call.error.type.value if call.error else "", *by), SECONDS, call.duration)
+            self._tally(
+                ("error.type", call.error.type.value if call.error else "", *by),
+                SECONDS,
+                call.duration,
+            )
 
     def _tally(self, key: tuple[Any, ...], bounds: Sequence[float], value: float) -> None:
         found = self._tallies.get(key)
@@ -132,20 +175,37 @@ class Traces:
         found[3 + bisect_left(bounds, value)] += 1
 
     async def ended(self, row: ActiveRow) -> None:
-        """A row came to its end, or to where it waits: it is walked again then, so without a call nothing is sent."""
-        notes, failed, waits = row.notes, row.failed if not row.dropped else None, row.stays_open
+        """A row came to its end, or to where it waits: it is walked again then, so without a call
+        nothing is sent."""
+        notes = row.notes
+        failed = row.failed if not row.dropped else None
+        waits = row.stays_open
         if notes is None or self._spans is None or (waits and not notes.calls):
             return
-        if (waits or failed is None) and share_of("trace", "", row.new.row.id) >= self.plan.rules.otel_sample:
+        if (waits or failed is None) and share_of(
+            "trace", "", row.new.row.id
+        ) >= self.plan.rules.otel_sample:
             return
         if row.ready:
             prints = {fingerprint for _, _, fingerprint in row.ready}
             found = await attempts_of_row(self._database, row.new.key)
             notes.calls += [
-                _in_batch(one) for one in found if one.fingerprint in prints and one.started_at < notes.begun
+                _in_batch(one)
+                for one in found
+                if one.fingerprint in prints and one.started_at < notes.begun
             ]
-        went = "dropped" if row.dropped else "done" if row.reached or row.lists else "skipped"
-        outcome = "waiting" if waits else "failed" if failed else went
+        if row.dropped:
+            went = "dropped"
+        elif row.reached or row.lists:
+            went = "done"
+        else:
+            went = "skipped"
+        if waits:
+            outcome = "waiting"
+        elif failed:
+            outcome = "failed"
+        else:
+            outcome = went
         self._put(row_spans(self, row, notes, outcome, failed[1] if failed else None, self._wall()))
 
     def span(
@@ -153,13 +213,24 @@ class Traces:
         above: SpanContext | None = None,
     ) -> ReadableSpan:  # fmt: skip
         """A span that is whole; the first one of a row is linked to its invocation."""
-        links = () if above or context is self.invocation else (Link(self.invocation),)
+        links: tuple[Link, ...]
+        if above or context is self.invocation:
+            links = ()
+        else:
+            links = (Link(self.invocation),)
         return ReadableSpan(
-            name, context, above, self._resource, _said(attributes), links=links,
+            name,
+            context,
+            above,
+            self._resource,
+            _said(attributes),
+            links=links,
             kind=SpanKind.CLIENT if "gen_ai.request.model" in attributes else SpanKind.INTERNAL,
             status=_FAILED if attributes.get("error.type") else _UNSET,
-            start_time=int(start * 1e9), end_time=int(max(start, end) * 1e9), instrumentation_scope=_SCOPE,
-        )  # fmt: skip
+            start_time=int(start * 1e9),
+            end_time=int(max(start, end) * 1e9),
+            instrumentation_scope=_SCOPE,
+        )
 
     def _put(self, spans: list[ReadableSpan]) -> None:
         if len(self._queue) < MOST_ROWS:
@@ -169,8 +240,12 @@ class Traces:
 
     async def close(self) -> None:
         """Sends what is left, for as long as the end of a run may wait."""
-        counts = {"agac.rows.done": self._totals.rows_done, "agac.rows.failed": self._totals.rows_failed}
-        name, about = f"invoke_workflow {self.plan.workflow}", {"gen_ai.operation.name": "invoke_workflow", **counts}
+        counts = {
+            "agac.rows.done": self._totals.rows_done,
+            "agac.rows.failed": self._totals.rows_failed,
+        }
+        name = f"invoke_workflow {self.plan.workflow}"
+        about = {"gen_ai.operation.name": "invoke_workflow", **counts}
         if self._spans is not None:
             self._put([self.span(name, self.invocation, self._began, self._wall(), about)])
         self._closing.set()
@@ -200,7 +275,10 @@ class Traces:
     def _lost(self, why: str) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning("traces and metrics cannot all be sent: %s; the run goes on without them", self.clean(why))
+            _log.warning(
+                "traces and metrics cannot all be sent: %s; the run goes on without them",
+                self.clean(why),
+            )
 
     def _send(self, *, at_end: bool) -> None:
         sent = True
@@ -217,39 +295,77 @@ class Traces:
 
     def _measured(self) -> data.MetricsData:
         """All metrics as they stand, counted from the beginning of the invocation."""
-        totals, times, metrics = self._totals, (int(self._began * 1e9), time.time_ns()), list[data.Metric]()
+        totals = self._totals
+        times = (int(self._began * 1e9), time.time_ns())
+        metrics = list[data.Metric]()
         base: Attributes = {"agac.workflow": self.plan.workflow}
 
-        def add(name: str, unit: str, values: Iterable[tuple[Attributes, float]], *, counts: bool = True) -> None:
+        def add(
+            name: str, unit: str, values: Iterable[tuple[Attributes, float]], *, counts: bool = True
+        ) -> None:
             found = [data.NumberDataPoint(base | about, *times, value) for about, value in values]
-            metrics.append(data.Metric(name, "", unit, data.Sum(found, _CUMULATIVE, is_monotonic=counts)))
+            metrics.append(
+                data.Metric(name, "", unit, data.Sum(found, _CUMULATIVE, is_monotonic=counts))
+            )
 
-        rows = {"done": totals.rows_done, "failed": totals.rows_failed, "skipped": totals.rows_skipped,
-                "dropped": totals.rows_dropped + totals.rows_filtered, "unchanged": totals.unchanged}  # fmt: skip
+        rows = {
+            "done": totals.rows_done,
+            "failed": totals.rows_failed,
+            "skipped": totals.rows_skipped,
+            "dropped": totals.rows_dropped + totals.rows_filtered,
+            "unchanged": totals.unchanged,
+        }
         stages = list(totals.stages.items())
-        add("agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False)
-        add("agac.cost", "USD", (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages))
-        add("agac.lane.wait", "s", (({"agac.lane": n}, lane.waited) for n, lane in self.lanes.items()))
+        add(
+            "agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False
+        )
+        add(
+            "agac.cost",
+            "USD",
+            (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages),
+        )
+        add(
+            "agac.lane.wait",
+            "s",
+            (({"agac.lane": n}, lane.waited) for n, lane in self.lanes.items()),
+        )
         for name, unit, label, bounds in (
             ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),
             ("gen_ai.client.operation.duration", "s", "error.type", SECONDS),
         ):
             found = [
                 data.HistogramDataPoint(
-                    _said(base | {label: kind} | _model(*by)), *times, int(sum(counts)), total, [*map(int, counts)],
-                    bounds, low, high,
+                    _said(base | {label: kind} | _model(*by)),
+                    *times,
+                    int(sum(counts)),
+                    total,
+                    [*map(int, counts)],
+                    bounds,
+                    low,
+                    high,
                 )
-                for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items()) if of == label
-            ]  # fmt: skip
+                for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items())
+                if of == label
+            ]
             metrics.append(data.Metric(name, "", unit, data.Histogram(found, _CUMULATIVE)))
-        return data.MetricsData([data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")])
+        return data.MetricsData(
+            [data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")]
+        )
 
 
 def row_spans(
-    traces: Traces, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None, now: float
+    traces: Traces,
+    row: ActiveRow,
+    notes: RowNotes,
+    outcome: str,
+    error: RowError | None,
+    now: float,
 ) -> list[ReadableSpan]:
-    """A row's spans: itself, stages, calls of models and tools; a child agent's are in its tool call."""
-    stages, texts, calls = traces.plan.stages, traces.plan.rules.otel_prompts, notes.calls
+    """A row's spans: itself, stages, calls of models and tools; a child agent's are in its tool
+    call."""
+    stages = traces.plan.stages
+    texts = traces.plan.rules.otel_prompts
+    calls = notes.calls
     ends = {one.stage: one for one in notes.ends if not one.replica}
     nodes: list[list[Any]] = []
 
@@ -259,54 +375,105 @@ def row_spans(
     def text(said: str | None) -> str:
         return shown(said)[:MOST_CHARACTERS] if said and texts else ""
 
-    def add(above: int, name: str, start: float, end: float, about: Attributes, error: RowError | None = None) -> int:
-        failed = {"error.type": error.type.value, "agac.error.message": text(error.message)} if error else {}
+    def add(
+        above: int,
+        name: str,
+        start: float,
+        end: float,
+        about: Attributes,
+        error: RowError | None = None,
+    ) -> int:
+        if error:
+            failed = {"error.type": error.type.value, "agac.error.message": text(error.message)}
+        else:
+            failed = {}
         nodes.append([above, name, start, end, about | failed])
         return len(nodes) - 1
 
     @cache
     def stage(index: int) -> int:
-        end, name = ends.get(index), stages[index].name
-        start, about = notes.begins.get(index, end.at if end else inf), {"agac.stage": name}
+        end = ends.get(index)
+        name = stages[index].name
+        start = notes.begins.get(index, end.at if end else inf)
+        about = {"agac.stage": name}
         if end is not None:
-            about |= {"agac.outcome": end.outcome.value, "agac.how": end.result.how if end.result else ""}
-        return add(0, f"stage {name}", start, end.at if end else 0.0, about, error=end.error if end else None)
+            about |= {
+                "agac.outcome": end.outcome.value,
+                "agac.how": end.result.how if end.result else "",
+            }
+        return add(
+            0,
+            f"stage {name}",
+            start,
+            end.at if end else 0.0,
+            about,
+            error=end.error if end else None,
+        )
 
     def above_of(fingerprint: bytes, index: int) -> int:
         caller = notes.callers.get(fingerprint)
-        return tool(caller) if caller is not None and caller in notes.tools else stage(index)
+        if caller is not None and caller in notes.tools:
+            return tool(caller)
+        return stage(index)
 
     @cache
     def tool(key: ToolKey) -> int:
         one = notes.tools[key]
         about = {
-            "gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": shown(one.name),
-            "gen_ai.tool.call.id": shown(one.call_id), "agac.tool.state": one.state, "agac.tool.served": one.how,
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": shown(one.name),
+            "gen_ai.tool.call.id": shown(one.call_id),
+            "agac.tool.state": one.state,
+            "agac.tool.served": one.how,
             "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
-            "gen_ai.tool.call.arguments": text(one.arguments), "gen_ai.tool.call.result": text(one.result),
-        }  # fmt: skip
+            "gen_ai.tool.call.arguments": text(one.arguments),
+            "gen_ai.tool.call.result": text(one.result),
+        }
         end = one.started_at + (one.duration or 0.0)
-        return add(above_of(one.fingerprint, one.stage), f"execute_tool {shown(one.name)}", one.started_at, end, about)
+        return add(
+            above_of(one.fingerprint, one.stage),
+            f"execute_tool {shown(one.name)}",
+            one.started_at,
+            end,
+            about,
+        )
 
     made_by = None if row.new.origin is None else stages[row.new.origin].name
     number = row.new.row.ordinal or None
-    about = {"agac.row.id": shown(str(row.new.row.id)), "agac.row.number": number, "agac.outcome": outcome}
+    about = {
+        "agac.row.id": shown(str(row.new.row.id)),
+        "agac.row.number": number,
+        "agac.outcome": outcome,
+    }
     about |= {"agac.row.made_by": made_by}
     add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error)
     for index in ends:
         stage(index)
     for one in calls:
         about = _of_call(one)
-        about |= {f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()}
-        start, above = one.call.started_at, above_of(one.fingerprint, one.stage)
-        add(above, f"chat {one.asked}", start, start + one.call.duration, about, error=one.call.error)
+        about |= {
+            f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()
+        }
+        start = one.call.started_at
+        above = above_of(one.fingerprint, one.stage)
+        add(
+            above,
+            f"chat {one.asked}",
+            start,
+            start + one.call.duration,
+            about,
+            error=one.call.error,
+        )
     for key in notes.tools:
         tool(key)
     return _nested(traces, nodes, *notes.ids)
 
 
-def _nested(traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int) -> list[ReadableSpan]:
-    """Spans of nodes, each of which has the place of the one above it: that lasts as long as all that is in it."""
+def _nested(
+    traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int
+) -> list[ReadableSpan]:
+    """Spans of nodes, each of which has the place of the one above it: that lasts as long as all
+    that is in it."""
     for above, _, start, end, *_ in reversed(nodes[1:]):
         nodes[above][2:4] = min(nodes[above][2], start), max(nodes[above][3], end)
     own = [_context(trace, first ^ number) for number in range(len(nodes))]
@@ -317,19 +484,26 @@ def _nested(traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int) 
 
 
 def _of_call(one: TracedCall) -> Attributes:
-    """What is said of a call; what is as it mostly is says nothing: each attribute takes time to encode."""
+    """What is said of a call; what is as it mostly is says nothing: each attribute takes time to
+    encode."""
     call, usage = one.call, one.call.usage
-    return _model(call.endpoint.provider, one.asked, call.endpoint.model, call.endpoint.simulated) | {
+    return _model(
+        call.endpoint.provider, one.asked, call.endpoint.model, call.endpoint.simulated
+    ) | {
         "gen_ai.response.finish_reasons": (one.finish,) if one.finish else None,
         "gen_ai.response.time_to_first_chunk": call.ttft,
-        "gen_ai.usage.input_tokens": usage.input_tokens, "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-        "http.response.status_code": call.status if call.error else None, "agac.cost": call.cost,
-        "agac.attempt": call.number if call.number > 1 else None, "agac.replica": one.replica or None,
-        "agac.purpose": call.purpose if call.purpose != "ask" else None, "agac.service_tier": call.service_tier,
-    }  # fmt: skip
+        "http.response.status_code": call.status if call.error else None,
+        "agac.cost": call.cost,
+        "agac.attempt": call.number if call.number > 1 else None,
+        "agac.replica": one.replica or None,
+        "agac.purpose": call.purpose if call.purpose != "ask" else None,
+        "agac.service_tier": call.service_tier,
+    }
 
 
 def _messages(given: Iterable[Message], text: Callable[[str], str]) -> str:
@@ -337,16 +511,26 @@ def _messages(given: Iterable[Message], text: Callable[[str], str]) -> str:
     found = list[Attributes]()
     for one in given:
         parts: list[Attributes] = [{"type": "text", "content": text(one.text)}] if one.text else []
-        calls, results = getattr(one, "calls", ()), getattr(one, "results", ())
-        parts += ({"type": "tool_call", "id": c.id, "name": c.name, "arguments": text(c.arguments)} for c in calls)
-        parts += ({"type": "tool_call_response", "id": r.call_id, "response": text(r.text)} for r in results)
+        calls = getattr(one, "calls", ())
+        results = getattr(one, "results", ())
+        parts += (
+            {"type": "tool_call", "id": c.id, "name": c.name, "arguments": text(c.arguments)}
+            for c in calls
+        )
+        parts += (
+            {"type": "tool_call_response", "id": r.call_id, "response": text(r.text)}
+            for r in results
+        )
         found.append({"role": one.role, "parts": parts})
     return json.dumps(found, ensure_ascii=False) if found else ""
 
 
 def _in_batch(one: AttemptRecord) -> TracedCall:
     """A line of a batch as the call that it was."""
-    error = RowError(ErrorType(one.error_type), one.error_message or "") if one.error_type else None
+    if one.error_type:
+        error = RowError(ErrorType(one.error_type), one.error_message or "")
+    else:
+        error = None
     endpoint = Endpoint(one.provider, one.base_url, one.model, one.simulated)
     usage = Usage(one.input_tokens, one.output_tokens, one.cached_tokens, one.reasoning_tokens)
     took = one.started_at, one.duration, one.status, error, one.ambiguous, usage, one.cost

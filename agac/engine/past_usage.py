@@ -1,5 +1,5 @@
-"""What earlier runs of a workflow tell of the calls of its stages: tokens, how long calls took, how many characters a
-token has."""
+"""What earlier runs of a workflow tell of the calls of its stages: tokens, how long calls took,
+how many characters a token has."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from agac.store.history import Timings, timings
 from agac.store.records import FIRST, TURN
 from agac.store.runs import Count, KeptEstimate
 
-HISTORY_RUNS = 5  # the newest ones, which are looked at for one to compare with and for what calls took
+HISTORY_RUNS = (
+    5  # the newest ones, which are looked at for one to compare with and for what calls took
+)
 
 
 class StageUsage(NamedTuple):
-    """Means of a stage's calls: tokens in and out, the share from a cache, calls a task. `tasks` have ended."""
+    """Means of a stage's calls: tokens in and out, the share from a cache, calls a task. `tasks`
+    have ended."""
 
     given: float
     made: float
@@ -40,25 +43,32 @@ class PastRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PastUsage:
-    """Of the newest runs of a workflow, the last one first. `tokens`: characters a token of a lane, in the mean.
-    Nothing of it needs a look at every row."""
+    """Of the newest runs of a workflow, the last one first. `tokens`: characters a token of a
+    lane, in the mean. Nothing of it needs a look at every row."""
 
     runs: Sequence[PastRun] = ()
     tokens: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    async def read(database: Database | None, workflow: str, stages: Iterable[PlannedStage]) -> PastUsage:
+    async def read(
+        database: Database | None, workflow: str, stages: Iterable[PlannedStage]
+    ) -> PastUsage:
         """What the store knows; nothing without one."""
         if database is None:
             return PastUsage()
         numbers = (await store.run_ids(database, workflow))[:HISTORY_RUNS]
         runs = [
-            PastRun(await store.counters(database, n), await store.estimates(database, n), await timings(database, n))
+            PastRun(
+                await store.counters(database, n),
+                await store.estimates(database, n),
+                await timings(database, n),
+            )
             for n in numbers
         ]
         tokens = dict[str, float]()
         for lane in {stage.lane for stage in stages}:
-            if lengths := [known for known in await store.lane_lengths(database, lane) if known[1]]:
+            lengths = [known for known in await store.lane_lengths(database, lane) if known[1]]
+            if lengths:
                 tokens[lane] = fmean(characters / given for characters, given in lengths)
         return PastUsage(runs, tokens)
 
@@ -72,10 +82,14 @@ class PastUsage:
 
     def longer(self, stage: PlannedStage, characters: float | None) -> float | None:
         """How many times as long as before the stage's requests are; None: not known."""
-        kept = [one for run in self.runs if (one := run.kept.get(stage.name)) and one.lane == stage.lane]
+        kept = [
+            one for run in self.runs if (one := run.kept.get(stage.name)) and one.lane == stage.lane
+        ]
         tasks = sum(one.tasks for one in kept if one.characters)
         before = sum((one.characters or 0.0) * one.tasks for one in kept)
-        return characters * tasks / before if characters and before else None
+        if characters and before:
+            return characters * tasks / before
+        return None
 
     def part(self, stage: str, *outcomes: Outcome) -> float | None:
         """The part of the stage's tasks that ended so; None: none has ended."""
@@ -83,14 +97,25 @@ class PastUsage:
         for count in self.counts(stage):
             if count.outcome in ends:
                 ends[Outcome(count.outcome)] += count.tasks
-        return sum(ends[one] for one in outcomes) / sum(ends.values()) if any(ends.values()) else None
+        if any(ends.values()):
+            return sum(ends[one] for one in outcomes) / sum(ends.values())
+        return None
 
     def seconds(self, stage: PlannedStage) -> float | None:
-        """How long a call of the stage took, half of them no longer; else one of its lane; None: none was made."""
-        lane = {stage.name} | {c.stage for run in self.runs for c in run.counts if c.model == stage.lane}
+        """How long a call of the stage took, half of them no longer; else one of its lane; None:
+        none was made."""
+        lane = {stage.name} | {
+            c.stage for run in self.runs for c in run.counts if c.model == stage.lane
+        }
         for names in ({stage.name}, lane):
-            found = merged(h for run in self.runs for (s, m), h in run.times.items() if s in names and m == "duration")
-            if (middle := quantile(found, 0.5)) is not None:
+            found = merged(
+                h
+                for run in self.runs
+                for (s, m), h in run.times.items()
+                if s in names and m == "duration"
+            )
+            middle = quantile(found, 0.5)
+            if middle is not None:
                 return middle
         return None
 
@@ -100,20 +125,30 @@ def usage_of(counts: Iterable[Count], stage: PlannedStage) -> StageUsage | None:
     own = [c for c in counts if c.stage == stage.name]
     calls_made = (c for c in own if c.outcome == "call" and c.output_tokens)
     lane = stage.lane
-    answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]  # by a more exact name
+    # by a more exact name
+    answered = [c for c in calls_made if c.model == lane or c.model.startswith(f"{lane}-")]
     calls = sum(c.tasks for c in answered)
     if not calls:
         return None
-    # answers that held, in all their number: the tasks that stand as done are fewer where rows changed since
+    # answers that held, in all their number: the tasks that stand as done are fewer where rows
+    # changed since
     held = sum(c.tasks for c in answered if not c.error_type)
     ended = held + sum(c.tasks for c in own if c.outcome == "failed") or calls
-    if begun := sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model):
+    begun = sum(c.tasks for c in own if c.outcome == TURN and c.error_type == FIRST and not c.model)
+    if begun:
         if not any(c.tasks for c in own if c.outcome in ("done", "failed")):
             return None  # none of them has ended
         ended = begun  # of a conversation each turn is a call that holds
     given, made, cached = (
-        sum(getattr(c, f"{kind}_tokens") for c in answered) for kind in ("input", "output", "cached")
+        sum(getattr(c, f"{kind}_tokens") for c in answered)
+        for kind in ("input", "output", "cached")
     )
     # where others have a price, a call without one is a call whose tokens were not counted
     counted = sum(c.tasks - c.unpriced if c.cost else c.tasks for c in answered)
-    return StageUsage(given / counted, made / counted, max(calls / ended, 1.0), cached / given if given else 0.0, ended)
+    return StageUsage(
+        given / counted,
+        made / counted,
+        max(calls / ended, 1.0),
+        cached / given if given else 0.0,
+        ended,
+    )

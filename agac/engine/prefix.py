@@ -1,4 +1,5 @@
-"""What all requests of a stage begin with: who warms a cache with it, and how much of it was found there."""
+"""What all requests of a stage begin with: who warms a cache with it, and how much of it was found
+there."""
 
 from __future__ import annotations
 
@@ -24,27 +25,32 @@ from agac.providers.backend import engine_counts
 from agac.providers.prices import BATCH, cost, dearest_price
 
 FEW_ROWS = 3
-"""Rows from which a call that goes alone pays on an engine of one's own, which computes what is not in its cache for
-all of the others beside each other. Where a cache is paid for, it is twice as many as go at a time."""
+"""Rows from which a call that goes alone pays on an engine of one's own, which computes what is
+not in its cache for all of the others beside each other. Where a cache is paid for, it is twice as
+many as go at a time."""
 
 KEY_CALLS = 12
 """Calls a minute with one key of OpenAI's cache: of more, about 15, some go to machines without it
 (developers.openai.com/api/docs/guides/prompt-caching, read November 2026)."""
 
 PRIMED_AFTER = 100
-"""Requests of a stage that go into batches as they are; what more of them save is worth the wait for a primer."""
+"""Requests of a stage that go into batches as they are; what more of them save is worth the wait
+for a primer."""
 
 PATIENCE = 20.0
-"""Seconds after which the prefix is taken to be in the cache although its first call, which is not streamed, still
-writes its answer."""
+"""Seconds after which the prefix is taken to be in the cache although its first call, which is not
+streamed, still writes its answer."""
 
 
 class PrefixGate:
-    """Lets the first call with a prefix go alone. With its first token the prefix is in the cache, and all others go;
-    one that fails makes way for the next. `first` is what those took that went alone."""
+    """Lets the first call with a prefix go alone. With its first token the prefix is in the cache,
+    and all others go; one that fails makes way for the next. `first` is what those took that went
+    alone."""
 
     def __init__(self) -> None:
-        self.warm, self.first, self._alone = False, list[Usage](), CallLimit(1)
+        self.warm = False
+        self.first = list[Usage]()
+        self._alone = CallLimit(1)
         self._late: asyncio.TimerHandle | None = None
 
     async def enter(self) -> bool:
@@ -72,7 +78,8 @@ class PrefixGate:
 
 @dataclass(slots=True)
 class Prefix:
-    """The prefix of a stage's requests to one model, named `mark`. `keys` of a cache have gates; None: no wait."""
+    """The prefix of a stage's requests to one model, named `mark`. `keys` of a cache have gates;
+    None: no wait."""
 
     mark: str
     keys: list[tuple[SharedPrefix, PrefixGate | None]]
@@ -86,44 +93,68 @@ class Prefix:
 
 
 def _least(stage: PlannedStage, model: PlannedModel) -> int | None:
-    """Tokens that all requests have to begin with to be kept in a cache; None: they are not to be."""
+    """Tokens that all requests have to begin with to be kept in a cache; None: they are not to
+    be."""
     is_same = stage.warm_prefix and not any(one.content.placeholders for one in stage.examples)
     is_same = is_same and stage.runtime is None
-    return model.provider.least_cached(model.model) if is_same else None
+    if is_same:
+        return model.provider.least_cached(model.model)
+    return None
 
 
 def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | None:
     """The prefix that is worth asking a cache for; None: it is too short, or there is none."""
-    if (least := _least(stage, model)) is None:
+    least = _least(stage, model)
+    if least is None:
         return None
-    first, agent, cache = opening(stage, {}), agent_body(stage), model.provider.cache
-    head = stage.prompt.pieces[0] if cache == "automatic" else ""  # of the same bytes too, and nothing marks its end
+    first = opening(stage, {})
+    agent = agent_body(stage)
+    cache = model.provider.cache
+    # of the same bytes too, and nothing marks its end
+    head = stage.prompt.pieces[0] if cache == "automatic" else ""
     texts = [*(one.text for one in first), str(agent["tools"]) if agent else "", head]
     if sum(map(len, texts)) < least * CHARACTERS_A_TOKEN:
         return None
-    limits, most = model.provider.limits, work.plan.concurrency
+    limits = model.provider.limits
+    most = work.plan.concurrency
     slots = min(limits.concurrency or most, stage.concurrency or most)
     rows = FEW_ROWS if model.provider.engine else 2 * slots
     alone = slots > 1 and stage.run_mode == "sync" and _has_rows(work, rows)
     if not alone and slots > 1 and agent is None and cache == "anthropic":
         return None  # all would pay for writing what none reads
     mark = prefix_mark(model.lane, first, agent, stage.schema)
-    shards = math.ceil(limits.rpm / KEY_CALLS) if limits.rpm and cache == "openai" else 1
-    keys = (SharedPrefix(len(first), f"agac:{mark}" + (f":{shard}" if shards > 1 else "")) for shard in range(shards))
+    if limits.rpm and cache == "openai":
+        shards = math.ceil(limits.rpm / KEY_CALLS)
+    else:
+        shards = 1
+    keys = (
+        SharedPrefix(len(first), f"agac:{mark}" + (f":{shard}" if shards > 1 else ""))
+        for shard in range(shards)
+    )
     return Prefix(mark, [(key, PrefixGate() if alone else None) for key in keys])
 
 
-def planned_primer(stage: PlannedStage, model: PlannedModel, requests: int = PRIMED_AFTER + 3) -> PlannedPrimer | None:
+def planned_primer(
+    stage: PlannedStage, model: PlannedModel, requests: int = PRIMED_AFTER + 3
+) -> PlannedPrimer | None:
     """What a primer is worth to so many requests; None: nothing, or the price is not known."""
-    least, kind = _least(stage, model), (stage.run_mode, stage.agent_spec, model.provider.cache, stage.batch.deadline)
+    least = _least(stage, model)
+    kind = (stage.run_mode, stage.agent_spec, model.provider.cache, stage.batch.deadline)
     if least is None or kind != ("batch", None, "anthropic", None):
         return None
     tokens = sum(len(one.text) for one in opening(stage, {})) // CHARACTERS_A_TOKEN
-    usages = Usage(tokens, 0), Usage(tokens, 0, tokens), Usage(tokens, 0, 0, None, tokens, None, tokens)
-    price, primed = dearest_price(model.provider, model.model, BATCH), requests - PRIMED_AFTER
+    usages = (
+        Usage(tokens, 0),
+        Usage(tokens, 0, tokens),
+        Usage(tokens, 0, 0, None, tokens, None, tokens),
+    )
+    price = dearest_price(model.provider, model.model, BATCH)
+    primed = requests - PRIMED_AFTER
     plain, read, written = (cost(usage, price) or 0.0 for usage in usages)
     saved = primed * plain - written - (primed - 1) * read
-    return PlannedPrimer(tokens, saved, primed * (written - plain)) if tokens >= least and saved > 0 else None
+    if tokens >= least and saved > 0:
+        return PlannedPrimer(tokens, saved, primed * (written - plain))
+    return None
 
 
 def _has_rows(work: Work, least: int) -> bool:
@@ -135,24 +166,51 @@ def _has_rows(work: Work, least: int) -> bool:
 
 
 async def engine_tokens(work: Work) -> Mapping[str, tuple[float, float] | None]:
-    """What engines of the user's own count that a plan's models are asked at (`engine_counts`), by address."""
-    asked = (one.provider for stage in work.plan.asking for one in stage.models if one.provider.engine)
+    """What engines of the user's own count that a plan's models are asked at (`engine_counts`), by
+    address."""
+    asked = (
+        one.provider for stage in work.plan.asking for one in stage.models if one.provider.engine
+    )
     rows = {one.base_url: one for one in asked}
-    return {address: await engine_counts(row, work.env, work.redactor) for address, row in rows.items()}
+    return {
+        address: await engine_counts(row, work.env, work.redactor) for address, row in rows.items()
+    }
 
 
 def serving_facts(
-    prefixes: Mapping[str, Prefix], slots: int, totals: Totals, engines: Iterable[tuple[str, Any, Any]]
+    prefixes: Mapping[str, Prefix],
+    slots: int,
+    totals: Totals,
+    engines: Iterable[tuple[str, Any, Any]],
 ) -> dict[str, Any]:
-    """How well caches and slots were used in an invocation, as its record keeps it: pairs that can be added up, of
-    prompt tokens and those that were cached, and of seconds. `engines`: before and after."""
-    first = [took for one in prefixes.values() for _, gate in one.keys if gate is not None for took in gate.first]
-    pairs = [(took.input_tokens or 0, took.cached_tokens) for took in first if took.cached_tokens is not None]
-    counted = {address: [b - a for a, b in zip(*pair, strict=True)] for address, *pair in engines if None not in pair}
+    """How well caches and slots were used in an invocation, as its record keeps it: pairs that can
+    be added up, of prompt tokens and those that were cached, and of seconds. `engines`: before and
+    after."""
+    first = [
+        took
+        for one in prefixes.values()
+        for _, gate in one.keys
+        if gate is not None
+        for took in gate.first
+    ]
+    pairs = [
+        (took.input_tokens or 0, took.cached_tokens)
+        for took in first
+        if took.cached_tokens is not None
+    ]
+    counted = {
+        address: [b - a for a, b in zip(*pair, strict=True)]
+        for address, *pair in engines
+        if None not in pair
+    }
     return {
-        "known": [totals.known_prompt, totals.known_cached], "first_calls": len(first),
-        "first": [sum(one) for one in zip((0, 0), *pairs, strict=True)], "slots": slots,
+        "known": [totals.known_prompt, totals.known_cached],
+        "first_calls": len(first),
+        "first": [sum(one) for one in zip((0, 0), *pairs, strict=True)],
+        "slots": slots,
         "seconds": [round(slots * (totals.last_at - totals.first_at), 3), round(totals.busy, 3)],
-        "engines": {address: pair for address, pair in counted.items() if min(pair) >= 0},  # else it began anew
+        "engines": {
+            address: pair for address, pair in counted.items() if min(pair) >= 0
+        },  # else it began anew
         "prefixes": {stage: one.mark for stage, one in prefixes.items()},
-    }  # fmt: skip
+    }

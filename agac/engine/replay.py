@@ -1,5 +1,6 @@
-"""What a stored row came to, read back: what each stage saw of it, what became of it there, the requests that were sent
-for it, and the rows that are written. Used by inspect and why, by outputs, and wherever a run takes up stored rows."""
+"""What a stored row came to, read back: what each stage saw of it, what became of it there, the
+requests that were sent for it, and the rows that are written. Used by inspect and why, by outputs,
+and wherever a run takes up stored rows."""
 
 from __future__ import annotations
 
@@ -30,17 +31,25 @@ from agac.store.runs import run_record
 
 
 class RowViews:
-    """Puts row views together, for rows that came to their end, and for those made of them. Of results those are read
-    that some stage can see, and the `wanted` ones. `given` are the run's variables."""
+    """Puts row views together, for rows that came to their end, and for those made of them. Of
+    results those are read that some stage can see, and the `wanted` ones. `given` are the run's
+    variables."""
 
     def __init__(
-        self, stages: Sequence[Stage], given: Mapping[str, JSONValue], database: Database, wanted: Collection[str] = ()
+        self,
+        stages: Sequence[Stage],
+        given: Mapping[str, JSONValue],
+        database: Database,
+        wanted: Collection[str] = (),
     ) -> None:
-        self._stages, self._vars, self._db = stages, dict(given), database
+        self._stages = stages
+        self._vars = dict(given)
+        self._db = database
         self._followed = followed(stages).union(wanted)
 
     async def ended(self, keys: Sequence[int]) -> dict[int, RowView]:
-        """What is seen of these rows after all of their stages, by key; of one that failed as far as it came."""
+        """What is seen of these rows after all of their stages, by key; of one that failed as far
+        as it came."""
         rows = await store.rows_of_keys(self._db, keys)
         above = {row.parent_key for row in rows.values() if row.parent_key is not None}
         parents = await self.ended(sorted(above)) if above else {}
@@ -56,7 +65,8 @@ class RowViews:
         return found
 
     def begun(self, data: str, origin: int | None, parent: RowView | None) -> RowView:
-        """What a row sees before its own stages: it was made at `origin` of one that saw `parent`; `data` is JSON."""
+        """What a row sees before its own stages: it was made at `origin` of one that saw `parent`;
+        `data` is JSON."""
         fields: dict[str, JSONValue] = json.loads(data) or {}
         if parent is None or origin is None:
             return RowView(fields, self._vars)
@@ -67,12 +77,22 @@ class GroupContents:
     """Reads what the calls of one stage are given. `member` is how it looks at its rows."""
 
     def __init__(self, database: Database, run: int, views: RowViews, member: MemberView) -> None:
-        self._db, self._run, self._views, self._member = database, run, views, member
+        self._db = database
+        self._run = run
+        self._views = views
+        self._member = member
 
     async def of_members(
-        self, group: int, *, low: int = store.FIRST, high: int = store.LAST, after: int = 0, rows: int | None = None
+        self,
+        group: int,
+        *,
+        low: int = store.FIRST,
+        high: int = store.LAST,
+        after: int = 0,
+        rows: int | None = None,
     ) -> list[str]:
-        """JSON texts of a group's members with hashes `low` to `high`, by id: `rows` after the first `after`."""
+        """JSON texts of a group's members with hashes `low` to `high`, by id: `rows` after the
+        first `after`."""
         found: list[tuple[IdOrder, str]] = []
         async for page in self.pages(group, low=low, high=high):
             page, after = page[after:], max(after - len(page), 0)
@@ -87,29 +107,46 @@ class GroupContents:
     async def texts(self, members: Sequence[store.MemberRow]) -> list[str]:
         """What stands for each of these members in a call; "" for one that failed."""
         views = await self._views.ended([one.key for one in members if one.text is None])
-        return [self._member.text(views[one.key]) if one.text is None else one.text for one in members]
+        return [
+            self._member.text(views[one.key]) if one.text is None else one.text for one in members
+        ]
 
     async def pages(
-        self, group: int, *, low: int = store.FIRST, high: int = store.LAST, failed_too: bool = False
+        self,
+        group: int,
+        *,
+        low: int = store.FIRST,
+        high: int = store.LAST,
+        failed_too: bool = False,
     ) -> AsyncIterator[list[store.MemberRow]]:
-        """The members of a group, failed ones only where they are wanted, some hundred at a time, by their hashes."""
+        """The members of a group, failed ones only where they are wanted, some hundred at a time,
+        by their hashes."""
         at = (low, 0)
-        while page := await store.members(self._db, group, *at, high, failed_too, store.EXPORT_RANGE):
+        while page := await store.members(
+            self._db, group, *at, high, failed_too, store.EXPORT_RANGE
+        ):
             yield page
             at = (page[-1].sort, page[-1].key)
 
     async def of_part(self, group: int, data: str) -> list[str] | None:
-        """What a part of a group is made of, by its stored `data`: members, or lower parts; None: one has no result."""
+        """What a part of a group is made of, by its stored `data`: members, or lower parts; None:
+        one has no result."""
         body = json.loads(data)
         if body["parts"]:
             return await self.of_parts(body["parts"])
-        low, high = body["low"] + store.FIRST, body["high"] + store.FIRST
-        return await self.of_members(group, low=low, high=high, after=body["after"], rows=body["rows"])
+        low = body["low"] + store.FIRST
+        high = body["high"] + store.FIRST
+        return await self.of_members(
+            group, low=low, high=high, after=body["after"], rows=body["rows"]
+        )
 
     async def of_parts(self, ids: Sequence[str]) -> list[str] | None:
-        """What these parts came to, in their order: JSON texts; None where one of them has no result."""
+        """What these parts came to, in their order: JSON texts; None where one of them has no
+        result."""
         values = await store.part_values(self._db, self._run, self._member.index, ids)
-        return [values[one] for one in ids] if len(values) == len(ids) else None
+        if len(values) == len(ids):
+            return [values[one] for one in ids]
+        return None
 
     async def waits(self, ids: Sequence[str]) -> bool:
         """Whether one of these parts has no end yet: it waits for a batch."""
@@ -123,8 +160,9 @@ def array(texts: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class RowHistory:
-    """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and number, and those that
-    are in batches. `view` is the row as its first stage saw it: `learn` what became of each stage before the next."""
+    """A stored row and what a run did for it: its tasks by stage, those of replicas by stage and
+    number, and those that are in batches. `view` is the row as its first stage saw it: `learn`
+    what became of each stage before the next."""
 
     run: int
     stages: Sequence[RecordedStage]
@@ -139,7 +177,9 @@ class RowHistory:
     passed: set[str] = field(default_factory=set)
 
     @staticmethod
-    async def read(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> RowHistory:
+    async def read(
+        database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow
+    ) -> RowHistory:
         """The history of a row."""
         found = await tasks_of_row(database, row.key)
         tasks = {task.stage: task for task in found if not task.replica}
@@ -147,18 +187,26 @@ class RowHistory:
         in_batches = await batched_tasks(database, row.key)
         redos = await redos_of(database, (await run_record(database, run)).workflow)
         view = await _first_view(database, run, stages, row)
-        return RowHistory(run, stages, row, tasks, replicas, in_batches, view, redos, followed(stages))
+        return RowHistory(
+            run, stages, row, tasks, replicas, in_batches, view, redos, followed(stages)
+        )
 
     @property
     def own(self) -> frozenset[str]:
         """The names of the stages that the row goes through: of others upstream it was made."""
-        return frozenset(stage.name for stage in levels_of(self.stages).by_origin[self.row.origin].stages)
+        return frozenset(
+            stage.name for stage in levels_of(self.stages).by_origin[self.row.origin].stages
+        )
 
     @property
     def lists(self) -> list[str]:
         """The stages whose functions gave a list of rows in the place of this one."""
         gave = ((self.stages[index], task.value) for index, task in self.tasks.items())
-        return [one.name for one, text in gave if one.makes == "rows" and text and isinstance(json.loads(text), list)]
+        return [
+            one.name
+            for one, text in gave
+            if one.makes == "rows" and text and isinstance(json.loads(text), list)
+        ]
 
     def outcome(self, stage: RecordedStage) -> str | None:
         """What became of the row at a stage; None: nothing yet."""
@@ -166,20 +214,24 @@ class RowHistory:
         return task.outcome if task else None
 
     def stages_met(self) -> list[RecordedStage]:
-        """The stages that the row goes through, and those at which it turned out that nothing can be made of it. Where
-        a function gave a list, its rows go through those that follow, not this one; one that repeats an id, none."""
+        """The stages that the row goes through, and those at which it turned out that nothing can
+        be made of it. Where a function gave a list, its rows go through those that follow, not
+        this one; one that repeats an id, none."""
         if self.row.place is not None and self.row.place < 0 and self.row.origin is not None:
             return [self.stages[self.row.origin]]
         repeats = self.row.state == State.DROPPED or self.row.error_type == ErrorType.DUPLICATE_ID
-        own, lists = frozenset[str]() if repeats else self.own, set(self.lists)
+        own = frozenset[str]() if repeats else self.own
+        lists = set(self.lists)
         return [
             stage
             for stage in self.stages
-            if stage.index in self.tasks or (stage.name in own and not lists.intersection(stage.ancestors))
+            if stage.index in self.tasks
+            or (stage.name in own and not lists.intersection(stage.ancestors))
         ]
 
     def learn(self, stage: RecordedStage, task: TaskRecord | None) -> None:
-        """What became of a stage: `task` None when nothing did, or when what did is of an earlier row."""
+        """What became of a stage: `task` None when nothing did, or when what did is of an earlier
+        row."""
         if task is not None and task.outcome in (Outcome.SKIPPED, Outcome.DONE, Outcome.REUSED):
             self.passed.add(stage.name)
             result = StageResult(task.value, task.outcome == Outcome.SKIPPED)
@@ -204,19 +256,28 @@ class RowHistory:
             return task.fingerprint if task else None
         if not stage.is_kept:
             return None
-        return local_fingerprint(definition_hash(stage.operation.body()), self.view.function_input(stage))
+        return local_fingerprint(
+            definition_hash(stage.operation.body()), self.view.function_input(stage)
+        )
 
 
-async def _first_view(database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow) -> RowView:
+async def _first_view(
+    database: Database, run: int, stages: Sequence[RecordedStage], row: StoredRow
+) -> RowView:
     views = RowViews(stages, stages[0].variables, database)
     if row.origin is None:
         return views.begun(row.data, None, None)
     maker = stages[row.origin]
     if maker.group is None:
         assert row.parent_key is not None
-        return views.begun(row.data, row.origin, (await views.ended([row.parent_key]))[row.parent_key])
-    contents = GroupContents(database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages}))
-    group, size = row, store.GroupSize(0, 0, 0)
+        return views.begun(
+            row.data, row.origin, (await views.ended([row.parent_key]))[row.parent_key]
+        )
+    contents = GroupContents(
+        database, run, views, MemberView.of(maker, {stage.name: stage for stage in stages})
+    )
+    group = row
+    size = store.GroupSize(0, 0, 0)
     if row.parent_key is not None:
         (group,) = await rows_above(database, row)
         texts = await contents.of_part(group.key, row.data)
@@ -226,9 +287,15 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
         if maker.group.fits(size.rows, size.tokens):
             texts = await contents.of_members(row.key)
         else:  # its parts that are parts of no other one, in the order of what they hold
-            bodies = {str(part.id): json.loads(part.data) for part in await parts_of(database, row.key)}
+            bodies = {
+                str(part.id): json.loads(part.data) for part in await parts_of(database, row.key)
+            }
             below = {name for body in bodies.values() for name in body["parts"]}
-            highest = [(body["low"], body["after"], name) for name, body in bodies.items() if name not in below]
+            highest = [
+                (body["low"], body["after"], name)
+                for name, body in bodies.items()
+                if name not in below
+            ]
             texts = await contents.of_parts([name for _, _, name in sorted(highest)])
     view = views.begun(group.data, None, None)
     view.own |= {ROWS_COUNT: size.rows, ROWS_FAILED: size.failed}
@@ -240,7 +307,8 @@ async def _first_view(database: Database, run: int, stages: Sequence[RecordedSta
 async def sources_of_rows(
     database: Database, stages: Sequence[Stage], keys: Sequence[int]
 ) -> dict[int, SourcesByStage]:
-    """The sources of these rows' own answers, by the keys of the rows and the names of the stages."""
+    """The sources of these rows' own answers, by the keys of the rows and the names of the
+    stages."""
     found: dict[int, SourcesByStage] = {}
     for key, stage, text in await store.rows_sources(database, keys):
         found.setdefault(key, {})[stages[stage].name] = json.loads(text)
@@ -248,16 +316,25 @@ async def sources_of_rows(
 
 
 class FinalRows:
-    """Reads the rows of a run for its outputs, as the run's definition says what they come to. `formed`: with the
-    fields that they had in the end, where these are not their own; `inputs`: all that rows which stages made have, and
-    not only where they failed; `stage`: the results of this one, in the place of those that are written; `hows`: how
-    people had to do with results; `sources`: those of the answers."""
+    """Reads the rows of a run for its outputs, as the run's definition says what they come to.
+    `formed`: with the fields that they had in the end, where these are not their own; `inputs`:
+    all that rows which stages made have, and not only where they failed; `stage`: the results of
+    this one, in the place of those that are written; `hows`: how people had to do with results;
+    `sources`: those of the answers."""
 
     def __init__(
-        self, definition: Mapping[str, Any], *, formed: bool = False, inputs: bool = False, stage: str | None = None,
-        hows: bool = False, sources: bool = False,
-    ) -> None:  # fmt: skip
-        self._stages, self._hows, self._sources = recorded_stages(definition), hows, sources
+        self,
+        definition: Mapping[str, Any],
+        *,
+        formed: bool = False,
+        inputs: bool = False,
+        stage: str | None = None,
+        hows: bool = False,
+        sources: bool = False,
+    ) -> None:
+        self._stages = recorded_stages(definition)
+        self._hows = hows
+        self._sources = sources
         stages = self._stages
         if stage is not None:
             definition = {**definition, "results": [stage], "rows": homes(stages)[stage]}
@@ -265,49 +342,71 @@ class FinalRows:
         self._vars = definition["vars"]
         self._ends = [stages[position] for position in ends_of(definition)]
         self._giving = {end.name: giving(end.name, stages) for end in self._ends}
-        position, first = written_of(definition), self._ends[0]
+        position = written_of(definition)
+        first = self._ends[0]
         self._path = descent(stages, None if position is None else stages[position])
         self._last = first.name if first.changes_rows else first.rows_of
         self._made_again = any(not end.is_kept for end in self._ends)
         own = levels_of(stages).by_origin[position].stages
         elsewhere = any(end not in own or end.makes == "rows" for end in self._ends)
         self._joins = len(self._ends) > 1 or self._made_again or elsewhere or stage is not None
-        self._formed, self._inputs = formed and self._last is not None, inputs or formed
+        self._formed = formed and self._last is not None
+        self._inputs = inputs or formed
 
-    async def rows(self, database: Database, run: int, *, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
-        """All rows that are written, in order, some hundred at a time, and those that failed before they came to be;
-        `top`: those only that were made of the row with this key, of the input or a group, or the row itself."""
+    async def rows(
+        self, database: Database, run: int, *, top: int | None = None
+    ) -> AsyncIterator[list[ExportRow]]:
+        """All rows that are written, in order, some hundred at a time, and those that failed
+        before they came to be; `top`: those only that were made of the row with this key, of the
+        input or a group, or the row itself."""
         views = self._views(database)
         async for rows in self._written(database, run).rows(top):
             yield await self._with_results(database, views, rows)
 
-    async def failed(self, database: Database, run: int) -> AsyncIterator[tuple[int, list[ExportRow]]]:
-        """The failed rows that `rows` does not come to, on levels beside and before, each by its number (0: input)."""
-        views, met = self._views(database), self._written(database, run).met
-        failed = {count.origin for count in await store.made_counts(database, run) if count.state == State.FAILED}
+    async def failed(
+        self, database: Database, run: int
+    ) -> AsyncIterator[tuple[int, list[ExportRow]]]:
+        """The failed rows that `rows` does not come to, on levels beside and before, each by its
+        number (0: input)."""
+        views = self._views(database)
+        met = self._written(database, run).met
+        failed = {
+            count.origin
+            for count in await store.made_counts(database, run)
+            if count.state == State.FAILED
+        }
         for number, level in enumerate(levels_of(self._stages).all):
             if level.origin not in met and (level.origin is None or level.origin in failed):
                 async for rows in store.failed_rows(database, run, level.origin):
                     yield number, await self._with_results(database, views, rows)
 
     def _written(self, database: Database, run: int) -> WrittenRows:
-        return WrittenRows(database, run, self._stages, self._path, [end.name for end in self._ends])
+        return WrittenRows(
+            database, run, self._stages, self._path, [end.name for end in self._ends]
+        )
 
     def _views(self, database: Database) -> RowViews:
         wanted = [one.name for stages in self._giving.values() for one in stages]
         return RowViews(self._stages, self._vars, database, wanted)
 
-    async def _with_results(self, database: Database, views: RowViews, rows: list[ExportRow]) -> list[ExportRow]:
-        """The rows with the results of their ends and, where that is wanted, their fields in the end. Results of
-        several stages are joined in one object; one that was skipped is null in it."""
+    async def _with_results(
+        self, database: Database, views: RowViews, rows: list[ExportRow]
+    ) -> list[ExportRow]:
+        """The rows with the results of their ends and, where that is wanted, their fields in the
+        end. Results of several stages are joined in one object; one that was skipped is null in
+        it."""
         wanted = self._inputs or self._joins
         made = [row.key for row in rows if row.made and (wanted or row.state == State.FAILED)]
-        if cut := [row.key for row in rows if row.error_type == ErrorType.TRUNCATED]:
+        cut = [row.key for row in rows if row.error_type == ErrorType.TRUNCATED]
+        if cut:
             came = await store.partial_replies(database, cut)
             rows = [row._replace(value=came.get(row.key, row.value)) for row in rows]
         if self._hows:
             hows = await store.rows_how(database, [row.key for row in rows])
-            names = {key: {self._stages[stage].name: how for stage, how in own.items()} for key, own in hows.items()}
+            names = {
+                key: {self._stages[stage].name: how for stage, how in own.items()}
+                for key, own in hows.items()
+            }
             rows = [row._replace(how=names.get(row.key, {})) for row in rows]
         if self._sources:
             found = await sources_of_rows(database, self._stages, [row.key for row in rows])
@@ -319,11 +418,17 @@ class FinalRows:
         row_views = await views.ended(keys if self._formed or self._made_again else made)
         return [self._final(row, row_views.get(row.key), results) for row in rows]
 
-    def _final(self, row: ExportRow, view: RowView | None, results: Mapping[tuple[int, int], StageResult]) -> ExportRow:
-        value, form, data = row.value, row.form, row.data
+    def _final(
+        self, row: ExportRow, view: RowView | None, results: Mapping[tuple[int, int], StageResult]
+    ) -> ExportRow:
+        value = row.value
+        form = row.form
+        data = row.data
         if self._joins and row.state == State.DONE:
             texts = [self._text(end, row.key, results, view) for end in self._ends]
-            named = (f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True))
+            named = (
+                f"{snapshot(end.name)}:{text}" for end, text in zip(self._ends, texts, strict=True)
+            )
             value = texts[0] if len(texts) == 1 else f"{{{','.join(named)}}}"
         if view is not None and (self._formed or row.made):
             form = self._nearest(view, self._last)
@@ -332,14 +437,21 @@ class FinalRows:
         return row._replace(value=value, form=form, data=data)
 
     def _text(
-        self, end: RecordedStage, row: int, results: Mapping[tuple[int, int], StageResult], view: RowView | None
+        self,
+        end: RecordedStage,
+        row: int,
+        results: Mapping[tuple[int, int], StageResult],
+        view: RowView | None,
     ) -> str:
         """What a stage, or the last that amends it, gave for the row with this key, JSON."""
         for stage in self._giving[end.name]:
             value, skipped = results.get((row, stage.index)) or (None, False)
             if not (stage.is_kept or stage.gives_answer or skipped) and view is not None:
-                return snapshot(self._nearest(view, stage.name if stage.changes_rows else stage.rows_of))
-            if value is None and not skipped and view is not None:  # of the row that this one was made of
+                return snapshot(
+                    self._nearest(view, stage.name if stage.changes_rows else stage.rows_of)
+                )
+            # of the row that this one was made of
+            if value is None and not skipped and view is not None:
                 found = view.results.get(stage.name, SKIPPED)
                 value = None if found is SKIPPED else snapshot(plain(found))
             if value is not None:
@@ -357,16 +469,18 @@ MAX_KEYS = 4096  # children that are read at once
 
 
 class At(NamedTuple):
-    """A row on the way down to those that are written; `depth` counts the levels of the way that are above it."""
+    """A row on the way down to those that are written; `depth` counts the levels of the way that
+    are above it."""
 
     row: ExportRow
     depth: int
 
 
 class WrittenRows:
-    """Goes from rows down to what was made of them, along the stages `path`. In the place of a row for which a function
-    gave a list stand the rows of that, where the function leads to the stages `ends` (None: wherever it leads). `met`
-    are the positions of those whose rows are on the way; None: the input's."""
+    """Goes from rows down to what was made of them, along the stages `path`. In the place of a row
+    for which a function gave a list stand the rows of that, where the function leads to the stages
+    `ends` (None: wherever it leads). `met` are the positions of those whose rows are on the way;
+    None: the input's."""
 
     def __init__(
         self,
@@ -376,21 +490,36 @@ class WrittenRows:
         path: Sequence[RecordedStage],
         ends: Collection[str] | None = None,
     ) -> None:
-        self._db, self._run = database, run
+        self._db = database
+        self._run = run
         levels = levels_of(stages)
         self._groups = path[0] if path and path[0].makes == "groups" else None
         self._makers = path[1:] if self._groups else path
-        origins = [self._groups.index if self._groups else None, *(maker.index for maker in self._makers)]
+        origins = [
+            self._groups.index if self._groups else None,
+            *(maker.index for maker in self._makers),
+        ]
         every = frozenset(stage.name for stage in stages)
-        wanted = [*({maker.name} for maker in self._makers), every if ends is None else frozenset(ends)]
+        wanted = [
+            *({maker.name} for maker in self._makers),
+            every if ends is None else frozenset(ends),
+        ]
         self._functions = [
-            [one.index for one in levels.by_origin[at].stages if one.makes == "rows" and levels.leads_to(one, names)]
+            [
+                one.index
+                for one in levels.by_origin[at].stages
+                if one.makes == "rows" and levels.leads_to(one, names)
+            ]
             for at, names in zip(origins, wanted, strict=True)
         ]
-        self.met = {*origins, *(position for functions in self._functions for position in functions)}
+        self.met = {
+            *origins,
+            *(position for functions in self._functions for position in functions),
+        }
 
     async def rows(self, top: int | None = None) -> AsyncIterator[list[ExportRow]]:
-        """All, and those of which nothing was made since they failed, some hundred at a time; `top`: of that row."""
+        """All, and those of which nothing was made since they failed, some hundred at a time;
+        `top`: of that row."""
         origin = self._groups.index if self._groups is not None else None
         if top is not None:
             first = store.rows_of_results(self._db, [top], -1 if origin is None else origin)
@@ -409,7 +538,11 @@ class WrittenRows:
         """What is written of these rows, in their order."""
         wanted = await self._wanted(rows)
         if not wanted:
-            yield [at.row for at in rows if at.depth == len(self._makers) or at.row.state == State.FAILED]
+            yield [
+                at.row
+                for at in rows
+                if at.depth == len(self._makers) or at.row.state == State.FAILED
+            ]
             return
         counts = await store.child_counts(self._db, list(wanted))
         pairs = [(key, origin) for key, (origins, _) in wanted.items() for origin in origins]
@@ -418,8 +551,11 @@ class WrittenRows:
             with_children: list[At] = []
             for at in rows:
                 if at.row.key in wanted:
-                    made, depth = children.get(at.row.key, ()), wanted[at.row.key][1]
-                    with_children += [At(child._replace(ordinal=at.row.ordinal), depth) for child in made]
+                    made = children.get(at.row.key, ())
+                    depth = wanted[at.row.key][1]
+                    with_children += [
+                        At(child._replace(ordinal=at.row.ordinal), depth) for child in made
+                    ]
                 else:
                     with_children.append(at)
             async for found in self._below(with_children):
@@ -442,7 +578,9 @@ class WrittenRows:
                 children.setdefault(parent, []).append(child)
         return children
 
-    async def _paged(self, at: At, key: int, origin: int, depth: int) -> AsyncIterator[list[ExportRow]]:
+    async def _paged(
+        self, at: At, key: int, origin: int, depth: int
+    ) -> AsyncIterator[list[ExportRow]]:
         """What is written of the many children of one row."""
         after = -1
         while page := await store.children_export(
@@ -454,7 +592,8 @@ class WrittenRows:
                 yield found
 
     async def _wanted(self, rows: list[At]) -> dict[int, tuple[tuple[int, ...], int]]:
-        """For which rows others are written: by their keys, the positions of the stages that made those, and depth."""
+        """For which rows others are written: by their keys, the positions of the stages that made
+        those, and depth."""
         through = [at for at in rows if at.row.state in (State.DONE, State.SKIPPED)]
         asked = sorted({at.row.key for at in through if self._functions[at.depth]})
         results = await store.results_of_rows(self._db, asked) if asked else {}

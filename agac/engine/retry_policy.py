@@ -1,5 +1,6 @@
-"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a row. The engine owns
-every retry; the SDKs' and the sender's are off. Delays come from tenacity's wait strategies."""
+"""What is done about a fault: a pure function of the fault and the attempt; and the deadline of a
+row. The engine owns every retry; the SDKs' and the sender's are off. Delays come from tenacity's
+wait strategies."""
 
 from __future__ import annotations
 
@@ -18,37 +19,46 @@ from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
 from agac.store.rows import PriorTask
 
 MAX_RATE_LIMIT_RETRIES = 20
-"""Tries after the first for a refusal by rate: nothing was billed, and the server says when to come back."""
+"""Tries after the first for a refusal by rate: nothing was billed, and the server says when to
+come back."""
 
 MAX_AMBIGUOUS = 2  # tries after the first when the provider may have done, and billed, the work
 
 MAX_RETRY_DELAY_S = 900.0
-"""Seconds. A run does not wait longer, since it would look as if it hung: it stops, and says when to run it again."""
+"""Seconds. A run does not wait longer, since it would look as if it hung: it stops, and says when
+to run it again."""
 
 MAX_ROW_WAIT_S = 3600.0
-"""Seconds that one row waits in total between calls of one invocation; then its task fails; the next run asks again."""
+"""Seconds that one row waits in total between calls of one invocation; then its task fails; the
+next run asks again."""
 
 FURTHER_RUNS = 2
-"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay forever."""
+"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay
+forever."""
 
 _backoff = wait_exponential(multiplier=1, exp_base=2)  # of the first wait
 
 
 def backoff(attempt: int) -> float:
-    """Seconds after an attempt, counted from 1, until the next one where the first wait takes a second."""
+    """Seconds after an attempt, counted from 1, until the next one where the first wait takes a
+    second."""
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = attempt
     return float(_backoff(state))
 
 
-def max_calls(repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1) -> int:
-    """The hard cap on the calls of one task in one invocation: each of its models is asked, in so many `turns`, and
-    re-asked `repair` times, each sent in so many `attempts`, and again after refusals by rate."""
+def max_calls(
+    repair: int, models: int, attempts: int = DEFAULT_RETRIES.attempts, turns: int = 1
+) -> int:
+    """The hard cap on the calls of one task in one invocation: each of its models is asked, in so
+    many `turns`, and re-asked `repair` times, each sent in so many `attempts`, and again after
+    refusals by rate."""
     return models * (turns + repair) * (attempts + MAX_RATE_LIMIT_RETRIES)
 
 
 def max_billed_calls(repair: int, models: int) -> int:
-    """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones before it gives up."""
+    """Calls of one task that may be billed in one invocation: answered ones, and ambiguous ones
+    before it gives up."""
     return models * (1 + repair + 1 + MAX_AMBIGUOUS)
 
 
@@ -80,44 +90,62 @@ def decide(
     has_alternative: bool = False,
     waited: float = 0.0,
 ) -> RetryAfter | FailTask | StopRun:
-    """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous` of all may be billed.
-    `jitter` in [0, 1) keeps calls that failed together from coming back together; it is added, so that nobody comes
-    back before the time a server asked for. `has_alternative`: the next model can be asked, or a later command can go
-    on, so that too long a pause does not stop the run. `waited`: seconds that the row waited before."""
+    """What to do after `attempt` attempts (from 1) that ended in this kind of fault; `ambiguous`
+    of all may be billed. `jitter` in [0, 1) keeps calls that failed together from coming back
+    together; it is added, so that nobody comes back before the time a server asked for.
+    `has_alternative`: the next model can be asked, or a later command can go on, so that too long
+    a pause does not stop the run. `waited`: seconds that the row waited before."""
     match fault.kind:
         case FaultKind.FATAL:
             return StopRun()
         case FaultKind.TASK:
             return FailTask()
         case FaultKind.PAUSE | FaultKind.RETRY:
-            many = fault.kind is FaultKind.PAUSE or fault.type is ErrorType.WORKER_LOST  # which its pool bounds
+            # which its pool bounds
+            many = fault.kind is FaultKind.PAUSE or fault.type is ErrorType.WORKER_LOST
             most = MAX_RATE_LIMIT_RETRIES if many else rules.attempts - 1
             most = most if fault.retries is None else min(most, fault.retries)
             if attempt > most or ambiguous > MAX_AMBIGUOUS:
                 return FailTask()
-            delay = fault.delay  # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
-            if not delay:  # who says "in 0 seconds", or names a moment that has passed, says nothing
+            # what the server asked for, else an exponential back-off: 0.5, 1, 2, … 30 seconds
+            delay = fault.delay
+            # who says "in 0 seconds", or names a moment that has passed, says nothing
+            if not delay:
                 delay = min(rules.delay * backoff(attempt), rules.max_delay)
             if delay > MAX_RETRY_DELAY_S:  # all calls in the lane would get the same answer
-                return StopRun() if fault.kind is FaultKind.PAUSE and not has_alternative else FailTask()
+                if fault.kind is FaultKind.PAUSE and not has_alternative:
+                    return StopRun()
+                return FailTask()
             if waited + delay > MAX_ROW_WAIT_S:
                 return FailTask()
-            return RetryAfter(delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE)
+            return RetryAfter(
+                delay + jitter * min(delay, 5.0) * 0.25, lane=fault.kind is FaultKind.PAUSE
+            )
 
 
 def with_end_of_pause(fault: Fault, now: float) -> Fault:
-    """A fault that stops the run, with the time at which the same command can go on, where the server told it. `now` in
-    seconds since 1970."""
+    """A fault that stops the run, with the time at which the same command can go on, where the
+    server told it. `now` in seconds since 1970."""
     if fault.delay is None or fault.delay <= MAX_RETRY_DELAY_S:
         return fault
     until = datetime.fromtimestamp(now + fault.delay).astimezone()
-    pause = f"{fault.delay / 60:,.0f} minutes, until {until:%Y-%m-%d %H:%M %Z}: run the same command again then"
-    return replace(fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}")
+    pause = (
+        f"{fault.delay / 60:,.0f} minutes, until {until:%Y-%m-%d %H:%M %Z}: run the same "
+        "command again then"
+    )
+    return replace(
+        fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}"
+    )
 
 
 def is_left(task: PriorTask) -> bool:
-    """Whether a failed task is not asked again: its answer failed in as many runs as are worth paying for."""
-    return task.error is not None and task.error.type in ANSWER_FAILURES and task.failures > FURTHER_RUNS
+    """Whether a failed task is not asked again: its answer failed in as many runs as are worth
+    paying for."""
+    return (
+        task.error is not None
+        and task.error.type in ANSWER_FAILURES
+        and task.failures > FURTHER_RUNS
+    )
 
 
 # How long a row may take: `row_timeout`, counted from its first call.
@@ -133,16 +161,19 @@ class RowDeadlineExceeded(Exception):
 
 
 class RowDeadline:
-    """The time a row has for calls and waits. `seconds` None: no limit. `clock` is the loop's: monotonic seconds."""
+    """The time a row has for calls and waits. `seconds` None: no limit. `clock` is the loop's:
+    monotonic seconds."""
 
     __slots__ = ("_clock", "_ends_at", "_seconds")
 
     def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
-        self._seconds, self._clock = seconds, clock
+        self._seconds = seconds
+        self._clock = clock
         self._ends_at: float | None = None
 
     def left(self) -> float | None:
-        """Seconds left for a call that is sent now; the first call starts the time. Raises RowDeadlineExceeded."""
+        """Seconds left for a call that is sent now; the first call starts the time. Raises
+        RowDeadlineExceeded."""
         if self._seconds is None:
             return None
         now = self._clock()
@@ -162,7 +193,8 @@ class RowDeadline:
         return self._ends_at is None or self._clock() + delay < self._ends_at
 
     async def wait(self, turn: Awaitable[Waited]) -> Waited:
-        """Waits for a turn, which takes as long as it takes before the row's first call. Raises RowDeadlineExceeded."""
+        """Waits for a turn, which takes as long as it takes before the row's first call. Raises
+        RowDeadlineExceeded."""
         if self._ends_at is None:
             return await turn
         try:
@@ -172,4 +204,7 @@ class RowDeadline:
             raise RowDeadlineExceeded from None
 
     def __str__(self) -> str:
-        return f"row_timeout: the row had {self._seconds:g} s from its first call on, and they are over"
+        return (
+            f"row_timeout: the row had {self._seconds:g} s from its first call on, and "
+            "they are over"
+        )

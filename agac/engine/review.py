@@ -1,5 +1,6 @@
-"""Stages at which people decide: what is asked of a row, and what a decision does to it. A row without a decision
-waits, as it does for a batch; the next run finds what was decided by the content of what was shown."""
+"""Stages at which people decide: what is asked of a row, and what a decision does to it. A row
+without a decision waits, as it does for a batch; the next run finds what was decided by the
+content of what was shown."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ from agac.store.writer import Ledger
 
 
 class ReviewTask(NamedTuple):
-    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the `answer` alone. `why` it is
-    asked about, None: it passes. `sure`: from 0 to 1."""
+    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the
+    `answer` alone. `why` it is asked about, None: it passes. `sure`: from 0 to 1."""
 
     fingerprint: bytes
     seen: str
@@ -52,8 +53,9 @@ class RowRejected(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What follows of the decisions about an answer: `how` it passes (`auto`, `approved`, `manual`), with this `value`,
-    JSON text; `rejected`; `redo`: it is to be given again; or `waiting`."""
+    """What follows of the decisions about an answer: `how` it passes (`auto`, `approved`,
+    `manual`), with this `value`, JSON text; `rejected`; `redo`: it is to be given again; or
+    `waiting`."""
 
     how: str
     value: str = ""
@@ -70,17 +72,29 @@ class Reviewing:
     def __init__(self, workflow: str, stage: AnyStage, stages: Sequence[AnyStage]) -> None:
         assert isinstance(stage, LocalStage)
         assert isinstance(stage.operation, Review)
-        self.workflow, self.stage, self.asks = workflow, stage, stage.operation
+        self.workflow = workflow
+        self.stage = stage
+        self.asks = stage.operation
         self._when: Evaluator | None = None
         if self.asks.when:
             integers = integers_of({one.name: one.schema for one in stages}, self.asks.when.names)
             self._when = Evaluator(self.asks.when, stages=stage.ancestors, integers=integers)
         by_name = {one.name: one for one in stages}
-        own = {self.asks.edit, *(later for later, first in stage.amended if first == self.asks.edit)}
-        self.sources = [one for one in reversed(stage.ancestors) if one in own]  # who gave the answer, the last first
+        own = {
+            self.asks.edit,
+            *(later for later, first in stage.amended if first == self.asks.edit),
+        }
+        # who gave the answer, the last first
+        self.sources = [one for one in reversed(stage.ancestors) if one in own]
         judged = by_name[self.asks.edit]
-        self.asked = [one for name in self.sources if isinstance(one := by_name[name], PlannedStage)]
-        self._checker = Checker(judged) if isinstance(judged, PlannedStage) else None
+        self.asked = [
+            one for name in self.sources if isinstance(one := by_name[name], PlannedStage)
+        ]
+        self._checker: Checker | None
+        if isinstance(judged, PlannedStage):
+            self._checker = Checker(judged)
+        else:
+            self._checker = None
         self._all = not self._when and not self.asks.sample
 
     def is_skipped(self, view: RowView) -> bool:
@@ -89,8 +103,10 @@ class Reviewing:
 
     def task(self, view: RowView, row_id: RowId) -> ReviewTask:
         """What is asked of a row. Raises GuardFailed."""
-        stage, asks = self.stage, self.asks
-        known, data = view.known(stage), view.data(stage)
+        stage = self.stage
+        asks = self.asks
+        known = view.known(stage)
+        data = view.data(stage)
         answer = plain(known[asks.edit])
         named: Mapping[str, Any] = {**data, **known}
         shown = {".".join(way): plain(inside(named, way)) for way in asks.show} or data
@@ -103,10 +119,16 @@ class Reviewing:
                 why = {"when": asks.when.text if asks.when else "", "values": values}
         if why is None and share_of("sample", stage.name, row_id) < asks.sample:
             why = {"sample": asks.sample, "values": values}
-        redone = [one for source in reversed(self.asked) for one in view.redone.get(source.name, ())]
+        redone = [
+            one for source in reversed(self.asked) for one in view.redone.get(source.name, ())
+        ]
         if redone:  # who asked for another answer is shown it
             why = {**(why or {"values": values}), REDO: redone}
-        numbers = (one for one in values.values() if isinstance(one, int | float) and not isinstance(one, bool))
+        numbers = (
+            one
+            for one in values.values()
+            if isinstance(one, int | float) and not isinstance(one, bool)
+        )
         return ReviewTask(
             review_key(self.workflow, stage.name, row_id, seen_hash(shown, answer, redone)),
             snapshot({"shown": shown, "answer": answer}),
@@ -118,83 +140,146 @@ class Reviewing:
         )
 
     def verdict(self, task: ReviewTask, stood: Standing) -> Verdict:
-        """What follows. A value that its stage would not take any more as an answer is no decision."""
+        """What follows. A value that its stage would not take any more as an answer is no
+        decision."""
         decided = stood.decision
         if decided is None:
             return Verdict("auto" if task.why is None else "waiting", snapshot(task.answer))
         if decided.choice == "reject":
             return Verdict("rejected", "null", decided)
         if decided.choice == REDO:
-            return Verdict(REDO if len((task.why or {}).get(REDO, ())) < self.asks.redo else "waiting", by=decided)
+            return Verdict(
+                REDO if len((task.why or {}).get(REDO, ())) < self.asks.redo else "waiting",
+                by=decided,
+            )
         value = snapshot(task.answer)
         if decided.choice == "edit" and decided.says(None, None) != canonical([None, task.answer]):
-            kept = (
-                self._checker.kept(json.loads(decided.value or "null"), task.view) if self._checker else decided.value
-            )
-            return Verdict("waiting") if kept is None else Verdict("manual", kept, decided)
+            if self._checker:
+                kept = self._checker.kept(json.loads(decided.value or "null"), task.view)
+            else:
+                kept = decided.value
+            if kept is None:
+                return Verdict("waiting")
+            return Verdict("manual", kept, decided)
         return Verdict("approved", value, decided)
 
-    def standing(self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float) -> Standing:
-        """How an answer stands by decisions from `since` on, and by the time gone by: that one has the number 0."""
+    def standing(
+        self, task: ReviewTask, row_id: RowId, known: Known | None, *, since: float, now: float
+    ) -> Standing:
+        """How an answer stands by decisions from `since` on, and by the time gone by: that one has
+        the number 0."""
         (found, due), asks = known or ((), None), self.asks
-        stood = store.standing(found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since)
+        stood = store.standing(
+            found, task.answer, reviewers=asks.reviewers, agree=asks.agree, since=since
+        )
         if stood.state == "decided" or asks.on_timeout == "wait" or due is None or due > now:
             return stood
         before = [one for one in counting(found, since) if one.source == TIMEOUT]
-        counts = before[-1] if before else self.entry(task, row_id, asks.on_timeout, now, TIMEOUT)
+        if before:
+            counts = before[-1]
+        else:
+            counts = self.entry(task, row_id, asks.on_timeout, now, TIMEOUT)
         return Standing("decided", counts, stood.last)
 
-    def entry(self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str) -> StoredDecision:
+    def entry(
+        self, task: ReviewTask, row_id: RowId, choice: str, at: float, source: str
+    ) -> StoredDecision:
         """What is noted in the place of a person's decision."""
-        return StoredDecision(task.fingerprint, 0, self.workflow, self.stage.name, row_id, choice, at=at, source=source)
+        return StoredDecision(
+            task.fingerprint,
+            0,
+            self.workflow,
+            self.stage.name,
+            row_id,
+            choice,
+            at=at,
+            source=source,
+        )
 
     def rejection(self, verdict: Verdict) -> RowError | RowRejected | None:
         """What becomes of a row whose answer was rejected; None: it goes on without it."""
         by = verdict.by
-        who = f"rejected by {by.reviewer}" if by and by.reviewer else "rejected: nobody decided in time"
+        if by and by.reviewer:
+            who = f"rejected by {by.reviewer}"
+        else:
+            who = "rejected: nobody decided in time"
         said = f"{who}{f': {by.reason}' if by and by.reason else ''}"
         if self.asks.on_reject == "fail":
             return RowError(ErrorType.REJECTED, f"stage {self.stage.name!r}: {said}")
-        return RowRejected(canonical({"when": said, "values": {}})) if self.asks.on_reject == "drop" else None
+        if self.asks.on_reject == "drop":
+            return RowRejected(canonical({"when": said, "values": {}}))
+        return None
 
 
 def reviewings(plan: Plan) -> dict[int, Reviewing]:
     """The stages of a plan at which people decide, by position."""
-    own = [one for one in plan.stages if isinstance(one, LocalStage) and isinstance(one.operation, Review)]
+    own = [
+        one
+        for one in plan.stages
+        if isinstance(one, LocalStage) and isinstance(one.operation, Review)
+    ]
     return {stage.index: Reviewing(plan.workflow, stage, plan.stages) for stage in own}
 
 
 async def known_of(database: Database, keys: Sequence[bytes]) -> dict[bytes, Known]:
     """What is known of these."""
-    found, asked = await store.decisions_of(database, keys), await store.reviews_of(database, keys)
-    return {key: (found.get(key, ()), asked[key].due if key in asked else None) for key in found.keys() | asked.keys()}
+    found = await store.decisions_of(database, keys)
+    asked = await store.reviews_of(database, keys)
+    return {
+        key: (found.get(key, ()), asked[key].due if key in asked else None)
+        for key in found.keys() | asked.keys()
+    }
 
 
 class Reviews:
-    """Brings what people decided about the answers of an invocation, and settles it; what nobody decided waits.
-    Decisions made before `since`, in seconds since 1970, were discarded. Its `look_ups` must be running. `redo`: rows
-    were left open of which a stage is to be asked again, with what `redos` say from then on."""
+    """Brings what people decided about the answers of an invocation, and settles it; what nobody
+    decided waits. Decisions made before `since`, in seconds since 1970, were discarded. Its
+    `look_ups` must be running. `redo`: rows were left open of which a stage is to be asked again,
+    with what `redos` say from then on."""
 
     def __init__(
-        self, work: Work, places: InvocationRef, ledger: Ledger, settler: Settler, since: float, redos: Fixes
+        self,
+        work: Work,
+        places: InvocationRef,
+        ledger: Ledger,
+        settler: Settler,
+        since: float,
+        redos: Fixes,
     ) -> None:
-        self._own, self._since, self._now = reviewings(work.plan), since, work.clocks.wall
-        self._redos, self.redo = redos, False
-        self._settler, self._ledger = settler, ledger
-        self._discards = work.retry.since if work.retry is not None and work.retry.discard else None
-        self.look_ups: LookupBatcher[bytes, Known] = LookupBatcher(partial(known_of, places.database))
+        self._own = reviewings(work.plan)
+        self._since = since
+        self._now = work.clocks.wall
+        self._redos = redos
+        self.redo = False
+        self._settler = settler
+        self._ledger = ledger
+        self._discards: float | None
+        if work.retry is not None and work.retry.discard:
+            self._discards = work.retry.since
+        else:
+            self._discards = None
+        self.look_ups: LookupBatcher[bytes, Known] = LookupBatcher(
+            partial(known_of, places.database)
+        )
 
     async def answer(
         self, row: ActiveRow, stage: AnyStage, task: ReviewTask
     ) -> Answer | RowError | RowRejected | Parked:
         """What becomes of an answer."""
-        own, asks = self._own[stage.index], self._own[stage.index].asks
-        known, row_id = await self.look_ups.get(task.fingerprint), row.new.row.id
-        batch, now, since = self._ledger.batch, self._now(), self._since
+        own = self._own[stage.index]
+        asks = self._own[stage.index].asks
+        known = await self.look_ups.get(task.fingerprint)
+        row_id = row.new.row.id
+        batch = self._ledger.batch
+        now = self._now()
+        since = self._since
         stood = own.standing(task, row_id, known, since=since, now=now)
         said = counting(known[0] if known else (), since)
         source = next((one.name for one in own.asked if one.name in row.judged), "")
-        redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO) if source else b""
+        if source:
+            redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO)
+        else:
+            redo_key = b""
         if self._discards is not None and any(one.at < self._discards for one in said):
             batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
             stood = own.standing(task, row_id, known, since=self._discards, now=now)
@@ -215,11 +300,27 @@ class Reviews:
             self.redo = True
             return Parked.REVIEW
         if verdict.how == "waiting":
-            until = known[1] if known and known[1] else now + asks.timeout if asks.timeout is not None else None
+            if known and known[1]:
+                until = known[1]
+            elif asks.timeout is not None:
+                until = now + asks.timeout
+            else:
+                until = None
             why = canonical(task.why or {})
             state = "conflict" if stood.state == "conflict" else "waiting"
             row.reviews.append(
-                NewReview(*about, row.new, task.seen, why, task.blind, stood.last, state, task.sure, until, now)
+                NewReview(
+                    *about,
+                    row.new,
+                    task.seen,
+                    why,
+                    task.blind,
+                    stood.last,
+                    state,
+                    task.sure,
+                    until,
+                    now,
+                )
             )
             return Parked.REVIEW
         state = "stale" if verdict.how == "auto" else "applied"
@@ -228,7 +329,9 @@ class Reviews:
             return refused
         return self._settled(row, stage, own, task, verdict)
 
-    def _settled(self, row: ActiveRow, stage: AnyStage, own: Reviewing, task: ReviewTask, verdict: Verdict) -> Answer:
+    def _settled(
+        self, row: ActiveRow, stage: AnyStage, own: Reviewing, task: ReviewTask, verdict: Verdict
+    ) -> Answer:
         """The answer that goes on: what was approved or passed is the result that it was."""
         result = next((row.judged[name][1] for name in own.sources if name in row.judged), None)
         prior = row.prior.get(stage.index)
@@ -242,16 +345,24 @@ class Reviews:
             if not number:
                 self._ledger.batch.results.append(result)
         assert result is not None
-        same = prior is not None and prior.agreement == verdict.how and prior.result_id == result.id != 0
+        same = (
+            prior is not None
+            and prior.agreement == verdict.how
+            and prior.result_id == result.id != 0
+        )
         outcome = Outcome.REUSED if same else Outcome.DONE
-        self._settler.task_done(row, stage, result, outcome, voted=Reviewed(verdict.value, 0, verdict.how))
+        self._settler.task_done(
+            row, stage, result, outcome, voted=Reviewed(verdict.value, 0, verdict.how)
+        )
         return Answer(result, json.loads(verdict.value))
 
     def parked(self, row: ActiveRow) -> None:
         """The row's walk ended: what it waits for is asked, unless it left."""
         batch = self._ledger.batch
         if row.dropped:
-            batch.review_ends += [ReviewEnd(one.key, row.new, one.last, "stale") for one in row.reviews]
+            batch.review_ends += [
+                ReviewEnd(one.key, row.new, one.last, "stale") for one in row.reviews
+            ]
         else:
             alone = not (row.waits or row.held or row.failed)
             batch.reviews += [(one, alone) for one in row.reviews]

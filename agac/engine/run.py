@@ -1,4 +1,5 @@
-"""One invocation of a run: the lease, the rows, the end. What it leaves behind is in the store after every line."""
+"""One invocation of a run: the lease, the rows, the end. What it leaves behind is in the store
+after every line."""
 
 from __future__ import annotations
 
@@ -24,8 +25,22 @@ from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.heartbeat import Heartbeat
 from agac.engine.input_rows import InputRows
-from agac.engine.invocation import InvocationContext, InvocationRef, ReopenedRows, Retry, Work, WriteProof
-from agac.engine.limits import BudgetLimiter, RunStopped, StopReason, StopRules, StopSignal, balances_of
+from agac.engine.invocation import (
+    InvocationContext,
+    InvocationRef,
+    ReopenedRows,
+    Retry,
+    Work,
+    WriteProof,
+)
+from agac.engine.limits import (
+    BudgetLimiter,
+    RunStopped,
+    StopReason,
+    StopRules,
+    StopSignal,
+    balances_of,
+)
 from agac.engine.notify import Notifier
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
@@ -56,25 +71,33 @@ if TYPE_CHECKING:
 
 
 def assert_accounted(totals: Totals, made: Sequence[MadeCount], counts: Iterable[Count]) -> None:
-    """Raises AssertionError where rows that were to be worked on have no outcome though the run came to its end: those
-    that were read, those that stages made (but for parked ones); or where a roll-up counts what is not there."""
+    """Raises AssertionError where rows that were to be worked on have no outcome though the run
+    came to its end: those that were read, those that stages made (but for parked ones); or where a
+    roll-up counts what is not there."""
     if totals.seen != totals.settled:
         raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")
     waiting = sum(one.rows for one in made if one.state == State.PENDING)
     if waiting != totals.made_parked:
-        raise AssertionError(f"{waiting} rows that stages made have no outcome, {totals.made_parked} were left open")
+        raise AssertionError(
+            f"{waiting} rows that stages made have no outcome, {totals.made_parked} were left open"
+        )
     for count in counts:
         if count.tasks < 0:
-            raise AssertionError(f"{count.tasks} tasks of stage {count.stage!r} are counted as {count.outcome}")
+            raise AssertionError(
+                f"{count.tasks} tasks of stage {count.stage!r} are counted as {count.outcome}"
+            )
 
 
-# What the invocation before left behind when it did not come to its end: lost calls, rows that a retry had opened.
+# What the invocation before left behind when it did not come to its end: lost calls, rows that a
+# retry had opened.
 
 
-async def killed_before(database: Database, workflow: str) -> tuple[runs.InvocationRecord, int] | None:
-    """The workflow's last invocation if it was killed, and how many calls may have been lost with it, of its own run.
-    The bound is twice its concurrency (`rate_limiter.CallLimit`), and no more than the calls of rows without an
-    outcome, where all rows are the input's."""
+async def killed_before(
+    database: Database, workflow: str
+) -> tuple[runs.InvocationRecord, int] | None:
+    """The workflow's last invocation if it was killed, and how many calls may have been lost with
+    it, of its own run. The bound is twice its concurrency (`rate_limiter.CallLimit`), and no more
+    than the calls of rows without an outcome, where all rows are the input's."""
     found = await runs.last_invocation(database, workflow)
     if found is None or found[1].ended_at is not None:
         return None
@@ -87,7 +110,8 @@ async def killed_before(database: Database, workflow: str) -> tuple[runs.Invocat
 
 
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
-    """The retry that the last invocation did not end, or whose rows wait for batches: a plain run finishes it."""
+    """The retry that the last invocation did not end, or whose rows wait for batches: a plain run
+    finishes it."""
     record = await runs.run_record(database, run)
     last = record.invocation
     if last is None or not last.body.get("retry"):
@@ -100,16 +124,18 @@ async def broken_off_retry(database: Database, run: int) -> Retry | None:
     return Retry(**{**filters, "rows": tuple(filters["rows"])})
 
 
-# The rows of an invocation on their way: those of the input or of the store, and then what stages made of them.
+# The rows of an invocation on their way: those of the input or of the store, and then what stages
+# made of them.
 
 DRAIN_SECONDS = 60.0
-"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After any other stop they
-take as long as their own time-outs allow: they are paid for."""
+"""After the first Ctrl-C calls in flight may take so long to finish; then they are given up. After
+any other stop they take as long as their own time-outs allow: they are paid for."""
 
 
 @dataclass(frozen=True)
 class RowWalk:
-    """Takes all rows of an invocation through their stages, level by level, with so many `calls` in flight at most."""
+    """Takes all rows of an invocation through their stages, level by level, with so many `calls`
+    in flight at most."""
 
     context: InvocationContext
     tasks: Tasks
@@ -117,9 +143,11 @@ class RowWalk:
     calls: int
 
     async def all_rows(self, input_rows: InputRows, batches: Batches | None) -> None:
-        """The rows of the input, or those a retry chose or a batch brought something for; then those made of them."""
+        """The rows of the input, or those a retry chose or a batch brought something for; then
+        those made of them."""
         context = self.context
-        work, stop_signal = context.work, context.stop_signal
+        work = context.work
+        stop_signal = context.stop_signal
         if batches is not None:
             await self._expect_calls(0)
             await self.until_stopped(batches.recover())
@@ -134,7 +162,10 @@ class RowWalk:
         else:
             await self._from(input_rows.active_rows())
             if work.first is not None and not context.totals.all_read:
-                stop_signal.end(StopReason.QUOTE, "its first rows are done, and what the rest costs was to be asked")
+                stop_signal.end(
+                    StopReason.QUOTE,
+                    "its first rows are done, and what the rest costs was to be asked",
+                )
         await self._derived_rows()
 
     async def open_rows(self, *, again: bool, idle: bool = True) -> None:
@@ -161,24 +192,35 @@ class RowWalk:
         with suppress(RunStopped):
             await self.until_stopped(complete())
         batches.done.any_open = await batches.any_open()
-        held_back = batches.enrolment.held_back and not batches.done.any_open  # nothing that could make room is open
+        # nothing that could make room is open
+        held_back = batches.enrolment.held_back and not batches.done.any_open
         if stop_signal.stop is None and self.context.budgets is not None and held_back:
             self.context.budgets.stop_at_limit("batch")
 
     async def _expect_calls(self, calls: int) -> None:
-        """Records how many calls may be in flight from now on: a kill while only batches are at work loses none."""
+        """Records how many calls may be in flight from now on: a kill while only batches are at
+        work loses none."""
         if self.calls:
             await self.context.ledger.durable()
-            await write(self.context.places.database, "event_say", "$.concurrency", calls, self.context.places.event)
+            await write(
+                self.context.places.database,
+                "event_say",
+                "$.concurrency",
+                calls,
+                self.context.places.event,
+            )
 
     async def _from(self, rows: AsyncGenerator[list[ActiveRow], None]) -> None:
         """Rows of the input, and beside them the children that are made of those."""
         context, feeds = self.context, ChildFeeds(self.context)
-        sources = feeds.sources(rows, lambda level: Executor(context, level, self.tasks, feeds.add).walk)
+        sources = feeds.sources(
+            rows, lambda level: Executor(context, level, self.tasks, feeds.add).walk
+        )
         await self.until_stopped(run_workers(sources, context.stop_signal, context.workers))
 
     async def _derived_rows(self) -> None:
-        """The rows that stages made and are open; then those once more of which people want another answer."""
+        """The rows that stages made and are open; then those once more of which people want
+        another answer."""
         context, reviews = self.context, self.context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
             context.totals.made_parked = 0
@@ -206,13 +248,17 @@ class RowWalk:
             await run_workers([rows], stop_signal, context.workers)
 
     async def until_stopped(self, work: Coroutine[None, None, None]) -> None:
-        """Waits for the rows; after a Ctrl-C only so long, after a second no longer: calls in flight are given up."""
-        stop_signal, walking = self.context.stop_signal, self.group.create_task(work)
+        """Waits for the rows; after a Ctrl-C only so long, after a second no longer: calls in
+        flight are given up."""
+        stop_signal = self.context.stop_signal
+        walking = self.group.create_task(work)
 
         async def give_up() -> None:
             await stop_signal.stopped.wait()
             with suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_SECONDS if stop_signal.stop is StopReason.INTERRUPT else None):
+                async with asyncio.timeout(
+                    DRAIN_SECONDS if stop_signal.stop is StopReason.INTERRUPT else None
+                ):
                     await stop_signal.forced.wait()
             walking.cancel()
 
@@ -227,7 +273,9 @@ def may_call(stage: PlannedStage) -> bool:
     """Whether tasks of a stage may be called: else nothing is in flight that a kill could lose."""
     batch = stage.batch
     later = batch.retry == "sync" or batch.deadline is not None
-    return stage.run_mode == "sync" or later or any(one.provider.batch is None for one in stage.models)
+    return (
+        stage.run_mode == "sync" or later or any(one.provider.batch is None for one in stage.models)
+    )
 
 
 _log = logging.getLogger("agac.run")
@@ -237,15 +285,17 @@ _log = logging.getLogger("agac.run")
 class Invocation:
     """One invocation while it goes on and after it: what to show, and how it ended.
 
-    `lost_calls` is the most calls that a killed invocation before this one may have paid for without a stored answer.
-    `ended`: all that it was to do is done; `complete`: so is the run. `given` is what its caller changed, by option:
-    what it takes to ask for the same run again. `chosen`: the rows of a retry when it began, as `chosen_counts` has it.
-    `batches` were submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
-    `retrieves`: the rows are those of the store for which batches brought something. `accepted`: the mark of another
-    store, or of a newer one, in whose place this one is accepted. `ledger` commits what it does, `notifier` makes
-    messages of it. `serving` are facts of prefixes and slots, at first those of the last invocation; `past` is what was
-    known of calls before it. `waits`: why groups wait for other shards, in words. `dropped_messages`: which messages
-    are not sent because no file names their target, a sentence for each target."""
+    `lost_calls` is the most calls that a killed invocation before this one may have paid for
+    without a stored answer. `ended`: all that it was to do is done; `complete`: so is the run.
+    `given` is what its caller changed, by option: what it takes to ask for the same run again.
+    `chosen`: the rows of a retry when it began, as `chosen_counts` has it. `batches` were
+    submitted and ingested; for `held_back` tasks the budget had no room beside open batches.
+    `retrieves`: the rows are those of the store for which batches brought something. `accepted`:
+    the mark of another store, or of a newer one, in whose place this one is accepted. `ledger`
+    commits what it does, `notifier` makes messages of it. `serving` are facts of prefixes and
+    slots, at first those of the last invocation; `past` is what was known of calls before it.
+    `waits`: why groups wait for other shards, in words. `dropped_messages`: which messages are not
+    sent because no file names their target, a sentence for each target."""
 
     given: dict[str, Any] = field(default_factory=dict)
     run: int = 0
@@ -284,18 +334,24 @@ class Invocation:
             return ExitCode.NOT_READY if self.waits else ExitCode.DONE
         if self.stop_signal.stop is StopReason.INTERRUPT:
             return ExitCode.INTERRUPTED
-        return ExitCode.LIMIT if self.stop_signal.stop is StopReason.LIMIT else ExitCode.FAILED
+        if self.stop_signal.stop is StopReason.LIMIT:
+            return ExitCode.LIMIT
+        return ExitCode.FAILED
 
 
 async def run_once(database: Database, work: Work, invocation: Invocation) -> None:
-    """Does what is left of a run. Raises AgacError when the store or a provider's setup cannot be used. A crash at any
-    point leaves a database from which the same command goes on: rows are stored before they are worked on, every answer
-    is stored in one transaction with its outcome, and the lease of a dead process is taken over."""
-    plan, now = work.plan, work.clocks.wall
-    invocation.retry, invocation.retrieves = work.retry, work.batching.resume_run is not None
+    """Does what is left of a run. Raises AgacError when the store or a provider's setup cannot be
+    used. A crash at any point leaves a database from which the same command goes on: rows are
+    stored before they are worked on, every answer is stored in one transaction with its outcome,
+    and the lease of a dead process is taken over."""
+    plan = work.plan
+    now = work.clocks.wall
+    invocation.retry = work.retry
+    invocation.retrieves = work.batching.resume_run is not None
     async with lease_held(database, plan.workflow, now) as lease:
         killed = await killed_before(database, plan.workflow)
-        if killed is not None:  # with what it was itself about to say of one that was killed before it
+        # with what it was itself about to say of one that was killed before it
+        if killed is not None:
             invocation.lost_calls = killed[1] + int(killed[0].body["lost_calls"])
         await _find_run(database, work, invocation)
         run = invocation.run
@@ -305,7 +361,10 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
             invocation.retry = await broken_off_retry(database, run)
         begun = {**_about(invocation), "concurrency": 0}  # no call is lost with one that made none
         last_of_workflow = await runs.last_invocation(database, plan.workflow)
-        invocation.serving = last_of_workflow.invocation.body.get("serving", {}) if last_of_workflow else {}
+        if last_of_workflow:
+            invocation.serving = last_of_workflow.invocation.body.get("serving", {})
+        else:
+            invocation.serving = {}
         if work.sharding is not None and last_of_workflow:
             work.sharding.taken = last_of_workflow.invocation.body.get("taken", {})
         invocation.past = await PastUsage.read(database, plan.workflow, plan.asking)
@@ -313,16 +372,24 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         makes = {stage.index: stage.makes for stage in plan.stages if stage.makes is not None}
         uncommitted = CallLimit(2 * plan.concurrency)
         ledger = invocation.ledger = Ledger(
-            database, lease, run=run, event=event, urge=max(1, plan.concurrency // 2), clock=now,
+            database,
+            lease,
+            run=run,
+            event=event,
+            urge=max(1, plan.concurrency // 2),
+            clock=now,
             released=uncommitted.leave,
-            descent=DerivedRowWriter(run, event, [stage.name for stage in plan.stages], makes, plan.selection.shard),
+            descent=DerivedRowWriter(
+                run, event, [stage.name for stage in plan.stages], makes, plan.selection.shard
+            ),
             committed=work.watcher.committed if work.watcher else None,
-        )  # fmt: skip
+        )
         invocation.notifier = Notifier(database, plan.workflow, run, event, plan.rules.notify, now)
         if work.discards:
             own = None, plan.workflow, "", None, DISCARD, None, "", "", now(), "api", False
             await write(database, "decision_put", *own)
-        if killed is not None:  # it could not end itself; only now is the one that says so on record
+        # it could not end itself; only now is the one that says so on record
+        if killed is not None:
             last, lost = killed
             ended = canonical(last.body | {"lost": lost})
             await write(database, "event_end", now(), runs.KILLED, ended, last.id)
@@ -343,23 +410,34 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:
     """The run that is continued, or a new one."""
-    plan, now = work.plan, work.clocks.wall()
+    plan = work.plan
+    now = work.clocks.wall()
     identity = plan.workflow, plan.hash, plan.selection.text()
     await write(database, "definition_keep", plan.hash, plan.workflow, canonical(plan.body), now)
     found = work.batching.resume_run or (work.retry.run if work.retry else None)
     if found is None and not work.fresh:
         found = await runs.newest_run(database, *identity)
     where = work.output_dir, plan.output.include_input, outputs_text(plan)
-    invocation.concurrency = plan.concurrency if any(map(may_call, plan.asking)) else 0
-    invocation.billed_a_row = sum(  # a turn of a conversation is durable before the next; children ask at the same time
-        2 * plan.concurrency if stage.children
-        else stage.replicas * max_billed_calls(*((0, 1) if stage.agent_spec else (stage.repair, len(stage.models))))
-        for stage in plan.asking
-    )  # fmt: skip
-    if found is None:
-        invocation.run = await write(database, "run_make", *identity, *where, now if work.fresh else None, now)
+    if any(map(may_call, plan.asking)):
+        invocation.concurrency = plan.concurrency
     else:
-        invocation.run, invocation.continued = found, True
+        invocation.concurrency = 0
+    invocation.billed_a_row = (
+        sum(  # a turn of a conversation is durable before the next; children ask at the same time
+            2 * plan.concurrency
+            if stage.children
+            else stage.replicas
+            * max_billed_calls(*((0, 1) if stage.agent_spec else (stage.repair, len(stage.models))))
+            for stage in plan.asking
+        )
+    )
+    if found is None:
+        invocation.run = await write(
+            database, "run_make", *identity, *where, now if work.fresh else None, now
+        )
+    else:
+        invocation.run = found
+        invocation.continued = True
         await write(database, "run_retarget", *where, found)
     if work.batching.resume_run is None:
         await write(database, "run_manner", snapshot(run_settings(plan, work.root)), invocation.run)
@@ -367,7 +445,10 @@ async def _find_run(database: Database, work: Work, invocation: Invocation) -> N
 
 def _about(invocation: Invocation) -> dict[str, Any]:
     return {
-        **{name: getattr(invocation, name) for name in ("concurrency", "billed_a_row", "lost_calls", "given")},
+        **{
+            name: getattr(invocation, name)
+            for name in ("concurrency", "billed_a_row", "lost_calls", "given")
+        },
         **({"retry": invocation.retry.filters()} if invocation.retry else {}),
         **({"retrieves": True} if invocation.retrieves else {}),
         **({"accepted": invocation.accepted} if invocation.accepted else {}),
@@ -377,8 +458,12 @@ def _about(invocation: Invocation) -> dict[str, Any]:
 async def _context(
     database: Database, work: Work, invocation: Invocation, ledger: Ledger, event: int
 ) -> InvocationContext:
-    """What the parts share: budgets, filled with what was spent, rules that stop it, and what is known of the work."""
-    plan, totals, stop_signal, run = work.plan, invocation.totals, invocation.stop_signal, invocation.run
+    """What the parts share: budgets, filled with what was spent, rules that stop it, and what is
+    known of the work."""
+    plan = work.plan
+    totals = invocation.totals
+    stop_signal = invocation.stop_signal
+    run = invocation.run
     counts = await runs.counters(database, run)
     totals.stages |= {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, run):
@@ -389,41 +474,70 @@ async def _context(
     done: Counter[str] = Counter()
     for count in counts:
         done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
-    stops = StopRules(stop_signal, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors)
-    batched, folders = await has_batches(database, plan), [work.root / work.output_dir]
-    table = plan.output.to.path if plan.output.to is not None and not plan.selection.partial else None
+    stops = StopRules(
+        stop_signal, done, stop_loss=plan.rules.stop_loss, max_errors=plan.rules.max_errors
+    )
+    batched = await has_batches(database, plan)
+    folders = [work.root / work.output_dir]
+    if plan.output.to is not None and not plan.selection.partial:
+        table = plan.output.to.path
+    else:
+        table = None
     folders += [table.parent] if table is not None else []
     folders += [work.batching.folder] if batched else []
-    opened, retry, now = None, invocation.retry, work.clocks.wall()
+    opened = None
+    retry = invocation.retry
+    now = work.clocks.wall()
     if retry is not None:  # rows that it, and what went on with it, opened
         first = await first_event_since(database, run, retry.since)
         opened = ReopenedRows(first, retry.position(plan), retry.since)
     places = InvocationRef(database, run, event)
     settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies)
-    discarded = work.retry.since if work.retry is not None and work.retry.discard else 0.0
-    reviews, redos = None, await redos_of(database, plan.workflow, discarded)
+    if work.retry is not None and work.retry.discard:
+        discarded = work.retry.since
+    else:
+        discarded = 0.0
+    reviews = None
+    redos = await redos_of(database, plan.workflow, discarded)
     if reviewings(plan):
-        reviews = Reviews(work, places, ledger, settler, await discarded_at(database, plan.workflow), redos)
+        reviews = Reviews(
+            work, places, ledger, settler, await discarded_at(database, plan.workflow), redos
+        )
     return InvocationContext(
-        work=work, places=places, ledger=ledger, stop_signal=stop_signal, totals=totals, stops=stops, settler=settler,
-        proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))), budgets=invocation.budgets,
+        work=work,
+        places=places,
+        ledger=ledger,
+        stop_signal=stop_signal,
+        totals=totals,
+        stops=stops,
+        settler=settler,
+        proof=WriteProof(ledger, tuple(folders), canonical(_about(invocation))),
+        budgets=invocation.budgets,
         views=RowViews(plan.stages, plan.vars, database),
-        cutoffs={stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}, opened=opened,
-        batched=batched, reviews=reviews, traces=await _traces(work, places, totals),
+        cutoffs={
+            stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None
+        },
+        opened=opened,
+        batched=batched,
+        reviews=reviews,
+        traces=await _traces(work, places, totals),
         notifier=invocation.notifier,
-        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]), redos=redos,
-    )  # fmt: skip
+        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]),
+        redos=redos,
+    )
 
 
 async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces | None:
-    """Sends traces and metrics, where that is asked for; tests of workflows have none. The log says what lacks."""
+    """Sends traces and metrics, where that is asked for; tests of workflows have none. The log
+    says what lacks."""
     settings = work.otel if work.answers is None else None
     if settings is None:
         return None
     lack = settings.refused
     try:
         if not lack:
-            from agac.engine.otlp import Traces  # an extra, which takes a quarter of a second to load
+            # an extra, which takes a quarter of a second to load
+            from agac.engine.otlp import Traces
 
             return Traces(settings, work, places, await project_token(places.database), totals)
     except ModuleNotFoundError as missing:
@@ -436,7 +550,8 @@ async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces |
 
 
 async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
-    """Who carries out calls and functions in the place of this process, or did so for an earlier one."""
+    """Who carries out calls and functions in the place of this process, or did so for an earlier
+    one."""
     if context.work.executor is None:
         return None
     from agac.engine.workers.chunks import WorkerCalls
@@ -445,25 +560,39 @@ async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
 
 
 async def _walk(context: InvocationContext, invocation: Invocation, uncommitted: CallLimit) -> None:
-    """Everything between the beginning and the end: rows walk until all are settled, or the run stops."""
-    work, totals, stop_signal = context.work, context.totals, context.stop_signal
+    """Everything between the beginning and the end: rows walk until all are settled, or the run
+    stops."""
+    work = context.work
+    totals = context.totals
+    stop_signal = context.stop_signal
     database, run, _ = context.places
     record = await runs.run_record(database, run)
-    newest, since = await newest_result(database), record.fresh_since or 0.0
-    engines, workers = await engine_tokens(work), await _workers_of(context)
+    newest = await newest_result(database)
+    since = record.fresh_since or 0.0
+    engines = await engine_tokens(work)
+    workers = await _workers_of(context)
     tools = workers.tool if workers else None
     async with (
-        open_connections(work, run, uncommitted, stop_signal, context.settler.note_wait) as connections,
+        open_connections(
+            work, run, uncommitted, stop_signal, context.settler.note_wait
+        ) as connections,
         open_functions(work, workers.function if workers else None) as call_function,
         open_agents(context, caller := Caller(context, connections, workers), since, tools),
         batches_of(context, caller) as batches,
         asyncio.TaskGroup() as group,
     ):
-        prefixes = {s.name: one for s in work.plan.asking if (one := connections[s.index][0].prefix) is not None}
+        prefixes = {
+            s.name: one
+            for s in work.plan.asking
+            if (one := connections[s.index][0].prefix) is not None
+        }
         lanes = {id(own[0].lane): own[0].lane for own in connections.values()}
         for name, one in prefixes.items():
             if one.mark != invocation.serving.get("prefixes", {}).get(name, one.mark):
-                _log.info("stage %s: its requests begin otherwise than before, so that caches begin anew", name)
+                _log.info(
+                    "stage %s: its requests begin otherwise than before, so that caches begin anew",
+                    name,
+                )
         source: AnswerSource = caller
         background = [group.create_task(context.ledger.run())]
         if workers is not None and workers.pool is not None:
@@ -471,7 +600,10 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         if batches is not None:
             invocation.batches = batches.done
             source = batches.enrolment
-            background += [group.create_task(batches.work()), group.create_task(batches.enrolment.look_ups.run())]
+            background += [
+                group.create_task(batches.work()),
+                group.create_task(batches.enrolment.look_ups.run()),
+            ]
         heartbeat = Heartbeat(context, connections, batches)
         if context.traces is not None:
             context.traces.lanes = heartbeat.lanes
@@ -497,35 +629,58 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         for task in background:
             task.cancel()
     slots = sum(lane.most for lane in lanes.values())
-    counted = [(address, engines[address], now) for address, now in (await engine_tokens(work)).items()]
-    invocation.serving = serving_facts(prefixes, slots, totals, counted) if totals.calls else {}
-    made, counts = await made_counts(database, run), await runs.counters(database, run)
+    counted = [
+        (address, engines[address], now) for address, now in (await engine_tokens(work)).items()
+    ]
+    if totals.calls:
+        invocation.serving = serving_facts(prefixes, slots, totals, counted)
+    else:
+        invocation.serving = {}
+    made = await made_counts(database, run)
+    counts = await runs.counters(database, run)
     if context.reviews is not None:
         totals.reviews = sum((await open_reviews(database, work.plan.workflow, run)).values())
-    settled = runs.row_counts(counts)["open"] == 0 and not any(one.state == State.PENDING for one in made)
+    settled = runs.row_counts(counts)["open"] == 0 and not any(
+        one.state == State.PENDING for one in made
+    )
     if work.batching.resume_run is not None:
         whole = settled and (await runs.run_record(database, run)).read_at is not None
     else:  # a retry leaves whole what was read to its end before
         whole = work.retry is None or (settled and await runs.was_read(database, run))
     invocation.ended = stop_signal.stop is None
     invocation.waits = work.sharding.waits if work.sharding is not None else ""
-    invocation.complete = invocation.ended and totals.rows_parked == totals.made_parked == 0 and whole
-    invocation.complete = invocation.complete and not invocation.waits  # groups without rows here may get some
+    invocation.complete = (
+        invocation.ended and totals.rows_parked == totals.made_parked == 0 and whole
+    )
+    # groups without rows here may get some
+    invocation.complete = invocation.complete and not invocation.waits
     if invocation.ended:
         assert_accounted(totals, made, counts)
 
 
 _NOTED = (
-    "rows_done", "rows_failed", "rows_parked", "tasks_done", "tasks_reused", "calls", "given_up", "retries",
-)  # fmt: skip
+    "rows_done",
+    "rows_failed",
+    "rows_parked",
+    "tasks_done",
+    "tasks_reused",
+    "calls",
+    "given_up",
+    "retries",
+)
 """Counts of an invocation that its record keeps by their names."""
 
 
 async def _end(context: InvocationContext, invocation: Invocation) -> None:
     """Commits how the invocation ended."""
-    totals, code, stop_signal = invocation.totals, invocation.exit_code, invocation.stop_signal
-    now, event = context.work.clocks.wall(), context.places.event
-    log_fields = fields(run=invocation.run, rows_done=totals.rows_done, rows_failed=totals.rows_failed)
+    totals = invocation.totals
+    code = invocation.exit_code
+    stop_signal = invocation.stop_signal
+    now = context.work.clocks.wall()
+    event = context.places.event
+    log_fields = fields(
+        run=invocation.run, rows_done=totals.rows_done, rows_failed=totals.rows_failed
+    )
     why = f"; {stop_signal.why}" if stop_signal.why else ""
     counts = (invocation.run, totals.rows_done, totals.rows_failed, why)
     _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=log_fields)
@@ -540,16 +695,19 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
     }  # fmt: skip
     if not invocation.ended and stop_signal.stop is not None:
         body |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}
-        if (last := totals.waiting_for) is not None:
+        last = totals.waiting_for
+        if last is not None:
             body["waiting_for"] = {"type": last.type, "message": last.message}
     statements: list[tuple[str, Any]] = [("event_end", (now, code, canonical(body), event))]
     statements += _estimates(context.plan, invocation)
-    if (told := invocation.notifier) is not None:
+    told = invocation.notifier
+    if told is not None:
         stop = None if invocation.ended else stop_signal.stop
         statements += await told.ended(code, stop, totals.reviews, complete=invocation.complete)
     if invocation.complete:
         statements.append(("run_finish", (now, invocation.run)))
-    workflow, database = context.plan.workflow, context.places.database
+    workflow = context.plan.workflow
+    database = context.places.database
     for run in await asked_by(database, workflow) if invocation.ended else ():
         if run != invocation.run and await runs.superseded_by(database, run) is not None:
             statements.append(("reviews_superseded", (workflow, run)))
@@ -557,8 +715,9 @@ async def _end(context: InvocationContext, invocation: Invocation) -> None:
 
 
 def _estimates(plan: Plan, invocation: Invocation) -> Iterator[tuple[str, Any]]:
-    """What the stages were expected to take, by what was known before and by the requests that were made: the
-    next plan compares the lengths of its requests with these. It costs no second look at the rows."""
+    """What the stages were expected to take, by what was known before and by the requests that
+    were made: the next plan compares the lengths of its requests with these. It costs no second
+    look at the rows."""
     for stage in plan.asking:
         own = invocation.totals.stages[stage.name]
         if own.requests:

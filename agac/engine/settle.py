@@ -1,4 +1,5 @@
-"""The one place where an outcome is decided and written, with the record of every call that led to it, and counted."""
+"""The one place where an outcome is decided and written, with the record of every call that led to
+it, and counted."""
 
 from __future__ import annotations
 
@@ -20,16 +21,28 @@ from agac.engine.validate import ValidReply
 from agac.engine.votes import Reviewed, VoteResult
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
-from agac.store.records import AGREEMENT, HOW, PART, Attempt, Call, NewRow, Result, RowEnd, TaskEnd, WriteBatch
+from agac.store.records import (
+    AGREEMENT,
+    HOW,
+    PART,
+    Attempt,
+    Call,
+    NewRow,
+    Result,
+    RowEnd,
+    TaskEnd,
+    WriteBatch,
+)
 from agac.store.rows import OUTCOME_OF, WALKED, PriorTask, State, StoredRow
 from agac.store.writer import Ledger
 
 
 @dataclass(slots=True)
 class StageTotals:
-    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`, `skipped` or `dropped` by
-    the stage's guard; `parked` are those of rows that stay open here, `in_flight` those being asked now. `cost` is in
-    USD, of the calls whose price is known; `unpriced` and `simulated` count calls."""
+    """Counts of one stage in this invocation. Tasks: asked and `done`, `reused`, `failed`,
+    `skipped` or `dropped` by the stage's guard; `parked` are those of rows that stay open here,
+    `in_flight` those being asked now. `cost` is in USD, of the calls whose price is known;
+    `unpriced` and `simulated` count calls."""
 
     done: int = 0
     reused: int = 0
@@ -53,18 +66,21 @@ class StageTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this invocation. Rows: `seen` in the input, of which `short` ones have fewer fields than the header and
-    `unchanged` ones needed nothing, `rows_skipped` went through without a result, `rows_filtered` left because of a
-    guard, `rows_dropped` repeat an id, `rows_parked` stay open at a stage that was not to be asked (of rows that stages
-    made `made_parked`); `reviews` wait for people at its end; `left_failed` were not tried again, `failed_for_good`
+    """Counts of this invocation. Rows: `seen` in the input, of which `short` ones have fewer
+    fields than the header and `unchanged` ones needed nothing, `rows_skipped` went through without
+    a result, `rows_filtered` left because of a guard, `rows_dropped` repeat an id, `rows_parked`
+    stay open at a stage that was not to be asked (of rows that stages made `made_parked`);
+    `reviews` wait for people at its end; `left_failed` were not tried again, `failed_for_good`
     will not be by the next ordinary run.
 
-    `calls` counts requests that ended, retries and re-asks included; `given_up` those that a second Ctrl-C cut off.
-    `cost` is in USD, of the calls whose price is known. `stages` are in the order of the workflow; `unusable` counts
-    rows that failed before any stage. `expected` is how many rows the run had when it was last read to its end;
-    `all_read`: `seen` is all of them. `waiting_for` is why the last call brought no answer; `waits`: until when,
-    in seconds since 1970, no call goes to a model, by lane. `known_prompt` are tokens of calls of which the provider
-    said what its cache had, `known_cached`; calls took `busy` seconds together, between `first_at` and `last_at`."""
+    `calls` counts requests that ended, retries and re-asks included; `given_up` those that a
+    second Ctrl-C cut off. `cost` is in USD, of the calls whose price is known. `stages` are in the
+    order of the workflow; `unusable` counts rows that failed before any stage. `expected` is how
+    many rows the run had when it was last read to its end; `all_read`: `seen` is all of them.
+    `waiting_for` is why the last call brought no answer; `waits`: until when, in seconds since
+    1970, no call goes to a model, by lane. `known_prompt` are tokens of calls of which the
+    provider said what its cache had, `known_cached`; calls took `busy` seconds together, between
+    `first_at` and `last_at`."""
 
     stages: defaultdict[str, StageTotals] = field(default_factory=lambda: defaultdict(StageTotals))
     expected: int | None = None
@@ -132,15 +148,25 @@ class Totals:
 
 
 def record_call(
-    write: WriteBatch, row: NewRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int, *, keep_all: bool
+    write: WriteBatch,
+    row: NewRow,
+    stage: AnyStage,
+    fingerprint: bytes,
+    call: Call,
+    replica: int,
+    *,
+    keep_all: bool,
 ) -> float | None:
-    """Adds to a commit what one call, or one line of a batch, brought and cost. `keep_all`: whether replies are stored
-    that were right at once. Returns what was spent in USD, None where the price is not known."""
+    """Adds to a commit what one call, or one line of a batch, brought and cost. `keep_all`:
+    whether replies are stored that were right at once. Returns what was spent in USD, None where
+    the price is not known."""
     kept = call.body if keep_all or call.error or call.mended else None
     write.attempts.append(Attempt(row, stage.index, fingerprint, call, stored_reply(kept), replica))
     spent = 0.0 if is_free(call) else call.cost
     error = call.error.type.value if call.error else ""
-    delta = write.tally((stage.name, "call", error, f"{call.endpoint.provider}/{call.endpoint.model}"))
+    delta = write.tally(
+        (stage.name, "call", error, f"{call.endpoint.provider}/{call.endpoint.model}")
+    )
     delta.add_call(call.usage, spent, call.endpoint.simulated)
     delta.held_cost += call.held_usd
     delta.held_tokens += call.held_tokens
@@ -158,15 +184,19 @@ def stored_reply(body: bytes | None) -> str | bytes | None:
 
 
 def how_answered(purpose: str, position: int, checked: ValidReply) -> str:
-    """How an answer came about, as results remember it; `position` counts the stage's models from 0."""
+    """How an answer came about, as results remember it; `position` counts the stage's models from
+    0."""
     if purpose == "ask" and not checked.mended and not checked.misformatted:
         return ""
     ways = {"repair": purpose == "repair", "json_repair": checked.mended, "fallback": position > 0}
-    return ",".join(way for way, taken in {**ways, "misformatted": checked.misformatted}.items() if taken)
+    return ",".join(
+        way for way, taken in {**ways, "misformatted": checked.misformatted}.items() if taken
+    )
 
 
 class Settler:
-    """Writes outcomes of one run into its ledger, and counts them. Nothing here waits: they join the next commit."""
+    """Writes outcomes of one run into its ledger, and counts them. Nothing here waits: they join
+    the next commit."""
 
     def __init__(
         self,
@@ -177,17 +207,30 @@ class Settler:
         stops: StopRules,
         keep_replies: KeepReplies,
     ) -> None:
-        self._ledger, self._totals, self._stages, self._clock = ledger, totals, stages, clock
-        self._stops, self._keeps_all = stops, keep_replies == "all"
-        self._earlier_ends: dict[int, RowEnd] = {}  # of rows that were taken up and of which nothing new is known
+        self._ledger = ledger
+        self._totals = totals
+        self._stages = stages
+        self._clock = clock
+        self._stops = stops
+        self._keeps_all = keep_replies == "all"
+        self._earlier_ends: dict[
+            int, RowEnd
+        ] = {}  # of rows that were taken up and of which nothing new is known
 
-    def keep_call(self, row: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int) -> None:
+    def keep_call(
+        self, row: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int
+    ) -> None:
         """Stores what one call brought and cost, whatever comes of it, and counts it."""
         batch = self._ledger.batch
-        keep_all = self._keeps_all and stage.agent_spec is None  # replies in conversations are kept with these
+        # replies in conversations are kept with these
+        keep_all = self._keeps_all and stage.agent_spec is None
         cost = record_call(batch, row.new, stage, fingerprint, call, replica, keep_all=keep_all)
         if call.answered:
-            took = (("duration", call.duration), ("ttft", call.ttft), ("time_to_response", call.time_to_response))
+            took = (
+                ("duration", call.duration),
+                ("ttft", call.ttft),
+                ("time_to_response", call.time_to_response),
+            )
             for measure, seconds in took:
                 if seconds is not None:
                     batch.timings[stage.name, measure, bucket_of(seconds)] += 1
@@ -195,11 +238,13 @@ class Settler:
         self._totals.count_call(call, cost, stage)
 
     def given_up(self) -> None:
-        """A call was cut off before its answer came: nothing is known of it but that it was sent."""
+        """A call was cut off before its answer came: nothing is known of it but that it was
+        sent."""
         self._totals.given_up += 1
 
     def note_wait(self, lane: str, seconds: float) -> None:
-        """No call goes to a model for so long: shown while it lasts, and in the record of the invocation."""
+        """No call goes to a model for so long: shown while it lasts, and in the record of the
+        invocation."""
         self._totals.waits[lane] = self._clock() + seconds
         self._ledger.batch.waits = canonical(self._totals.waits)
 
@@ -213,10 +258,13 @@ class Settler:
         voted: VoteResult | None = None,
         fixed: bytes | None = None,
     ) -> None:
-        """A task has its result: `done` when it was asked for it, `reused` when the answer was there. `voted`: it was
-        made of the answers of replicas, and is kept already. A `replica`, from 1, brought one of these: the task alone
-        is counted, once it is settled. `fixed`: the fingerprint of the task whose result a person set."""
-        batch, asked, fingerprint = self._ledger.batch, outcome is Outcome.DONE, fixed or result.fingerprint
+        """A task has its result: `done` when it was asked for it, `reused` when the answer was
+        there. `voted`: it was made of the answers of replicas, and is kept already. A `replica`,
+        from 1, brought one of these: the task alone is counted, once it is settled. `fixed`: the
+        fingerprint of the task whose result a person set."""
+        batch = self._ledger.batch
+        asked = outcome is Outcome.DONE
+        fingerprint = fixed or result.fingerprint
         if asked:
             if voted is None and not result.id:
                 batch.results.append(result)
@@ -225,16 +273,24 @@ class Settler:
         if replica:
             self._add(row, stage, outcome, fingerprint, result, replica=replica)
             return
-        leaves, own, totals = is_leave(stage, result.value), self._totals.stages[stage.name], self._totals
-        settled_as, note = outcome, voted.note if voted else None
+        leaves = is_leave(stage, result.value)
+        own = self._totals.stages[stage.name]
+        totals = self._totals
+        settled_as = outcome
+        note = voted.note if voted else None
         if leaves:
             assert isinstance(stage, LocalStage)
             function = str(next(iter(stage.operation.body().values())))
-            settled_as, note = Outcome.DROPPED, canonical({"python": function, "values": {}})
+            settled_as = Outcome.DROPPED
+            note = canonical({"python": function, "values": {}})
         if asked:
             self._stops.answered(stage.name)
-        prior, agreement = row.prior.get(stage.index), voted.agreement if voted else None
-        stored = (prior.result_id, prior.fingerprint, prior.agreement) if prior is not None and not asked else None
+        prior = row.prior.get(stage.index)
+        agreement = voted.agreement if voted else None
+        if prior is not None and not asked:
+            stored = (prior.result_id, prior.fingerprint, prior.agreement)
+        else:
+            stored = None
         known = bool(result.id) and stored == (result.id, fingerprint, agreement)
         totals.tasks_done += asked
         totals.tasks_reused += not asked and not (known and row.again)
@@ -251,12 +307,17 @@ class Settler:
             batch.tally((stage.name, AGREEMENT, agreement, "")).tasks += 1
         self._add(row, stage, settled_as, fingerprint, result, note=note)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
-            settled = PriorTask(row.new.key, stage.index, fingerprint, settled_as, result.id, None, 0)
+            settled = PriorTask(
+                row.new.key, stage.index, fingerprint, settled_as, result.id, None, 0
+            )
             row.prior[stage.index] = settled
 
-    def not_asked(self, row: ActiveRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None) -> None:
-        """A stage that asks nothing and keeps nothing is done; or a guard said no: the row goes on without the stage
-        (skipped) or leaves there (dropped). `note` makes JSON with the guard and its values."""
+    def not_asked(
+        self, row: ActiveRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None
+    ) -> None:
+        """A stage that asks nothing and keeps nothing is done; or a guard said no: the row goes on
+        without the stage (skipped) or leaves there (dropped). `note` makes JSON with the guard and
+        its values."""
         prior = row.prior.get(stage.index)
         self._uncount(row, stage, prior)
         self._forget_replicas(row, stage)
@@ -278,37 +339,46 @@ class Settler:
         reason: str | None = None,
         replica: int = 0,
     ) -> None:
-        """A task failed, and so will its row: the stages that follow have nothing to work on. A `replica`: one of the
-        answers of which the task's would have been made did not come."""
+        """A task failed, and so will its row: the stages that follow have nothing to work on. A
+        `replica`: one of the answers of which the task's would have been made did not come."""
         if replica:
             self._add(row, stage, Outcome.FAILED, fingerprint, error=error, replica=replica)
             return
-        prior, new = row.prior.get(stage.index), row.new
+        prior = row.prior.get(stage.index)
+        new = row.new
         anew = prior is None or error is not prior.error  # else it was left as it is
         if anew and error.type is not ErrorType.REJECTED:  # which is nobody's fault
             self._stops.failed(stage.name, error, new.row.id, fingerprint)
         counts = anew and error.type in ANSWER_FAILURES
         failures = (prior.failures if prior and prior.fingerprint == fingerprint else 0) + counts
         self._uncount(row, stage, prior)
-        counted_as = (PART, "") if row.part else (Outcome.FAILED.value, error.type.value)
+        if row.part:
+            counted_as = (PART, "")
+        else:
+            counted_as = (Outcome.FAILED.value, error.type.value)
         self._ledger.batch.tally((stage.name, *counted_as, "")).tasks += 1
         if fingerprint is None:
             self._forget_replicas(row, stage)
         what = "partial" if error.type is ErrorType.TRUNCATED else "traceback"
         note = canonical({what: error.detail}) if error.detail else None
-        self._add(row, stage, Outcome.FAILED, fingerprint, error=error, failures=failures, note=note)
+        self._add(
+            row, stage, Outcome.FAILED, fingerprint, error=error, failures=failures, note=note
+        )
         self._earlier_ends.pop(new.key, None)
         own = self._totals.stages[stage.name]
         own.last_error = (error, new.row.id)
         if not row.part and (anew or not row.again):
             own.failed += 1
-            # the answers of a vote that none leads are kept, so that the next run would find the same
+            # the answers of a vote that none leads are kept, so that the next run would find the
+            # same
             stays = error.type is ErrorType.NO_CONSENSUS or failures == FURTHER_RUNS + 1
             self._totals.failed_for_good += counts and stays
 
     def undecided(self, row: ActiveRow, stage: AnyStage) -> None:
         """Every answer that a guard looks at is there."""
-        raise AssertionError(f"the guard of stage {stage.name!r} looks at an answer that is not there")
+        raise AssertionError(
+            f"the guard of stage {stage.name!r} looks at an answer that is not there"
+        )
 
     def _add(
         self,
@@ -323,13 +393,25 @@ class Settler:
         note: str | None = None,
         replica: int = 0,
     ) -> None:
-        end = TaskEnd(row.new, stage.index, fingerprint, outcome, result, error, failures, self._clock(), note, replica)
+        end = TaskEnd(
+            row.new,
+            stage.index,
+            fingerprint,
+            outcome,
+            result,
+            error,
+            failures,
+            self._clock(),
+            note,
+            replica,
+        )
         self._ledger.batch.tasks.append(end)
         if row.notes is not None:
             row.notes.ends.append(end)
 
     def _forget_replicas(self, row: ActiveRow, stage: AnyStage) -> None:
-        """The stage is not asked this time: answers of replicas to an earlier content of the row no longer count."""
+        """The stage is not asked this time: answers of replicas to an earlier content of the row
+        no longer count."""
         if stage.replicas > 1:
             self._ledger.batch.forgotten.append((row.new.key, stage.index, 1))
 
@@ -342,9 +424,11 @@ class Settler:
         failed: tuple[AnyStage, RowError] | None = None,
         settled: Collection[int] | None = None,
     ) -> None:
-        """A row came to its end. `result` is the one that is written; None: the results of several are, or none of its
-        own. `failed`: where, and why. `settled` are the stages that have an outcome now; None: all."""
-        batch, totals = self._ledger.batch, self._totals
+        """A row came to its end. `result` is the one that is written; None: the results of several
+        are, or none of its own. `failed`: where, and why. `settled` are the stages that have an
+        outcome now; None: all."""
+        batch = self._ledger.batch
+        totals = self._totals
         self._earlier_ends.pop(row.new.key, None)
         if settled is not None:  # what an earlier content of the row reached beyond
             left = {index: prior for index, prior in row.prior.items() if index not in settled}
@@ -362,16 +446,20 @@ class Settler:
             totals.last_error = (error, row.new.row.id)
 
     def count_row(self, state: int, by: int, error_type: str | None = None) -> None:
-        """Counts a row of the input in a state (1), or no longer (-1); open ones are not counted."""
+        """Counts a row of the input in a state (1), or no longer (-1); open ones are not
+        counted."""
         outcome = OUTCOME_OF.get(state)
         if outcome is not None:
             self._ledger.batch.tally(("", outcome.value, error_type or "", "")).tasks += by
 
     def row_moved(self, row: ActiveRow, old: int, state: State, result_id: int | None) -> None:
-        """A row that had come to its end is in another state, since other rows came or went; it keeps its result."""
+        """A row that had come to its end is in another state, since other rows came or went; it
+        keeps its result."""
         if old == state:
             return
-        self._ledger.batch.ends.append(RowEnd(row.new, state, Result(b"", "", id=result_id or 0), None, None))
+        self._ledger.batch.ends.append(
+            RowEnd(row.new, state, Result(b"", "", id=result_id or 0), None, None)
+        )
         if not row.made:
             for one, change in ((old, -1), (state, 1)):
                 self.count_row(one, change)
@@ -380,8 +468,8 @@ class Settler:
                 self._totals.rows_skipped += change * (one == State.SKIPPED)
 
     def mark_batch_answers_used(self, row: ActiveRow) -> None:
-        """The row was walked with what came of its tasks in batches; but for those that wait for their user, and those
-        at stages that could not be asked."""
+        """The row was walked with what came of its tasks in batches; but for those that wait for
+        their user, and those at stages that could not be asked."""
         for (stage, replica, _), ready in row.ready.items():
             if ready.then_do != "run" and stage not in row.held:
                 self._ledger.batch.used.append((row.new, stage, replica))
@@ -398,11 +486,15 @@ class Settler:
         state = State(old.state)
         if state in WALKED or (state is State.FAILED and old.error_stage is not None):
             result = Result(b"", "", id=old.result_id) if old.result_id else None
-            error = RowError(ErrorType(old.error_type), old.error_message or "") if old.error_type else None
+            if old.error_type:
+                error = RowError(ErrorType(old.error_type), old.error_message or "")
+            else:
+                error = None
             self._earlier_ends[row.new.key] = RowEnd(row.new, state, result, old.error_stage, error)
 
     def restore_outcomes(self) -> None:
-        """The run stopped: rows that were taken up, and of which nothing new is known, stand as they stood before."""
+        """The run stopped: rows that were taken up, and of which nothing new is known, stand as
+        they stood before."""
         for end in self._earlier_ends.values():
             self._ledger.batch.ends.append(end)
             self.count_row(end.state, 1, end.error.type if end.error else None)
@@ -416,10 +508,12 @@ class Settler:
             self.count_tasks({stage.index: prior}, -1)
 
     def count_tasks(self, tasks: Mapping[int, PriorTask], by: int) -> None:
-        """Counts tasks as they stand (1), of a row that is in the input again; or no longer (-1), of one that left."""
+        """Counts tasks as they stand (1), of a row that is in the input again; or no longer (-1),
+        of one that left."""
         batch = self._ledger.batch
         for index, prior in tasks.items():
-            name, error = self._stages[index].name, prior.error.type.value if prior.error else ""
+            name = self._stages[index].name
+            error = prior.error.type.value if prior.error else ""
             batch.tally((name, prior.outcome.value, error, "")).tasks += by
             if prior.agreement is not None:
                 batch.tally((name, AGREEMENT, prior.agreement, "")).tasks += by

@@ -1,4 +1,5 @@
-"""Tasks, each run once: equal ones wait for the first, stored answers are looked up, replicas vote."""
+"""Tasks, each run once: equal ones wait for the first, stored answers are looked up, replicas
+vote."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ V = TypeVar("V")
 
 
 class LookupBatcher(Generic[K, V]):
-    """Looks keys up many at a time with `fetch`: what comes during a look-up shares the next one; needs its `run`."""
+    """Looks keys up many at a time with `fetch`: what comes during a look-up shares the next one;
+    needs its `run`."""
 
     def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
         self._fetch = fetch
@@ -71,12 +73,16 @@ class LookupBatcher(Generic[K, V]):
 
 
 FunctionCall = Callable[[LocalStage, bytes, FunctionInput, RowId], Awaitable[Answer | RowError]]
-"""What a stage's function gives for a row or a group; an exception of its is the row's failure, with its traceback."""
+"""What a stage's function gives for a row or a group; an exception of its is the row's failure,
+with its traceback."""
 
 
 @asynccontextmanager
-async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | None) -> AsyncIterator[FunctionCall]:
-    """Calls a plan's functions, imported here alone in the engine, or `elsewhere`. Raises UsageError if none can be."""
+async def open_functions(
+    work: Work, elsewhere: Callable[..., Awaitable[Any]] | None
+) -> AsyncIterator[FunctionCall]:
+    """Calls a plan's functions, imported here alone in the engine, or `elsewhere`. Raises
+    UsageError if none can be."""
     calls: dict[int, Call] = {}
     clean = work.redactor.clean
     local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
@@ -89,7 +95,9 @@ async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | 
             return nullcontext()
         return under_way.noted(f"stage {stage.name}, {what} ({stage.operation.function})")
 
-    async def call(stage: LocalStage, fingerprint: bytes, given: FunctionInput, row: RowId) -> Answer | RowError:
+    async def call(
+        stage: LocalStage, fingerprint: bytes, given: FunctionInput, row: RowId
+    ) -> Answer | RowError:
         assert isinstance(stage.operation, Python)
         name = str(stage.operation.function)
         with noted(stage, f"{'row' if stage.group is None else 'group'} {row!r}"):
@@ -107,16 +115,22 @@ async def open_functions(work: Work, elsewhere: Callable[..., Awaitable[Any]] | 
         return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
 
     async with AsyncExitStack() as stack:
-        file = work.batching.folder.with_name(f"{work.plan.workflow}.run")  # no longer than the workflow's file's
+        # no longer than the workflow's file's
+        file = work.batching.folder.with_name(f"{work.plan.workflow}.run")
         if elsewhere is not None:
             for stage, does in called:
-                calls[stage.index] = partial(elsewhere, does.function, (does.processes, does.timeout))
+                calls[stage.index] = partial(
+                    elsewhere, does.function, (does.processes, does.timeout)
+                )
         if elsewhere is not None or all(does.processes is not None for _, does in called):
             file.unlink(missing_ok=True)
         else:
             under_way = await stack.enter_async_context(open_calls(file, work.plan.workflow))
             if under_way.left:
-                text = "the last invocation of %s ended in the middle of functions that it called: %s. %s"
+                text = (
+                    "the last invocation of %s ended in the middle of functions that it "
+                    "called: %s. %s"
+                )
                 _log.warning(text, work.plan.workflow, "; ".join(under_way.left[:9]), ALONE)
         for stage, does in called if elsewhere is None else ():
             opened = open_function(does.function, work.root, does.processes, does.timeout)
@@ -133,7 +147,8 @@ class LocalCall(NamedTuple):
 
 
 class Parked(Enum):
-    """The end of a task without an answer now: its row stays open, for it may not be asked, or it waits."""
+    """The end of a task without an answer now: its row stays open, for it may not be asked, or it
+    waits."""
 
     PARKED = "parked"
     ENROLLED = "enrolled"
@@ -145,7 +160,8 @@ TaskReply = Answer | RowError | Parked
 
 @dataclass(slots=True)
 class TaskRequest:
-    """A task of a row, or (`replica`, from 1) one of several for its answer. `is_new`: this invocation had to ask."""
+    """A task of a row, or (`replica`, from 1) one of several for its answer. `is_new`: this
+    invocation had to ask."""
 
     row: ActiveRow
     stage: AnyStage
@@ -159,60 +175,108 @@ class AnswerSource(Protocol):
     """Brings the answers of tasks that have none yet: by calls, or by batches."""
 
     async def ask(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+        self,
+        active: ActiveRow,
+        stage: PlannedStage,
+        fingerprint: bytes,
+        request: Request,
+        replica: int = 0,
     ) -> TaskReply:
-        """The answer, the error with which it fails, or that a batch has it. Raises RunStopped before any of these."""
+        """The answer, the error with which it fails, or that a batch has it. Raises RunStopped
+        before any of these."""
 
 
 class Tasks:
-    """Brings the answers of tasks, each run once, and settles those that have one; failures are for the caller. Earlier
-    results are taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the last one
-    that this invocation found in the store. Its `look_ups` and `failures` must be running."""
+    """Brings the answers of tasks, each run once, and settles those that have one; failures are
+    for the caller. Earlier results are taken that were made at or after `since`, seconds since
+    1970; `newest_before` is the id of the last one that this invocation found in the store. Its
+    `look_ups` and `failures` must be running."""
 
     def __init__(
-        self, context: InvocationContext, source: AnswerSource, call: FunctionCall, *, newest_before: int, since: float
+        self,
+        context: InvocationContext,
+        source: AnswerSource,
+        call: FunctionCall,
+        *,
+        newest_before: int,
+        since: float,
     ) -> None:
-        self._source, self._call_function = source, call
-        self._settler, self._ledger, self._totals = context.settler, context.ledger, context.totals
-        self._scope, self._wall, self._database = context.work.scope, context.work.clocks.wall, context.places.database
-        self._fixes, retry = context.fixes, context.work.retry
-        self._discards = retry.since if retry is not None and retry.discard else None
-        self._timed = context.plan.rules.row_timeout is not None  # so that a time-out may be a row's own
-        self._newest_before, self._since, self._workflow = newest_before, since, context.plan.workflow
+        self._source = source
+        self._call_function = call
+        self._settler = context.settler
+        self._ledger = context.ledger
+        self._totals = context.totals
+        self._scope = context.work.scope
+        self._wall = context.work.clocks.wall
+        self._database = context.places.database
+        self._fixes = context.fixes
+        retry = context.work.retry
+        self._discards: float | None
+        if retry is not None and retry.discard:
+            self._discards = retry.since
+        else:
+            self._discards = None
+        # so that a time-out may be a row's own
+        self._timed = context.plan.rules.row_timeout is not None
+        self._newest_before = newest_before
+        self._since = since
+        self._workflow = context.plan.workflow
         self._asking: dict[bytes, asyncio.Future[TaskReply | None]] = {}
         self._failed: OrderedDict[bytes, RowError] = OrderedDict()
         self._checks = checks_of(context.plan.stages)
-        self._voted: dict[bytes, Result] = {}  # put together, and not durable yet: a look-up would not find it
-        self.look_ups: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(self._fetch)
-        self.failures: LookupBatcher[bytes, Failures] = LookupBatcher(partial(replica_failures, self._database))
+        self._voted: dict[
+            bytes, Result
+        ] = {}  # put together, and not durable yet: a look-up would not find it
+        self.look_ups: LookupBatcher[tuple[float, bytes], EarlierResult] = LookupBatcher(
+            self._fetch
+        )
+        self.failures: LookupBatcher[bytes, Failures] = LookupBatcher(
+            partial(replica_failures, self._database)
+        )
 
-    async def _fetch(self, keys: Sequence[tuple[float, bytes]]) -> dict[tuple[float, bytes], EarlierResult]:
+    async def _fetch(
+        self, keys: Sequence[tuple[float, bytes]]
+    ) -> dict[tuple[float, bytes], EarlierResult]:
         found = {}
         for since in {since for since, _ in keys}:
             prints = [fingerprint for one, fingerprint in keys if one == since]
-            for fingerprint, result in (await earlier_results(self._database, prints, since, self._workflow)).items():
+            for fingerprint, result in (
+                await earlier_results(self._database, prints, since, self._workflow)
+            ).items():
                 found[since, fingerprint] = result
         return found
 
-    def answer(self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall) -> Awaitable[TaskReply]:
-        """A task's answer: one that a person set, an earlier one, that of an equal task, or one that is asked for."""
-        if (fix := self._fixes.of(stage.name, active.new.row.id, task.fingerprint)) is not None:
+    def answer(
+        self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall
+    ) -> Awaitable[TaskReply]:
+        """A task's answer: one that a person set, an earlier one, that of an equal task, or one
+        that is asked for."""
+        fix = self._fixes.of(stage.name, active.new.row.id, task.fingerprint)
+        if fix is not None:
             if self._discards is None or fix.at >= self._discards:
                 return self._fixed(active, stage, task.fingerprint, fix)
-            discarded = fix._replace(choice=DISCARD, value=None, reason="", reviewer="", at=self._discards)
+            discarded = fix._replace(
+                choice=DISCARD, value=None, reason="", reviewer="", at=self._discards
+            )
             self._ledger.batch.decisions.append(discarded)
         if isinstance(task, Prepared) and task.replicas:
             return self._replicated(active, stage, task)
         return self._one(TaskRequest(active, stage, task, task.fingerprint))
 
-    async def _fixed(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, fix: StoredDecision) -> Answer:
-        """The result that a person set. It is stored under the name of the decision: no other row finds it."""
-        key, value = fix.key or b"", fix.value or "null"
+    async def _fixed(
+        self, active: ActiveRow, stage: AnyStage, fingerprint: bytes, fix: StoredDecision
+    ) -> Answer:
+        """The result that a person set. It is stored under the name of the decision: no other row
+        finds it."""
+        key = fix.key or b""
+        value = fix.value or "null"
         earlier = await self.look_ups.get((0.0, key))
         if earlier is not None and earlier.value == value:
-            result, outcome = Result(key, value, id=earlier.id), Outcome.REUSED
+            result = Result(key, value, id=earlier.id)
+            outcome = Outcome.REUSED
         else:
-            endpoint, outcome = Endpoint("people", "", fix.reviewer, False), Outcome.DONE
+            endpoint = Endpoint("people", "", fix.reviewer, False)
+            outcome = Outcome.DONE
             result = Result(key, value, endpoint, self._wall(), how=MANUAL)
         self._settler.task_done(active, stage, result, outcome, fixed=fingerprint)
         return Answer(result, UNPARSED)
@@ -227,15 +291,23 @@ class Tasks:
         if answer is None:
             answer = await self._lead(asked)
         if asked.replica and isinstance(answer, RowError):
-            self._settler.failed(asked.row, asked.stage, asked.fingerprint, answer, replica=asked.replica)
+            self._settler.failed(
+                asked.row, asked.stage, asked.fingerprint, answer, replica=asked.replica
+            )
         return answer
 
     def _left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
         prior = active.prior.get(stage.index)
-        if prior is None or prior.error is None or prior.fingerprint != fingerprint or active.forced:
+        if (
+            prior is None
+            or prior.error is None
+            or prior.fingerprint != fingerprint
+            or active.forced
+        ):
             return None
-        if any(one[0] == stage.index for one in active.ready):  # a batch brought what was asked since
+        # a batch brought what was asked since
+        if any(one[0] == stage.index for one in active.ready):
             return None
         if active.resumed:
             return prior.error
@@ -244,8 +316,11 @@ class Tasks:
             return prior.error
         return None
 
-    async def _follow(self, asked: TaskRequest, leader: asyncio.Future[TaskReply | None]) -> TaskReply | None:
-        """What became of the same task of another row; None: that row had no time or money left, this one may."""
+    async def _follow(
+        self, asked: TaskRequest, leader: asyncio.Future[TaskReply | None]
+    ) -> TaskReply | None:
+        """What became of the same task of another row; None: that row had no time or money left,
+        this one may."""
         try:
             answer = await asked.row.deadline.wait(asyncio.shield(leader))
         except RowDeadlineExceeded:
@@ -253,7 +328,8 @@ class Tasks:
         if answer is None:
             raise RunStopped
         if isinstance(answer, Answer):
-            if self._wrong(asked, answer.result) is not None:  # for this row; what it asks itself may be right
+            # for this row; what it asks itself may be right
+            if self._wrong(asked, answer.result) is not None:
                 if self._asking.get(asked.fingerprint) is leader:
                     del self._asking[asked.fingerprint]
                 return None
@@ -264,19 +340,25 @@ class Tasks:
                 self._collapsed(asked, answer.result.id)
             self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
         elif answer is Parked.ENROLLED:
-            waiting = WaitingTask(asked.row.new, asked.stage.index, asked.replica, asked.fingerprint)
+            waiting = WaitingTask(
+                asked.row.new, asked.stage.index, asked.replica, asked.fingerprint
+            )
             self._ledger.batch.waiting.append(waiting)
         elif isinstance(answer, RowError) and self._is_of_its_row(asked.stage, answer):
             return None
         return answer
 
     def _wrong(self, asked: TaskRequest, result: Result | EarlierResult) -> RowError | None:
-        """What the stage's checks find wrong with an answer that is there, for the row that asks."""
+        """What the stage's checks find wrong with an answer that is there, for the row that
+        asks."""
         checks = self._checks.get(asked.stage.index)
-        return None if checks is None else checks.error(asked.row.view, json.loads(result.value))
+        if checks is None:
+            return None
+        return checks.error(asked.row.view, json.loads(result.value))
 
     def _collapsed(self, asked: TaskRequest, result: int) -> None:
-        """Counts a task that another one was asked for; a row counts once, also where it is walked again."""
+        """Counts a task that another one was asked for; a row counts once, also where it is walked
+        again."""
         prior = asked.row.prior.get(asked.stage.index)
         had = prior is not None and bool(result) and prior.result_id == result
         self._totals.collapsed += asked.replica <= 1 and not had
@@ -285,8 +367,11 @@ class Tasks:
         self._settler.task_done(asked.row, asked.stage, result, outcome, asked.replica)
 
     async def _lead(self, asked: TaskRequest) -> TaskReply:
-        """The first of equal tasks: its answer is looked up, or asked for; the others wait for it."""
-        row, stage, fingerprint = asked.row, asked.stage, asked.fingerprint
+        """The first of equal tasks: its answer is looked up, or asked for; the others wait for
+        it."""
+        row = asked.row
+        stage = asked.stage
+        fingerprint = asked.fingerprint
         mine: asyncio.Future[TaskReply | None] = asyncio.get_running_loop().create_future()
         self._asking[fingerprint] = mine
         durable = False
@@ -296,16 +381,20 @@ class Tasks:
             own = row.asked_in_batch(stage.index, asked.replica, fingerprint)
             wrong = self._wrong(asked, earlier) if earlier is not None else None
             kept = None
-            anew = row.forced or (stage.index, asked.replica, fingerprint) in row.ready  # what a batch brought is newer
+            # what a batch brought is newer
+            anew = row.forced or (stage.index, asked.replica, fingerprint) in row.ready
             if asked.replica and stage.vote and stage.vote.lead and earlier is None and not anew:
                 failed = await self.failures.get(fingerprint) or {}
                 kept = binding_failure(stage, row.new.key, self._takes_since(row, stage), failed)
             if earlier is not None and wrong is None:
                 answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
-                if earlier.id > self._newest_before and not own:  # another row of this invocation asked it
+                # another row of this invocation asked it
+                if earlier.id > self._newest_before and not own:
                     self._collapsed(asked, earlier.id)
                 self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
-            elif wrong is not None and own:  # nobody who knew the row has looked at what its batch brought
+            elif (
+                wrong is not None and own
+            ):  # nobody who knew the row has looked at what its batch brought
                 answer = wrong
             elif kept is not None or not self._scope.may_ask(stage.name):
                 answer = kept or Parked.PARKED
@@ -316,18 +405,22 @@ class Tasks:
                     self._done(asked, answer.result, Outcome.DONE)
                 elif isinstance(answer, RowError) and not self._is_of_its_row(stage, answer):
                     self._failed[fingerprint] = answer
-                    if len(self._failed) > 10_000:  # 100 bytes each; equal tasks later share the failure
+                    # 100 bytes each; equal tasks later share the failure
+                    if len(self._failed) > 10_000:
                         self._failed.popitem(last=False)
         finally:
             mine.set_result(answer)
             if durable:  # until the commit a look-up would find neither it nor its place in a batch
-                self._ledger.batch.on_durable.append(partial(self._forget, self._asking, fingerprint, mine))
+                self._ledger.batch.on_durable.append(
+                    partial(self._forget, self._asking, fingerprint, mine)
+                )
             else:
                 del self._asking[fingerprint]
         return answer
 
     async def _ask(self, asked: TaskRequest) -> TaskReply:
-        own, task = self._totals.stages[asked.stage.name], asked.task
+        own = self._totals.stages[asked.stage.name]
+        task = asked.task
         if isinstance(task, Prepared) and (refusal := task.refusal) is not None:
             return refusal
         asked.is_new = True
@@ -335,12 +428,18 @@ class Tasks:
         try:
             if isinstance(task, LocalCall):
                 assert isinstance(asked.stage, LocalStage)
-                made = await self._call_function(asked.stage, asked.fingerprint, task.given, asked.row.new.row.id)
-                return made if isinstance(made, RowError) else self._wrong(asked, made.result) or made
+                made = await self._call_function(
+                    asked.stage, asked.fingerprint, task.given, asked.row.new.row.id
+                )
+                if isinstance(made, RowError):
+                    return made
+                return self._wrong(asked, made.result) or made
             assert isinstance(asked.stage, PlannedStage)
             own.requests += 1
             own.characters += sum(len(message.text) for message in task.messages)
-            return await self._source.ask(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
+            return await self._source.ask(
+                asked.row, asked.stage, asked.fingerprint, task.request, asked.replica
+            )
         finally:
             own.in_flight -= not asked.replica
 
@@ -349,28 +448,42 @@ class Tasks:
         since = self._since
         if isinstance(stage, PlannedStage) and stage.max_age is not None:
             prior = active.prior.get(stage.index)
-            had = stage.replicas > 1 or (prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED))
-            if not ((active.resumed or active.ready) and had):  # else it grew old while the row waited for a batch
+            had = stage.replicas > 1 or (
+                prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED)
+            )
+            # else it grew old while the row waited for a batch
+            if not ((active.resumed or active.ready) and had):
                 since = max(since, self._wall() - stage.max_age)
         return active.takes_since(stage.index, since)
 
     def _is_of_its_row(self, stage: AnyStage, error: RowError) -> bool:
-        """The row took too long, spent too much before it came here, or has other values: another one has its turn."""
-        of_time = error.type is ErrorType.BUDGET_EXCEEDED or (error.type is ErrorType.TIMEOUT and self._timed)
+        """The row took too long, spent too much before it came here, or has other values: another
+        one has its turn."""
+        of_time = error.type is ErrorType.BUDGET_EXCEEDED or (
+            error.type is ErrorType.TIMEOUT and self._timed
+        )
         return of_time or is_of_row(stage, error)
 
     async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
-        """The answer of a task with replicas; the error of the first of them that failed, or of the vote; parked where
-        one may not be asked. Those that are needed are asked at the same time, as far as lanes and budgets let them,
-        and each is settled by itself: what one has is never asked again, whatever becomes of the others. Raises
-        RunStopped when the run stops before all of these have ended."""
+        """The answer of a task with replicas; the error of the first of them that failed, or of
+        the vote; parked where one may not be asked. Those that are needed are asked at the same
+        time, as far as lanes and budgets let them, and each is settled by itself: what one has is
+        never asked again, whatever becomes of the others. Raises RunStopped when the run stops
+        before all of these have ended."""
         assert isinstance(stage, PlannedStage)
-        if (left := self._left(active, stage, task.fingerprint)) is not None:
+        left = self._left(active, stage, task.fingerprint)
+        if left is not None:
             return left
         own = self._totals.stages[stage.name]
-        every = [TaskRequest(active, stage, task, one, number) for number, one in enumerate(task.replicas, 1)]
-        counted = ANSWER_FAILURES if stage.vote and stage.vote.lead else ()  # as asked, though they are no answers
-        asked, replied, answers = every[:0], list[TaskReply](), list[str | None]()
+        every = [
+            TaskRequest(active, stage, task, one, number)
+            for number, one in enumerate(task.replicas, 1)
+        ]
+        # as asked, though they are no answers
+        counted = ANSWER_FAILURES if stage.vote and stage.vote.lead else ()
+        asked = every[:0]
+        replied = list[TaskReply]()
+        answers = list[str | None]()
         while isinstance(voted := outcome_of_vote(answers, stage.vote, len(every)), int):
             own.in_flight += 1
             asked = every[: len(asked) + voted]
@@ -385,7 +498,8 @@ class Tasks:
             if any(isinstance(work.exception(), RunStopped) for work in works):
                 raise RunStopped
             replied += [work.result() for work in works]
-            if (parked := next((one for one in replied if isinstance(one, Parked)), None)) is not None:
+            parked = next((one for one in replied if isinstance(one, Parked)), None)
+            if parked is not None:
                 return parked
             for number, error in enumerate(replied, 1):
                 if isinstance(error, RowError) and error.type not in counted:
@@ -393,14 +507,27 @@ class Tasks:
             answers = [one.result.value if isinstance(one, Answer) else None for one in replied]
         if isinstance(voted, RowError):
             return voted
-        like = next(one.result for one in replied[max(voted.replica, 1) - 1 :] if isinstance(one, Answer))
-        anew = any(one.is_new or active.asked_in_batch(stage.index, one.replica, one.fingerprint) for one in asked)
+        like = next(
+            one.result for one in replied[max(voted.replica, 1) - 1 :] if isinstance(one, Answer)
+        )
+        anew = any(
+            one.is_new or active.asked_in_batch(stage.index, one.replica, one.fingerprint)
+            for one in asked
+        )
         return await self._voted_answer(active, stage, task.fingerprint, voted, like, anew=anew)
 
     async def _voted_answer(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, voted: VoteResult, like: Result, *, anew: bool
+        self,
+        active: ActiveRow,
+        stage: PlannedStage,
+        fingerprint: bytes,
+        voted: VoteResult,
+        like: Result,
+        *,
+        anew: bool,
     ) -> Answer:
-        """Settles the task with what came of its replicas; its endpoint is that of the result which it is `like`."""
+        """Settles the task with what came of its replicas; its endpoint is that of the result
+        which it is `like`."""
         if voted.share is not None:
             active.view.agreement[stage.name] = voted.share
         earlier = None
@@ -409,13 +536,18 @@ class Tasks:
         if earlier is not None and earlier.value == voted.text:  # made of the same answers before
             result: Result | None = Result(fingerprint, earlier.value, id=earlier.id)
         else:
-            result = self._voted.get(fingerprint)  # after the look-up: an equal task may have made it meanwhile
+            # after the look-up: an equal task may have made it meanwhile
+            result = self._voted.get(fingerprint)
         if result is None or result.value != voted.text:
             result = Result(fingerprint, voted.text, None, self._wall(), like=like)
             self._voted[fingerprint] = result
             self._ledger.batch.results.append(result)
-            self._ledger.batch.on_durable.append(partial(self._forget, self._voted, fingerprint, result))
-        self._settler.task_done(active, stage, result, Outcome.DONE if anew else Outcome.REUSED, voted=voted)
+            self._ledger.batch.on_durable.append(
+                partial(self._forget, self._voted, fingerprint, result)
+            )
+        self._settler.task_done(
+            active, stage, result, Outcome.DONE if anew else Outcome.REUSED, voted=voted
+        )
         return Answer(result, UNPARSED)
 
     def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
@@ -425,7 +557,9 @@ class Tasks:
 
 def value_of(answer: Answer) -> JSONValue:
     """The value of an answer, which may not have been read yet."""
-    return json.loads(answer.result.value) if answer.value is UNPARSED else answer.value
+    if answer.value is UNPARSED:
+        return json.loads(answer.result.value)
+    return answer.value
 
 
 UNPARSED: Any = object()

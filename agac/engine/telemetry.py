@@ -1,4 +1,5 @@
-"""What a run did: telemetry.jsonl, the summary, quantiles of call times; and what of it OpenTelemetry is sent."""
+"""What a run did: telemetry.jsonl, the summary, quantiles of call times; and what of it
+OpenTelemetry is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from agac.spec.workflow import RunRules
 from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.decisions import open_reviews
-from agac.store.history import CallRecord, Timings, UncalledRow, agreements, calls_by_row, endpoints, timings
+from agac.store.history import (
+    CallRecord,
+    Timings,
+    UncalledRow,
+    agreements,
+    calls_by_row,
+    endpoints,
+    timings,
+)
 from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Endpoint
 from agac.store.rows import State
 from agac.store.runs import (
@@ -34,31 +43,37 @@ from agac.store.runs import (
 if TYPE_CHECKING:
     from agac.data.sinks import JsonSink  # it brings every format; `agac status` writes none
 
-# telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many tokens and by whom; and
-# for each that failed before one.
+# telemetry.jsonl: a line for each row for which a call was made, with when, how long, how many
+# tokens and by whom; and for each that failed before one.
 #
-# Written from the store, as all outputs are: some hundred rows are held at a time. The lines are put together as text,
-# since a million of them are written: what repeats from call to call is made once.
+# Written from the store, as all outputs are: some hundred rows are held at a time. The lines are
+# put together as text, since a million of them are written: what repeats from call to call is made
+# once.
 
-SCHEMA = "agac.usage/v1"  # the name of the shape of `usage`: raised when something is renamed or means something else
+# the name of the shape of `usage`: raised when something is renamed or means something else
+SCHEMA = "agac.usage/v1"
 NULL = "null"
 _OK: dict[int, str] = {**dict.fromkeys(map(int, store.WALKED), "true"), State.FAILED: "false"}
 _MOST_PIECES = 4096
 
 
 async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
-    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made. A row that failed before a
-    call has empty `timing` and `usage`. A row that left the input, or is no longer made, has no line, and none has a
-    row whose results were all there already."""
+    """Writes the whole of telemetry.jsonl: rows in input order, then those that stages made. A row
+    that failed before a call has empty `timing` and `usage`. A row that left the input, or is no
+    longer made, has no line, and none has a row whose results were all there already."""
     definition = await definition_of(database, run)
-    writer = LineWriter([stage["name"] for stage in definition["stages"]], await endpoints(database))
+    writer = LineWriter(
+        [stage["name"] for stage in definition["stages"]], await endpoints(database)
+    )
     votes = any(stage.get("vote") for stage in definition["stages"])
     async for rows in calls_by_row(database, run):
         asked = [row[0].row_key for row in rows if isinstance(row, list)]
         agreed = await agreements(database, asked) if votes else {}
         sink.write_texts(
             [
-                writer.line(row, agreed.get(row[0].row_key)) if isinstance(row, list) else uncalled_line(row)
+                writer.line(row, agreed.get(row[0].row_key))
+                if isinstance(row, list)
+                else uncalled_line(row)
                 for row in rows
             ]
         )
@@ -66,27 +81,37 @@ async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
 
 def uncalled_line(row: UncalledRow) -> str:
     """The line of a row that failed before a call."""
-    return f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},"ok":false,"timing":{{}},"usage":{{}}}}'
+    return (
+        f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},'
+        '"ok":false,"timing":{},"usage":{}}'
+    )
 
 
 class LineWriter:
-    """Makes lines of calls. `stages` are the names of the run's stages, as the store counts them."""
+    """Makes lines of calls. `stages` are the names of the run's stages, as the store counts
+    them."""
 
     def __init__(self, stages: Sequence[str], known: dict[int, Endpoint]) -> None:
-        self._stages, self._known = stages, known
+        self._stages = stages
+        self._known = known
         self._heads: dict[tuple[object, ...], str] = {}
         self._seconds: dict[int, str] = {}
 
     def line(self, calls: list[CallRecord], agreed: Mapping[int, str] | None) -> str:
-        """The line of a row; its calls stand one after the other, stage by stage. `agreed`: by the stage's position,
-        how many replicas said what the vote decided, of how many, as `2/3`."""
-        row, agreement = calls[0], ""
+        """The line of a row; its calls stand one after the other, stage by stage. `agreed`: by the
+        stage's position, how many replicas said what the vote decided, of how many, as `2/3`."""
+        row = calls[0]
+        agreement = ""
         attempts = ",".join(map(self._attempt, calls))
         if agreed:
-            shares = {self._stages[stage]: round(share(votes), 4) for stage, votes in sorted(agreed.items())}
+            shares = {
+                self._stages[stage]: round(share(votes), 4)
+                for stage, votes in sorted(agreed.items())
+            }
             agreement = f',"agreement":{encode(shares)}'
         return (
-            f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},"ok":{_OK.get(row.state, NULL)},'
+            f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},'
+            f'"ok":{_OK.get(row.state, NULL)},'
             f'"timing":{self._timing(calls)},"usage":{{"schema":"{SCHEMA}","turn":{_turn(calls)},'
             f'"provider_attempts":[{attempts}]}}{agreement}}}'
         )
@@ -94,16 +119,28 @@ class LineWriter:
     def _timing(self, calls: list[CallRecord]) -> str:
         """Of the newest invocation that asked for the row, waits between its calls included."""
         if len(calls) == 1:
-            return self._times(calls[0].started_at, calls[0].duration, calls[0].ttft, calls[0].time_to_response)
+            return self._times(
+                calls[0].started_at, calls[0].duration, calls[0].ttft, calls[0].time_to_response
+            )
         newest = max(call.event for call in calls)
-        own = sorted((call for call in calls if call.event == newest), key=lambda call: call.started_at)
+        own = sorted(
+            (call for call in calls if call.event == newest), key=lambda call: call.started_at
+        )
         start = own[0].started_at
         lasted = max(call.started_at + call.duration for call in own) - start
-        first = next((call.started_at - start + call.ttft for call in own if call.ttft is not None), None)
-        responses = (c.started_at - start + c.time_to_response for c in reversed(own) if c.time_to_response is not None)
+        first = next(
+            (call.started_at - start + call.ttft for call in own if call.ttft is not None), None
+        )
+        responses = (
+            c.started_at - start + c.time_to_response
+            for c in reversed(own)
+            if c.time_to_response is not None
+        )
         return self._times(start, lasted, first, next(responses, None))
 
-    def _times(self, start: float, duration: float, ttft: float | None, response: float | None) -> str:
+    def _times(
+        self, start: float, duration: float, ttft: float | None, response: float | None
+    ) -> str:
         return (
             f'{{"start":"{self._iso(start)}","duration_ms":{duration * 1000:.1f},'
             f'"ttft_ms":{_ms(ttft)},"time_to_response_ms":{_ms(response)}}}'
@@ -113,7 +150,8 @@ class LineWriter:
         given, cached, made, thought, cost = call.took
         fresh = None if given is None or cached is None else given - cached
         return (
-            f'{self._head(call)}"start":"{self._iso(call.started_at)}","duration_ms":{call.duration * 1000:.1f},'
+            f'{self._head(call)}"start":"{self._iso(call.started_at)}",'
+            f'"duration_ms":{call.duration * 1000:.1f},'
             f'"ttft_ms":{_ms(call.ttft)},"time_to_response_ms":{_ms(call.time_to_response)},'
             f'"prompt":{{"total":{_or_null(given)},"uncached":{_or_null(fresh)},"cache_read":{_or_null(cached)}}},'
             f'"completion":{{"total":{_or_null(made)},"reasoning":{_or_null(thought)}}},'
@@ -122,17 +160,33 @@ class LineWriter:
 
     def _head(self, call: CallRecord) -> str:
         """What says which call it was: the same for nearly all calls of a stage."""
-        key = (call.stage, call.event, call.number, call.purpose, call.endpoint, call.status, call.error_type,
-               call.service_tier, call.replica)  # fmt: skip
+        key = (
+            call.stage,
+            call.event,
+            call.number,
+            call.purpose,
+            call.endpoint,
+            call.status,
+            call.error_type,
+            call.service_tier,
+            call.replica,
+        )
         head = self._heads.get(key)
         if head is None:
             asked = self._known[call.endpoint]
             facts = {
-                "stage": self._stages[call.stage], "invocation": call.event,
-                **({"replica": call.replica} if call.replica else {}), "attempt": call.number, "purpose": call.purpose,
-                "provider": asked.provider, "model": asked.model, "simulated": asked.simulated,
-                "http_status": call.status, "error": call.error_type, "service_tier": call.service_tier,
-            }  # fmt: skip
+                "stage": self._stages[call.stage],
+                "invocation": call.event,
+                **({"replica": call.replica} if call.replica else {}),
+                "attempt": call.number,
+                "purpose": call.purpose,
+                "provider": asked.provider,
+                "model": asked.model,
+                "simulated": asked.simulated,
+                "http_status": call.status,
+                "error": call.error_type,
+                "service_tier": call.service_tier,
+            }
             if len(self._heads) >= _MOST_PIECES:
                 self._heads.clear()
             head = self._heads[key] = encode(facts)[:-1] + ","
@@ -150,15 +204,21 @@ class LineWriter:
 
 
 def _turn(calls: list[CallRecord]) -> str:
-    """All that the row took in this run: every stage, attempt and invocation. null: not reported."""
+    """All that the row took in this run: every stage, attempt and invocation. null: not
+    reported."""
     took = calls[0].took
     if len(calls) > 1:
-        known = ([one for one in column if one is not None] for column in zip(*(c.took for c in calls), strict=True))
+        known = (
+            [one for one in column if one is not None]
+            for column in zip(*(c.took for c in calls), strict=True)
+        )
         took = tuple(sum(column) if column else None for column in known)
     given, cached, made, thought, cost = took
+    usd = NULL if cost is None else round(cost, 9)
     return (
-        f'{{"input_tokens":{_or_null(given)},"output_tokens":{_or_null(made)},"cached_tokens":{_or_null(cached)},'
-        f'"reasoning_tokens":{_or_null(thought)},"cost_usd":{NULL if cost is None else round(cost, 9)}}}'
+        f'{{"input_tokens":{_or_null(given)},"output_tokens":{_or_null(made)},'
+        f'"cached_tokens":{_or_null(cached)},'
+        f'"reasoning_tokens":{_or_null(thought)},"cost_usd":{usd}}}'
     )
 
 
@@ -170,19 +230,24 @@ def _ms(seconds: float | None) -> str:
     return NULL if seconds is None else f"{seconds * 1000:.1f}"
 
 
-# Quantiles of durations from a histogram of fixed size: buckets whose bounds grow by a fixed ratio (as in DDSketch).
+# Quantiles of durations from a histogram of fixed size: buckets whose bounds grow by a fixed ratio
+# (as in DDSketch).
 #
-# A bucket holds what lies in (RATIO ** (number - 1), RATIO ** number] seconds, and answers with the value in it that is
-# at most RELATIVE_ERROR away from both ends. Histograms of the same quantity are merged by adding their counts, so the
-# parts may be counted apart: commit by commit, invocation by invocation, stage by stage.
+# A bucket holds what lies in (RATIO ** (number - 1), RATIO ** number] seconds, and answers with the
+# value in it that is at most RELATIVE_ERROR away from both ends. Histograms of the same quantity
+# are merged by adding their counts, so the parts may be counted apart: commit by commit, invocation
+# by invocation, stage by stage.
 
 RELATIVE_ERROR = 0.02
-"""A quantile that lies between SHORTEST and LONGEST is at most this share of itself beside the true one."""
+"""A quantile that lies between SHORTEST and LONGEST is at most this share of itself beside the
+true one."""
 
 RATIO = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 
-SHORTEST, LONGEST = 1e-4, 1e5
-"""Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets lie between."""
+SHORTEST = 1e-4
+LONGEST = 1e5
+"""Seconds. What is shorter or longer is counted in the first or the last bucket: about 520 buckets
+lie between."""
 
 Histogram = Mapping[int, int]  # how many values fell into each bucket
 _LOG_RATIO = math.log(RATIO)
@@ -199,8 +264,9 @@ def log_bucket(value: float) -> int:
 
 
 def quantile(histogram: Histogram, share: float) -> float | None:
-    """The value in seconds below which `share` of all lie (0.5: the median), None of an empty histogram. Of n values in
-    order it is the one at position floor(share * (n - 1)), counted from 0."""
+    """The value in seconds below which `share` of all lie (0.5: the median), None of an empty
+    histogram. Of n values in order it is the one at position floor(share * (n - 1)), counted from
+    0."""
     left = math.floor(share * (sum(histogram.values()) - 1))
     for bucket in sorted(histogram):
         left -= histogram[bucket]
@@ -215,53 +281,90 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
 
 
 async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
-    """The summary of a run as it is in the store now: printed, written to summary.json, given by `--json`."""
-    counts, times = await counters(database, run.id), await timings(database, run.id)
+    """The summary of a run as it is in the store now: printed, written to summary.json, given by
+    `--json`."""
+    counts = await counters(database, run.id)
+    times = await timings(database, run.id)
     definition = await definition_of(database, run.id)
-    rows, made = row_counts(counts), await store.made_counts(database, run.id)
+    rows = row_counts(counts)
+    made = await store.made_counts(database, run.id)
     levels: list[dict[str, Any]] = []
     # the rows that stages made: of each that made any, or may make children or groups
     for stage in recorded_stages(definition):
         of_stage = store.present(made, stage.index)
         if stage.makes is not None and (of_stage["total"] or stage.makes != "rows"):
             levels.append({"stage": stage.name, "makes": stage.makes, "rows": of_stage})
-    examples = await store.error_examples(database, run.id) if rows["failed"] else []
+    if rows["failed"]:
+        examples = await store.error_examples(database, run.id)
+    else:
+        examples = []
     if any(level["rows"]["failed"] for level in levels):
         known = {(example.error_type, example.stage) for example in examples}
-        examples += [e for e in await store.made_examples(database, run.id) if (e.error_type, e.stage) not in known]
+        examples += [
+            e
+            for e in await store.made_examples(database, run.id)
+            if (e.error_type, e.stage) not in known
+        ]
     reviewing = any("review" in stage.get("operation", ()) for stage in definition["stages"])
-    waiting = await open_reviews(database, run.workflow, run.id) if reviewing else {}
+    if reviewing:
+        waiting = await open_reviews(database, run.workflow, run.id)
+    else:
+        waiting = {}
     stages = [_stage(stage, counts, times, waiting) for stage in definition["stages"]]
-    rule, odd = definition["input"]["on_duplicate_id"], dict[str, Any]()
+    rule = definition["input"]["on_duplicate_id"]
+    odd = dict[str, Any]()
     if rule in ("first", "last") and rows["dropped"]:
-        odd = {"repeated_ids": {"on_duplicate_id": rule, "rows": (await store.count_repeated(database, run.id))[0]}}
-    if short := await short_records(database, run.id):
+        odd = {
+            "repeated_ids": {
+                "on_duplicate_id": rule,
+                "rows": (await store.count_repeated(database, run.id))[0],
+            }
+        }
+    short = await short_records(database, run.id)
+    if short:
         odd |= {"short_records": short}
-    processed, reused = sum(one["done"] + one["failed"] for one in stages), sum(one["reused"] for one in stages)
+    processed = sum(one["done"] + one["failed"] for one in stages)
+    reused = sum(one["reused"] for one in stages)
     return {
-        "workflow": run.workflow, "run": run.id, "complete": run.finished_at is not None,
-        "started_at": iso(run.created_at), "finished_at": iso(run.finished_at),
+        "workflow": run.workflow,
+        "run": run.id,
+        "complete": run.finished_at is not None,
+        "started_at": iso(run.created_at),
+        "finished_at": iso(run.finished_at),
         "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
         "tasks": {"processed": processed, "reused": reused},
-        "input": definition["input"]["path"], "selection": run.selection, "output": output_of(run),
-        "rows": rows, **odd, "levels": levels, "stages": stages, "calls": calls_of(counts),
-        "timing_ms": _timing_ms(times, None), "serving": serving_of(await run_serving(database, run.id)),
+        "input": definition["input"]["path"],
+        "selection": run.selection,
+        "output": output_of(run),
+        "rows": rows,
+        **odd,
+        "levels": levels,
+        "stages": stages,
+        "calls": calls_of(counts),
+        "timing_ms": _timing_ms(times, None),
+        "serving": serving_of(await run_serving(database, run.id)),
         "errors": _errors(counts, examples),
-    }  # fmt: skip
+    }
 
 
 def output_of(run: RunRecord) -> str | None:
-    """The folder or file with a run's outputs, `-` for standard output; None of a task from Python, which has none."""
+    """The folder or file with a run's outputs, `-` for standard output; None of a task from
+    Python, which has none."""
     nowhere = run.outputs.get("places") == {} and run.output_dir != "-"
     return None if nowhere else run.output_dir
 
 
-def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> list[dict[str, Any]]:
-    """How rows failed, most frequent first, each with its first row; without a stage it was the input itself."""
+def _errors(
+    counts: Iterable[Count], examples: Iterable[store.ErrorExample]
+) -> list[dict[str, Any]]:
+    """How rows failed, most frequent first, each with its first row; without a stage it was the
+    input itself."""
     tasks = Counter[tuple[str | None, str]]()
     for count in counts:
         tasks[count.stage, count.error_type] += count.tasks if count.outcome == "failed" else 0
-    rows = {one: one.rows if one.stage is None else tasks[one.stage, one.error_type] for one in examples}
+    rows = {
+        one: one.rows if one.stage is None else tasks[one.stage, one.error_type] for one in examples
+    }
     return [
         {
             "type": one.error_type, "stage": one.stage, "rows": rows[one],
@@ -271,24 +374,35 @@ def _errors(counts: Iterable[Count], examples: Iterable[store.ErrorExample]) -> 
     ]  # fmt: skip
 
 
-def _stage(stage: dict[str, Any], counts: list[Count], times: Timings, waiting: Mapping[str, int]) -> dict[str, Any]:
+def _stage(
+    stage: dict[str, Any], counts: list[Count], times: Timings, waiting: Mapping[str, int]
+) -> dict[str, Any]:
     own = [c for c in counts if c.stage == stage["name"]]
-    tasks, ways = Counter[str](), Counter[str]()
+    tasks = Counter[str]()
+    ways = Counter[str]()
     for count in own:
         tasks[count.outcome] += count.tasks
         for way in count.error_type.split(",") if count.outcome == HOW else ():
             ways[way] += count.tasks
     return {
-        "name": stage["name"], "model": model_of(stage), "alias": stage.get("alias"),
+        "name": stage["name"],
+        "model": model_of(stage),
+        "alias": stage.get("alias"),
         "answered_by": sorted({c.model for c in own if c.outcome == "call" and not c.error_type}),
-        **{outcome.value: tasks[outcome] for outcome in Outcome}, "repaired": ways["repair"],
-        "json_repaired": ways["json_repair"], "by_fallback": ways["fallback"],
+        **{outcome.value: tasks[outcome] for outcome in Outcome},
+        "repaired": ways["repair"],
+        "json_repaired": ways["json_repair"],
+        "by_fallback": ways["fallback"],
         **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
         "timing_ms": _timing_ms(times, stage["name"]),
         **({"agreement": _agreement(own, stage["vote"])} if stage.get("vote") else {}),
         **({"agent": _conversations(own)} if "agent" in stage else {}),
-        **({"review": _review(own, waiting.get(stage["name"], 0))} if "review" in stage.get("operation", ()) else {}),
-    }  # fmt: skip
+        **(
+            {"review": _review(own, waiting.get(stage["name"], 0))}
+            if "review" in stage.get("operation", ())
+            else {}
+        ),
+    }
 
 
 def _review(counts: Iterable[Count], waiting: int) -> dict[str, int]:
@@ -301,10 +415,11 @@ def _review(counts: Iterable[Count], waiting: int) -> dict[str, int]:
 
 
 def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
-    """The conversations of a stage: their turns, those of child agents too, and their calls of tools by what served
-    them. `dedup`: how many calls one execution served; null without one."""
+    """The conversations of a stage: their turns, those of child agents too, and their calls of
+    tools by what served them. `dedup`: how many calls one execution served; null without one."""
     counts = list(counts)
-    turns, served = [c for c in counts if c.outcome == TURN], Counter[str]()
+    turns = [c for c in counts if c.outcome == TURN]
+    served = Counter[str]()
     for count in counts:
         served[count.error_type] += count.tasks if count.outcome == TOOL else 0
     ran = served[""] + served["error"]
@@ -312,12 +427,24 @@ def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
         "conversations": sum(c.tasks for c in turns if c.error_type == FIRST and not c.model),
         "turns": sum(c.tasks for c in turns),
         "tool_calls": {
-            "requested": served.total(), "executed": ran,
-            **{key: served[key] for key in ("coalesced", "cached", "stub", "replayed", "error", "refused", "unknown")},
+            "requested": served.total(),
+            "executed": ran,
+            **{
+                key: served[key]
+                for key in (
+                    "coalesced",
+                    "cached",
+                    "stub",
+                    "replayed",
+                    "error",
+                    "refused",
+                    "unknown",
+                )
+            },
         },
         **({"failing_tools": failing} if (failing := _failing_tools(counts)) else {}),
         "dedup": round((ran + served["coalesced"] + served["cached"]) / ran, 2) if ran else None,
-    }  # fmt: skip
+    }
 
 
 def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
@@ -335,14 +462,15 @@ def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
 
 
 def _agreement(counts: Iterable[Count], vote: Any) -> dict[str, Any]:
-    """How far the replicas of a stage's rows agreed, in the mean and with all of them, and how many were asked where a
-    vote ends early; null while no row has voted."""
+    """How far the replicas of a stage's rows agreed, in the mean and with all of them, and how
+    many were asked where a vote ends early; null while no row has voted."""
     votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
     return {
         "rows": sum(tasks for _, tasks in votes),
-        "mean": _mean(votes), "unanimous": _mean([(float(one == 1), tasks) for one, tasks in votes]),
+        "mean": _mean(votes),
+        "unanimous": _mean([(float(one == 1), tasks) for one, tasks in votes]),
         **({"asked": mean_asked(counts)} if "lead" in vote else {}),
-    }  # fmt: skip
+    }
 
 
 def mean_asked(counts: Iterable[Count]) -> float | None:
@@ -353,11 +481,14 @@ def mean_asked(counts: Iterable[Count]) -> float | None:
 
 def _mean(values: Sequence[tuple[float, int]]) -> float | None:
     rows = sum(times for _, times in values)
-    return round(sum(one * times for one, times in values) / rows, 4) if rows else None
+    if rows:
+        return round(sum(one * times for one, times in values) / rows, 4)
+    return None
 
 
 def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
-    """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 % than p95."""
+    """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 %
+    than p95."""
     found: dict[str, dict[str, float | None]] = {}
     for measure in ("duration", "ttft", "time_to_response"):
         histogram = merged(h for (s, m), h in times.items() if m == measure and stage in (None, s))
@@ -369,21 +500,31 @@ def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
 
 
 def serving_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How well prefix caches and slots were used in calls of a run, of the facts of its invocations. null: unknown, as
-    where no provider says what its cache had. Without the first calls: those that went alone to warm a cache."""
-    known, first, seconds = (_added(one[key] for one in found) for key in ("known", "first", "seconds"))
+    """How well prefix caches and slots were used in calls of a run, of the facts of its
+    invocations. null: unknown, as where no provider says what its cache had. Without the first
+    calls: those that went alone to warm a cache."""
+    known, first, seconds = (
+        _added(one[key] for one in found) for key in ("known", "first", "seconds")
+    )
     names = dict.fromkeys(name for one in found for name in one["engines"])
     engines = {name: _added(one["engines"].get(name, (0, 0)) for one in found) for name in names}
     return {
-        "prefix_hit": _part(*known), "prefix_hit_without_first": _part(known[0] - first[0], known[1] - first[1]),
+        "prefix_hit": _part(*known),
+        "prefix_hit_without_first": _part(known[0] - first[0], known[1] - first[1]),
         "prefill_tokens": known[0] - known[1] if known[0] else None,
-        "first_calls": sum(one["first_calls"] for one in found), "slots": found[-1]["slots"] if found else None,
+        "first_calls": sum(one["first_calls"] for one in found),
+        "slots": found[-1]["slots"] if found else None,
         "slot_utilisation": _part(*seconds),
         "engines": [
-            {"address": address, "prompt_tokens": int(seen), "cached_tokens": int(had), "prefix_hit": _part(seen, had)}
+            {
+                "address": address,
+                "prompt_tokens": int(seen),
+                "cached_tokens": int(had),
+                "prefix_hit": _part(seen, had),
+            }
             for address, (seen, had) in engines.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def _added(pairs: Iterable[Sequence[float]]) -> tuple[float, float]:
@@ -396,14 +537,16 @@ def _part(whole: float, some: float) -> float | None:
 
 
 def cost_of(known: float, unpriced: int) -> float | None:
-    """USD of calls: what is `known`; None where nothing is, since calls were made whose price is not."""
+    """USD of calls: what is `known`; None where nothing is, since calls were made whose price is
+    not."""
     return usd(known) if known or not unpriced else None
 
 
 def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
     """Calls, tokens and USD among some roll-ups of a run."""
     calls = [c for c in counts if c.outcome == "call"]
-    simulated, kinds = sum(c.simulated for c in calls), ("input", "cached", "output", "reasoning", "cache_write")
+    simulated = sum(c.simulated for c in calls)
+    kinds = ("input", "cached", "output", "reasoning", "cache_write")
     return {
         "count": sum(c.tasks for c in calls),
         "failed": sum(c.tasks for c in calls if c.error_type),
@@ -434,8 +577,11 @@ class OtelSettings(NamedTuple):
 
 
 def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | None:
-    """What is sent, by a workflow's rules and the process's variables, of which the SDK reads some; None: nothing."""
-    base, sent, refused = "OTEL_EXPORTER_OTLP", set[str](), ""
+    """What is sent, by a workflow's rules and the process's variables, of which the SDK reads
+    some; None: nothing."""
+    base = "OTEL_EXPORTER_OTLP"
+    sent = set[str]()
+    refused = ""
     if rules.otel is False or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     for signal in ("TRACES", "METRICS"):
@@ -443,6 +589,11 @@ def otel_settings(rules: RunRules, env: Mapping[str, str]) -> OtelSettings | Non
         if asked and env.get(f"OTEL_{signal}_EXPORTER", "otlp") == "otlp":
             sent.add(signal)
             if (env.get(f"{base}_{signal}_PROTOCOL") or env.get(f"{base}_PROTOCOL")) == "grpc":
-                todo = "set it to http/protobuf, and the address to that of the collector's HTTP port, 4318 as a rule"
+                todo = (
+                    "set it to http/protobuf, and the address to that of the collector's "
+                    "HTTP port, 4318 as a rule"
+                )
                 refused = f"{base}_PROTOCOL is grpc, and agac sends by HTTP: {todo}"
-    return OtelSettings("TRACES" in sent, "METRICS" in sent, refused) if sent else None
+    if sent:
+        return OtelSettings("TRACES" in sent, "METRICS" in sent, refused)
+    return None

@@ -1,4 +1,5 @@
-"""Whether a reply is a result: complete, not refused, and of the requested shape; near-JSON is repaired if enabled."""
+"""Whether a reply is a result: complete, not refused, and of the requested shape; near-JSON is
+repaired if enabled."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ _decode = json.JSONDecoder().raw_decode
 
 
 MAX_READS = 1_000_000
-"""Characters that the repair may read, which takes about 0.5 s. A sound guess reads each one a few times; on some
-texts the library reads the rest again for each quote."""
+"""Characters that the repair may read, which takes about 0.5 s. A sound guess reads each one a few
+times; on some texts the library reads the rest again for each quote."""
 
 
 class _TooManyReads(Exception):
@@ -59,7 +60,8 @@ class _TooManyReads(Exception):
 
 
 class _CountedText(str):
-    """A text that can be read MAX_READS times, counted in `reads` together with the texts that are cut out of it."""
+    """A text that can be read MAX_READS times, counted in `reads` together with the texts that are
+    cut out of it."""
 
     __slots__ = ("reads",)
     reads: list[int]
@@ -74,17 +76,20 @@ class _CountedText(str):
         self.reads[0] += len(part)
         if self.reads[0] > MAX_READS:
             raise _TooManyReads
-        return _CountedText(part, self.reads) if isinstance(place, slice) else part
+        if isinstance(place, slice):
+            return _CountedText(part, self.reads)
+        return part
 
     def __add__(self, other: str) -> str:
         return _CountedText(super().__add__(other), self.reads)
 
 
 def mended_json(text: str) -> str | None:
-    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end, comments. None when
-    it does not begin as JSON does, alone or as the one fenced block, and when the value would lack something that the
-    reply says, or say more than it: nothing is made out of prose, filled in or left out. None also where the repair
-    would take too long. Needs the package json-repair."""
+    """The object or array that `text` is, as JSON: a comma too many, other quotes, a missing end,
+    comments. None when it does not begin as JSON does, alone or as the one fenced block, and when
+    the value would lack something that the reply says, or say more than it: nothing is made out of
+    prose, filled in or left out. None also where the repair would take too long. Needs the package
+    json-repair."""
     bare = text.strip()
     if not bare.startswith(("{", "[")):
         blocks: list[str] = _BLOCK.findall(bare) or [_OPEN_FENCE.sub("", bare)]
@@ -102,8 +107,8 @@ def mended_json(text: str) -> str | None:
 
 
 def _repaired(bare: str) -> str | None:
-    """What the library reads, as JSON, if it is all that the reply says. Raises ValueError, RecursionError and
-    _TooManyReads."""
+    """What the library reads, as JSON, if it is all that the reply says. Raises ValueError,
+    RecursionError and _TooManyReads."""
     from json_repair import loads
 
     value = loads(_CountedText(bare, [0]), skip_json_loads=True, strict=True)
@@ -115,9 +120,10 @@ def _repaired(bare: str) -> str | None:
     return json.dumps(value, allow_nan=False)
 
 
-# Whether a mended value is what the reply says. The library leaves out what it cannot place (`5 000` is 5 to it), moves
-# what it cannot nest, and guesses where a text ends. So the brackets, keys, texts, numbers and empty lists of the value
-# are looked for in the reply, one after the other. Between two of them only other marks of JSON and comments may be.
+# Whether a mended value is what the reply says. The library leaves out what it cannot place (`5
+# 000` is 5 to it), moves what it cannot nest, and guesses where a text ends. So the brackets, keys,
+# texts, numbers and empty lists of the value are looked for in the reply, one after the other.
+# Between two of them only other marks of JSON and comments may be.
 
 _MARKS = frozenset(",:;\"'\u201c\u201d\\")
 _CLOSING = frozenset("}]")
@@ -159,15 +165,16 @@ class _Sign(NamedTuple):
 
 
 def _is_all_of(reply: str, value: JSONValue) -> bool:
-    """Whether the reply says this value and nothing more. At its end brackets may be missing or too many. Raises
-    _TooManyReads."""
+    """Whether the reply says this value and nothing more. At its end brackets may be missing or
+    too many. Raises _TooManyReads."""
     at = 0
     parts = _parts(value)
     for part in parts:
         end = _end_of_part(reply, at, part)
         if end is None:
             is_end = all(map(_closes, (part, *parts)))
-            return is_end and "," not in reply[at:] and _is_only_marks(reply, at)  # after a comma more would come
+            # after a comma more would come
+            return is_end and "," not in reply[at:] and _is_only_marks(reply, at)
         at = end
     return _is_only_marks(reply, at)
 
@@ -177,7 +184,8 @@ def _closes(part: JSONValue | _Sign) -> bool:
 
 
 def _parts(value: JSONValue) -> Iterator[JSONValue | _Sign]:
-    """The brackets, keys, texts, numbers, words and empty lists and objects of a value, in their order."""
+    """The brackets, keys, texts, numbers, words and empty lists and objects of a value, in their
+    order."""
     if isinstance(value, dict) and value:
         yield _Sign("{")
         for key, inner in value.items():
@@ -199,12 +207,17 @@ def _end_of_part(reply: str, at: int, part: JSONValue | _Sign) -> int | None:
     """Where a part ends that comes next in the reply; None where another thing comes next."""
     start = at
     while True:
-        end = _end_of_sign(reply, at, part) if isinstance(part, _Sign) else _end_of_match(reply, at, part)
+        if isinstance(part, _Sign):
+            end = _end_of_sign(reply, at, part)
+        else:
+            end = _end_of_match(reply, at, part)
         if end is not None:
             return end
         after = _after_mark(reply, at)
         if after is None or (reply[at] in ",;" and part == _Sign(",")):
-            return start if part == _Sign(",") and _is_parted(reply, start, at) else None
+            if part == _Sign(",") and _is_parted(reply, start, at):
+                return start
+            return None
         at = after
 
 
@@ -215,15 +228,19 @@ def _end_of_sign(reply: str, at: int, sign: _Sign) -> int | None:
 
 
 def _is_parted(reply: str, end: int, begin: int) -> bool:
-    """Whether a bracket parts two items of a list: the first ends, or the second begins, with one."""
+    """Whether a bracket parts two items of a list: the first ends, or the second begins, with
+    one."""
     return reply[end - 1 : end] in _CLOSING or reply[begin : begin + 1] in ("{", "[")
 
 
 def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
-    """Where the key, text, number, word or empty list ends that begins at this place; None where none does."""
+    """Where the key, text, number, word or empty list ends that begins at this place; None where
+    none does."""
     if isinstance(leaf, dict | list):
         empty = _EMPTY.match(reply, at)
-        return empty.end() if empty and empty[0].startswith("{" if isinstance(leaf, dict) else "[") else None
+        if empty and empty[0].startswith("{" if isinstance(leaf, dict) else "["):
+            return empty.end()
+        return None
     if isinstance(leaf, str):
         return _end_of_text(reply, at, leaf)
     if leaf is None or isinstance(leaf, bool):
@@ -238,7 +255,8 @@ def _end_of_match(reply: str, at: int, leaf: JSONValue) -> int | None:
 
 
 def _goes_on_with(reply: str, at: int) -> bool:
-    """Whether only white space is between the digits that begin here and digits before: `1 200` is one number."""
+    """Whether only white space is between the digits that begin here and digits before: `1 200` is
+    one number."""
     before = at - 1
     while before >= 0 and reply[before].isspace():
         before -= 1
@@ -246,23 +264,30 @@ def _goes_on_with(reply: str, at: int) -> bool:
 
 
 def _end_of_text(reply: str, at: int, text: str) -> int | None:
-    """Where a key or text ends that begins at this place, with its closing quote. None where another thing begins,
-    where a quote is not closed, and where nobody knows whether one in the text ends it."""
+    """Where a key or text ends that begins at this place, with its closing quote. None where
+    another thing begins, where a quote is not closed, and where nobody knows whether one in the
+    text ends it."""
     if not text:
-        return at + 2 if reply[at : at + 1] in _QUOTES and reply[at + 1 : at + 2] in _QUOTES else None
+        if reply[at : at + 1] in _QUOTES and reply[at + 1 : at + 2] in _QUOTES:
+            return at + 2
+        return None
     end = _end_of_characters(reply, at, text)
     if end is None:
         return None
     quote = reply[at - 1 : at]
     if quote not in _QUOTES:
-        return None if end == len(reply) or _NOT_VALUES.fullmatch(text) else end
+        if end == len(reply) or _NOT_VALUES.fullmatch(text):
+            return None
+        return end
     is_closed = reply[end : end + 1] in _QUOTES
-    return end + 1 if is_closed and _quotes_in_pairs(reply[at:end], quote) else None
+    if is_closed and _quotes_in_pairs(reply[at:end], quote):
+        return end + 1
+    return None
 
 
 def _end_of_characters(reply: str, at: int, text: str) -> int | None:
-    """Where the characters of a text end that begin at this place, whatever their escapes; quotes and backslashes among
-    them that the library left out do not count."""
+    """Where the characters of a text end that begin at this place, whatever their escapes; quotes
+    and backslashes among them that the library left out do not count."""
     if reply.startswith(text, at):
         return at + len(text)
     start = at
@@ -278,13 +303,14 @@ def _end_of_characters(reply: str, at: int, text: str) -> int | None:
 
 
 def _quotes_in_pairs(text: str, quote: str) -> bool:
-    """Whether the quotes in a text, of the kind around it, open and close in turn: `he said "hi" to me`. One that
-    closes first, as in `x" or "y`, may be where the text ends."""
+    """Whether the quotes in a text, of the kind around it, open and close in turn: `he said "hi"
+    to me`. One that closes first, as in `x" or "y`, may be where the text ends."""
     plain = f" {_ESCAPED.sub('xx', text)} "
     same = "[\u201c\u201d]" if quote in _CURLY else quote
     is_open = False
     for match in re.finditer(same, plain):
-        before, after = plain[match.start() - 1], plain[match.end()]
+        before = plain[match.start() - 1]
+        after = plain[match.end()]
         if match[0] == "'" and before.isalpha() and after.isalpha():  # an apostrophe
             continue
         outside, inside = (after, before) if is_open else (before, after)
@@ -305,8 +331,8 @@ def _character(reply: str, at: int) -> tuple[str, int]:
 
 
 def _after_mark(reply: str, at: int) -> int | None:
-    """The place after a mark of JSON that is no bracket, white space or a comment; None where another thing is, or the
-    end."""
+    """The place after a mark of JSON that is no bracket, white space or a comment; None where
+    another thing is, or the end."""
     char = reply[at : at + 1]
     if char in _MARKS or char.isspace():
         return at + 1
@@ -315,7 +341,8 @@ def _after_mark(reply: str, at: int) -> int | None:
 
 
 def _is_only_marks(reply: str, at: int) -> bool:
-    """Whether no letter, digit, sign or opening bracket comes after this place, outside of comments."""
+    """Whether no letter, digit, sign or opening bracket comes after this place, outside of
+    comments."""
     while at < len(reply):
         after = at + 1 if reply[at] in _CLOSING else _after_mark(reply, at)
         if after is None:
@@ -324,7 +351,9 @@ def _is_only_marks(reply: str, at: int) -> bool:
     return True
 
 
-MAX_ERRORS = 5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
+MAX_ERRORS = (
+    5  # validation errors that are quoted: to a model in a re-ask, to the user in the row's error
+)
 
 MOST_CHARACTERS = 300  # of each error
 _FENCE = re.compile(r"\A\s*```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\s*\Z", re.DOTALL)
@@ -333,8 +362,8 @@ _encode = json_encoder(allow_nan=False)
 
 
 class ValidReply(NamedTuple):
-    """A reply that is a result: its JSON text, its value, whether its JSON had to be mended, and whether a text in it
-    lacks the `format` that the schema asks for."""
+    """A reply that is a result: its JSON text, its value, whether its JSON had to be mended, and
+    whether a text in it lacks the `format` that the schema asks for."""
 
     text: str
     value: JSONValue
@@ -346,26 +375,33 @@ class ResultChecks:
     """The `checks` of one stage, made ready for many rows."""
 
     def __init__(self, stage: Stage) -> None:
-        self._stage, self._name = stage, stage_of(stage.name)
+        self._stage = stage
+        self._name = stage_of(stage.name)
         integers = integers_of({self._name: stage.schema}, [self._name])
         self._tests = [
-            (Evaluator(one.guard, stages=stage.ancestors, integers=integers), one.message) for one in stage.checks
+            (Evaluator(one.guard, stages=stage.ancestors, integers=integers), one.message)
+            for one in stage.checks
         ]
 
     def error(self, view: RowView, value: JSONValue) -> RowError | None:
-        """What is wrong with a result of a row, of which its stages see this; None where every check holds."""
-        seen, found = {**view.guard_values(self._stage), self._name: value}, list[str]()
+        """What is wrong with a result of a row, of which its stages see this; None where every
+        check holds."""
+        seen = {**view.guard_values(self._stage), self._name: value}
+        found = list[str]()
         for test, message in self._tests:
             try:
                 if not test.test(seen):
                     found.append(message)
             except GuardFailed as failed:
                 found.append(f"{message} ({failed})")
-        return RowError.listing(ErrorType.CHECK_FAILED, found) if found else None
+        if found:
+            return RowError.listing(ErrorType.CHECK_FAILED, found)
+        return None
 
 
 def is_of_row(stage: Stage, error: RowError) -> bool:
-    """Whether the error of a task is of its row alone: of checks that look at more than the result."""
+    """Whether the error of a task is of its row alone: of checks that look at more than the
+    result."""
     of_result = {stage_of(stage.name), VARS}
     return error.type is ErrorType.CHECK_FAILED and not of_result.issuperset(
         n for c in stage.checks for n in c.guard.names
@@ -383,7 +419,9 @@ class Checker:
     def __init__(self, stage: PlannedStage | RecordedStage) -> None:
         self._extra: ExtraCheck | None = getattr(stage, "extra_check", None)
         self._checks = ResultChecks(stage) if stage.checks else None
-        self._mends, self._field, self._wants_json = stage.json_repair, stage.output_field, stage.wants_json
+        self._mends = stage.json_repair
+        self._field = stage.output_field
+        self._wants_json = stage.wants_json
         try:
             self._schema = getattr(stage, "judge", None) or stage.schema
             self._validators: dict[tuple[bool, int, int], Draft202012Validator] = {}
@@ -392,46 +430,59 @@ class Checker:
                 self._cost = schema_cost(self._schema.body)
                 self._goes_back = goes_back(self._schema.body, "pattern", "patternProperties")
                 self._validator("")
-        except ValueError as error:  # what loading has refused may still be in a run that an older agac recorded
+        except (
+            ValueError
+        ) as error:  # what loading has refused may still be in a run that an older agac recorded
             reason = getattr(error, "message", error)
             remedy = (
-                "Correct it in the workflow's file: `agac batch retrieve` then takes in what batches answered, held to "
-                "the corrected one, and `agac run` makes a new run."
+                "Correct it in the workflow's file: `agac batch retrieve` then takes in what "
+                "batches answered, held to the corrected one, and `agac run` makes a new run."
             )
             message = f"the output_schema of stage {stage.name!r} cannot be compiled: {reason}"
             raise UsageError(message, remedy=remedy) from error
 
-    def check(self, reply: Reply, *, enforced: bool = False, view: RowView | None = None) -> ValidReply | RowError:
-        """The result, or why the reply is none. `enforced`: the provider held it to the schema, so that asking again
-        cannot mend what fails by `format` alone. The stage's checks are of the row of this `view`."""
+    def check(
+        self, reply: Reply, *, enforced: bool = False, view: RowView | None = None
+    ) -> ValidReply | RowError:
+        """The result, or why the reply is none. `enforced`: the provider held it to the schema, so
+        that asking again cannot mend what fails by `format` alone. The stage's checks are of the
+        row of this `view`."""
         found = _unusable(reply) or self._only((reply.text, *reply.others), enforced=enforced)
         if self._checks is None or view is None or isinstance(found, RowError):
             return found
         return self._checks.error(view, found.value) or found
 
     def kept(self, value: JSONValue, view: RowView | None = None) -> str | None:
-        """A result of another place as the store has it; None where this stage would not take it as a reply."""
+        """A result of another place as the store has it; None where this stage would not take it
+        as a reply."""
         checked = self.check_value(value, view)
         return checked.text if isinstance(checked, ValidReply) else None
 
     def check_value(self, value: JSONValue, view: RowView | None) -> ValidReply | RowError:
         """The result that a value is, or why the stage would not take it as its reply."""
-        text, form = value, "a text that is not empty"
+        text = value
+        form = "a text that is not empty"
         if self._wants_json:
             text = json.dumps(value, ensure_ascii=False)
         elif self._field is not None:
-            text, form = value.get(self._field) if isinstance(value, dict) and len(value) == 1 else None, "an object"
+            if isinstance(value, dict) and len(value) == 1:
+                text = value.get(self._field)
+            else:
+                text = None
+            form = "an object"
             form = f"{form} with the one field {self._field!r}, a text"
         if isinstance(text, str):
             return self.check(Reply(text, Finish.STOP, Usage(), ""), view=view)
         return RowError(ErrorType.SCHEMA_MISMATCH, f"the value is not {form}")
 
     def _validator(self, text: str, *, formats: bool = True) -> Draft202012Validator:
-        """The one for a reply; where patterns may go back, for those of about its length with about as many texts."""
+        """The one for a reply; where patterns may go back, for those of about its length with
+        about as many texts."""
         assert self._schema is not None
         length = texts = 0
         if self._goes_back:
-            length, texts = len(text).bit_length(), (text.count('"') // 2).bit_length()
+            length = len(text).bit_length()
+            texts = (text.count('"') // 2).bit_length()
         key = formats, length, texts
         if key not in self._validators:
             found = compiled(self._schema.body, formats=formats, size=1 << length, texts=1 << texts)
@@ -451,9 +502,14 @@ class Checker:
             encoded, value = parsed(text)
         except ValueError as problem:
             # a reply has lost its secrets before it is read
-            return RowError(ErrorType.SCHEMA_MISMATCH, f"the reply is not JSON: {problem}{quoted_beginning(text)}")
+            return RowError(
+                ErrorType.SCHEMA_MISMATCH,
+                f"the reply is not JSON: {problem}{quoted_beginning(text)}",
+            )
         problems = self._problems(text, value)
-        misformatted = bool(problems) and enforced and not self._problems(text, value, formats=False)
+        misformatted = (
+            bool(problems) and enforced and not self._problems(text, value, formats=False)
+        )
         if problems and not misformatted:
             return RowError.listing(ErrorType.SCHEMA_MISMATCH, problems)
         return self._valid(encoded, value, misformatted=misformatted)
@@ -464,10 +520,11 @@ class Checker:
         return ValidReply(text if whole is value else _encode(whole), whole, **how)
 
     def _only(self, texts: tuple[str, ...], *, enforced: bool) -> ValidReply | RowError:
-        """The one message that is the answer: of several the one that is valid. The same one twice is one. Mended ones
-        count only where none is valid as it stands: mending makes an answer even of a message that was cut. Without a
-        schema every text is valid, so that two that differ are never an answer: OpenAI's SDK joins them
-        (`output_text`), but where the model began anew that is half an answer before the whole one."""
+        """The one message that is the answer: of several the one that is valid. The same one twice
+        is one. Mended ones count only where none is valid as it stands: mending makes an answer
+        even of a message that was cut. Without a schema every text is valid, so that two that
+        differ are never an answer: OpenAI's SDK joins them (`output_text`), but where the model
+        began anew that is half an answer before the whole one."""
         checked = [self._one(text, enforced=enforced) for text in texts]
         found = [one for one in checked if isinstance(one, ValidReply)]
         found = found or [one for one in map(self._mended, texts) if one is not None]
@@ -476,29 +533,43 @@ class Checker:
             return RowError(ErrorType.SCHEMA_MISMATCH, f"{many}; nobody knows which one is meant")
         if found or len(texts) == 1:
             return (found or checked)[0]
-        problems = (f"message {n}: {one.message}" for n, one in enumerate(checked, 1) if isinstance(one, RowError))
+        problems = (
+            f"message {n}: {one.message}"
+            for n, one in enumerate(checked, 1)
+            if isinstance(one, RowError)
+        )
         return RowError.listing(ErrorType.SCHEMA_MISMATCH, problems)
 
     def _mended(self, text: str) -> ValidReply | None:
-        """What was surely meant as JSON and can be read as such, if it is then valid; `json_repair` asks for it."""
+        """What was surely meant as JSON and can be read as such, if it is then valid;
+        `json_repair` asks for it."""
         if not self._mends or not self._wants_json or (mended := mended_json(text)) is None:
             return None
         try:
             encoded, value = parsed(mended)
         except ValueError:
             return None
-        return None if self._problems(mended, value) else self._valid(encoded, value, mended=True)
+        if self._problems(mended, value):
+            return None
+        return self._valid(encoded, value, mended=True)
 
     def _problems(self, text: str, value: JSONValue, *, formats: bool = True) -> list[str]:
         if self._schema is None:
             return []
         try:
             if self._cost.visits * text.count(",") > MAX_WORK:
-                return ["the reply cannot be checked: it has too many values for a schema with so many alternatives"]
+                return [
+                    (
+                        "the reply cannot be checked: it has too many values for a schema with so "
+                        "many alternatives"
+                    )
+                ]
             validator = self._validator(text, formats=formats)
             if not validator.is_valid(value):
                 errors = some_errors(validator, self._cost, value, MAX_ERRORS)
-                return [TOO_MANY] if errors is None else [_described(error) for error in errors]
+                if errors is None:
+                    return [TOO_MANY]
+                return [_described(error) for error in errors]
             return self._extra(value)[:MAX_ERRORS] if self._extra else []
         except KeyboardInterrupt:
             raise
@@ -516,24 +587,39 @@ def _unusable(reply: Reply) -> RowError | None:
             said = reply.refusal or reply.text or "without a reason"
             return RowError(ErrorType.REFUSED, f"the model refused: {said}")
         case Finish.FILTER:
-            named = "" if reply.ended_with in ("", "content_filter") else f" ({reply.ended_with!r})"
-            return RowError(ErrorType.FILTERED, f"the provider's content filter stopped the reply{named}")
+            if reply.ended_with in ("", "content_filter"):
+                named = ""
+            else:
+                named = f" ({reply.ended_with!r})"
+            return RowError(
+                ErrorType.FILTERED, f"the provider's content filter stopped the reply{named}"
+            )
         case Finish.STOP if reply.refusal:
             return RowError(ErrorType.REFUSED, f"the model refused: {reply.refusal}")
         case Finish.TOOLS:
-            return RowError(ErrorType.PROVIDER_ERROR, "the model asked for tools, and this call gave it none")
+            return RowError(
+                ErrorType.PROVIDER_ERROR, "the model asked for tools, and this call gave it none"
+            )
         case Finish.PAUSED:
-            return RowError(ErrorType.PROVIDER_ERROR, "the provider paused the answer, as its own tools ran for long")
+            return RowError(
+                ErrorType.PROVIDER_ERROR,
+                "the provider paused the answer, as its own tools ran for long",
+            )
         case Finish.OTHER:
-            message = f"agac cannot tell whether the reply is whole: it ended with {reply.ended_with!r}"
+            message = (
+                f"agac cannot tell whether the reply is whole: it ended with {reply.ended_with!r}"
+            )
             return RowError(ErrorType.PROVIDER_ERROR, message)
         case _:
-            return None if reply.text.strip() else RowError(ErrorType.EMPTY_RESPONSE, "the reply is empty")
+            if reply.text.strip():
+                return None
+            return RowError(ErrorType.EMPTY_RESPONSE, "the reply is empty")
 
 
 def parsed(text: str) -> tuple[str, JSONValue]:
-    """The compact text and the value of bare JSON, or of one fenced block around it, and nothing else: nothing is
-    invented out of prose. Raises ValueError for anything else, also for NaN, repeated keys and lone surrogates."""
+    """The compact text and the value of bare JSON, or of one fenced block around it, and nothing
+    else: nothing is invented out of prose. Raises ValueError for anything else, also for NaN,
+    repeated keys and lone surrogates."""
     fenced = _FENCE.match(text)
     bare = fenced.group(1) if fenced else text
     try:
@@ -547,12 +633,15 @@ def parsed(text: str) -> tuple[str, JSONValue]:
     return encoded, value
 
 
-_validate_decode = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=unique_keys).decode
+_validate_decode = json.JSONDecoder(
+    parse_constant=refuse_constant, object_pairs_hook=unique_keys
+).decode
 
 
 def _described(error: ValidationError) -> str:
-    """An error, with the place in the reply where it is, as in JSONPath: `tags[1].name`, `['two words']`. The
-    validator's own words, but for an enum, of which it names two values only: a model needs them all."""
+    """An error, with the place in the reply where it is, as in JSONPath: `tags[1].name`, `['two
+    words']`. The validator's own words, but for an enum, of which it names two values only: a
+    model needs them all."""
     place = ""
     for part in error.instance_path:
         if isinstance(part, int):
@@ -564,32 +653,45 @@ def _described(error: ValidationError) -> str:
             place += f"['{escaped}']"
     words = error.message
     if error.kind.name == "enum":
-        words = f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
+        words = (
+            f"{_encode(error.instance)} is not one of {', '.join(map(_encode, error.kind.value))}"
+        )
     elif words == GAVE_UP or type(error.kind).__name__ == "BacktrackLimitExceeded":
         pattern = ".".join(map(str, error.schema_path))
         words = (
-            f"matching {pattern} of output_schema was given up after going back {BACKTRACK_LIMIT:,} times, "
-            "or fewer in a long text; write the pattern without a repetition inside a repetition or a look-around"
+            f"matching {pattern} of output_schema was given up after going back "
+            f"{BACKTRACK_LIMIT:,} times, or fewer in a long text; write the pattern without a "
+            "repetition inside a repetition or a look-around"
         )
-    short = words if len(words) <= MOST_CHARACTERS else f"{words[:MOST_CHARACTERS]}…"
+    if len(words) <= MOST_CHARACTERS:
+        short = words
+    else:
+        short = f"{words[:MOST_CHARACTERS]}…"
     return f"{place.removeprefix('.') or 'the reply'}: {short}"
 
 
 _PART = re.compile(r'(?:"(?:[^"\\]|\\.)*"|(?!; ).)+', re.DOTALL)
-"""A problem in the message of a stored error: they are parted by `; `, which may stand in a quoted value, too."""
+"""A problem in the message of a stored error: they are parted by `; `, which may stand in a quoted
+value, too."""
 
 
 def stored_failure(kind: ErrorType, message: str, checks: Sequence[Check]) -> RowError:
-    """The error of a stored attempt. The messages of its stage's `checks` are what may hold `; ` without quotes."""
-    known = "|".join(re.escape(one.message) for one in sorted(checks, key=lambda one: -len(one.message)))
+    """The error of a stored attempt. The messages of its stage's `checks` are what may hold `; `
+    without quotes."""
+    known = "|".join(
+        re.escape(one.message) for one in sorted(checks, key=lambda one: -len(one.message))
+    )
     parts: tuple[str, ...] = ()
     if kind is ErrorType.CHECK_FAILED and known:
-        parts = tuple(re.findall(rf"(?:{known})(?: \(.*?\))?(?=; (?:{known})|\Z)", message, re.DOTALL))
+        parts = tuple(
+            re.findall(rf"(?:{known})(?: \(.*?\))?(?=; (?:{known})|\Z)", message, re.DOTALL)
+        )
     return RowError(kind, message, parts=parts if "; ".join(parts) == message else ())
 
 
 def repair_request(request: Request, reply: Reply, error: RowError, *, wants_json: bool) -> Request:
-    """Asks again, quoting what was wrong. Holds only the original and the last reply, however often it is used."""
+    """Asks again, quoting what was wrong. Holds only the original and the last reply, however
+    often it is used."""
     wrong = complaint(error, wants_json=wants_json)
     said = "\n\n".join((reply.text, *reply.others))
     messages = (*request.messages, Message("assistant", said), Message("user", wrong))
@@ -599,7 +701,10 @@ def repair_request(request: Request, reply: Reply, error: RowError, *, wants_jso
 def complaint(error: RowError, *, wants_json: bool) -> str:
     """What a re-ask says of the last reply, which had this error."""
     parts = error.parts or tuple(map(str.strip, _PART.findall(error.message)))
-    form = "is not right" if error.type is ErrorType.CHECK_FAILED else "does not have the form that was asked for"
+    if error.type is ErrorType.CHECK_FAILED:
+        form = "is not right"
+    else:
+        form = "does not have the form that was asked for"
     return (
         f"Your reply {form}. What is wrong:\n- "
         + "\n- ".join(parts)

@@ -1,4 +1,5 @@
-"""Replicas of a task vote: which answer wins, how many agree with it, and how many more have to be asked.
+"""Replicas of a task vote: which answer wins, how many agree with it, and how many more have to be
+asked.
 
 All functions are pure. A run and a plan both decide with them."""
 
@@ -36,8 +37,8 @@ class VoteResult(NamedTuple):
     replica: int = 0
     """The replica whose answer it is, from 1. 0: it is the list of all answers."""
     agreement: str | None = None
-    """How many answers say the same as it, of how many: `2/3`, or `2/3 of 5` if only 3 of 5 have a vote. None: there
-    was no vote."""
+    """How many answers say the same as it, of how many: `2/3`, or `2/3 of 5` if only 3 of 5 have a
+    vote. None: there was no vote."""
 
     @property
     def share(self) -> float | None:
@@ -53,7 +54,8 @@ class VoteResult(NamedTuple):
 
 
 class Reviewed(VoteResult):
-    """A result that came to a review. `agreement` is how it passed: `auto`, `approved`, `manual` or `rejected`."""
+    """A result that came to a review. `agreement` is how it passed: `auto`, `approved`, `manual`
+    or `rejected`."""
 
     @property
     def note(self) -> str | None:
@@ -61,12 +63,15 @@ class Reviewed(VoteResult):
         return canonical({"review": self.agreement})
 
 
-def outcome_of_vote(answers: ReplicaAnswers, vote: Vote | None, most: int) -> VoteResult | RowError | int:
+def outcome_of_vote(
+    answers: ReplicaAnswers, vote: Vote | None, most: int
+) -> VoteResult | RowError | int:
     """Decides what comes of the answers so far, of `most` replicas in all.
 
-    Returns a result; or an error if no value leads as far as it has to, whatever the replicas left would say; or the
-    number of replicas to ask next: as many as it takes if all of these agree with the most frequent value. Without a
-    `vote` the result is the list of all answers. Of several values that are as frequent the first one wins."""
+    Returns a result; or an error if no value leads as far as it has to, whatever the replicas left
+    would say; or the number of replicas to ask next: as many as it takes if all of these agree
+    with the most frequent value. Without a `vote` the result is the list of all answers. Of
+    several values that are as frequent the first one wins."""
     left = most - len(answers)
     if vote is None:
         return left or VoteResult(f"[{','.join(filter(None, answers))}]")
@@ -83,7 +88,8 @@ def outcome_of_vote(answers: ReplicaAnswers, vote: Vote | None, most: int) -> Vo
 
 
 def _lacking(ranked: Sequence[tuple[str, int]], vote: Vote, left: int) -> int:
-    """Returns how many more votes the most frequent value needs; without a `lead` all replicas are asked."""
+    """Returns how many more votes the most frequent value needs; without a `lead` all replicas are
+    asked."""
     if not vote.lead:
         return left
     counts = [count for _, count in ranked[:2]]
@@ -99,14 +105,16 @@ def _agreement(ranked: Sequence[tuple[str, int]], count: int, asked: int) -> str
 
 def _no_consensus(ranked: Sequence[tuple[str, int]], vote: Vote, asked: int) -> RowError:
     cast = sum(number for _, number in ranked)
-    shown = ", ".join(f"{value[:MAX_SHOWN_LENGTH]} {number}" for value, number in ranked[:MAX_SHOWN])
+    shown = ", ".join(
+        f"{value[:MAX_SHOWN_LENGTH]} {number}" for value, number in ranked[:MAX_SHOWN]
+    )
     words = f"{shown or 'there are none'}; {cast} of {asked} asked have a vote"
     return RowError(ErrorType.NO_CONSENSUS, f"no answer leads by {vote.lead or 1} votes: {words}")
 
 
 def votes(answers: ReplicaAnswers, vote: Vote) -> list[str | None]:
-    """Returns what each answer says in the vote, as canonical JSON. None: it has no vote. An answer without the field
-    votes for null."""
+    """Returns what each answer says in the vote, as canonical JSON. None: it has no vote. An
+    answer without the field votes for null."""
     return [None if answer is None else _vote_of(answer, vote) for answer in answers]
 
 
@@ -133,7 +141,8 @@ _END_MARKS = f"{_QUOTES}.,;:!?…。！？ "
 
 
 def _normalized(value: JSONValue) -> str:
-    """Returns a text without what does not count in it: case, white space, quotes around it and marks at its end."""
+    """Returns a text without what does not count in it: case, white space, quotes around it and
+    marks at its end."""
     written = value if isinstance(value, str) else canonical(value)
     text = " ".join(written.casefold().split())
     bare = text.lstrip(_QUOTES).rstrip(_END_MARKS)
@@ -141,8 +150,9 @@ def _normalized(value: JSONValue) -> str:
 
 
 def binding_failure(stage: AnyStage, row: int, since: float, failures: Failures) -> RowError | None:
-    """Returns how a replica failed, if it is not asked again: its reply was no answer, at or after `since` (seconds
-    since 1970), for the row with the key `row` or for any. `failures` are those of one fingerprint, by rows' keys."""
+    """Returns how a replica failed, if it is not asked again: its reply was no answer, at or after
+    `since` (seconds since 1970), for the row with the key `row` or for any. `failures` are those
+    of one fingerprint, by rows' keys."""
     for key, (at, error) in failures.items():
         is_for_the_row = key == row or not is_of_row(stage, error)
         if at >= since and error.type in ANSWER_FAILURES and is_for_the_row:

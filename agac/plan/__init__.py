@@ -1,1 +1,2 @@
-"""From a validated workflow to a Plan: providers resolved, placeholders checked, no calls made yet."""
+"""From a validated workflow to a Plan: providers resolved, placeholders checked, no calls made
+yet."""

@@ -35,7 +35,8 @@ NOT_MADE = "list missing or not a list"
 NOT_WHOLE = "rows of the group failed"
 WAITS = "rows of the group are not to be asked"
 OF_THE_ROW = frozenset({MISSING_FIELD, GUARD_FAILS, UNFIT, NOT_MADE})
-"""Why a task cannot be asked, whatever else is asked: its row has to change, or what names its fields."""
+"""Why a task cannot be asked, whatever else is asked: its row has to change, or what names its
+fields."""
 
 TOO_LARGE = "too many rows for one call; add `reduce`"
 TOO_LARGE_FOR_FUNCTION = "too many rows for a function; group by one more field first"
@@ -43,7 +44,9 @@ TOO_LARGE_FOR_FUNCTION = "too many rows for a function; group by one more field 
 
 def passed_on(reason: str, name: str) -> str:
     """Why the stages after `name` are run, which is run for this reason."""
-    return reason if reason in (NEW_ROW, FRESH, NOT_YET) else upstream_changed(name)
+    if reason in (NEW_ROW, FRESH, NOT_YET):
+        return reason
+    return upstream_changed(name)
 
 
 def upstream_changed(name: str) -> str:
@@ -56,21 +59,38 @@ def upstream_blocked(name: str) -> str:
     return f"upstream {name} blocked"
 
 
-PROMPT, INSTRUCTIONS, VARS = "prompt changed", "instructions changed", "vars changed"
-OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)  # reasons for which requests are of another length than those before
+PROMPT = "prompt changed"
+INSTRUCTIONS = "instructions changed"
+VARS = "vars changed"
+# reasons for which requests are of another length than those before
+OTHER_TEXT = (PROMPT, INSTRUCTIONS, VARS)
 
 _OF_ALL = ("when", "otherwise", "explode", "group_by", "reduce", "incomplete", "operation")
-"""The parts of a stage's definition that any stage has, in the order in which their changes are reported."""
+"""The parts of a stage's definition that any stage has, in the order in which their changes are
+reported."""
 
 _OF_ASKING = (
-    "prompt", "system", "messages", "visible", "output_field", "replicas", "vote", "schema", "model", "params",
-)  # fmt: skip
+    "prompt",
+    "system",
+    "messages",
+    "visible",
+    "output_field",
+    "replicas",
+    "vote",
+    "schema",
+    "model",
+    "params",
+)
 """Those of stages that call a model; other parts follow them."""
 
 _REASONS = {
-    "otherwise": "when", "operation": "what it does", "system": "instructions", "vote": "replicas", "params": "model",
+    "otherwise": "when",
+    "operation": "what it does",
+    "system": "instructions",
+    "vote": "replicas",
+    "params": "model",
     "agent": "tools",
-}  # fmt: skip
+}
 """What is reported as changed where it is not the part's own name."""
 
 _NO_REASONS = {"name", "needs", "alias", "children"}
@@ -78,22 +98,37 @@ _NO_REASONS = {"name", "needs", "alias", "children"}
 
 
 def stage_changes(
-    before: Mapping[str, Any], after: Mapping[str, Any], variables: tuple[Mapping[str, Any], Mapping[str, Any]]
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    variables: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> list[str]:
-    """Why one stage with these two definitions has to be run. `variables` are those of both workflows."""
+    """Why one stage with these two definitions has to be run. `variables` are those of both
+    workflows."""
     asks = "operation" not in before and "operation" not in after
     changed = set(differing(before, after))
-    old_shape, new_shape = (one["schema"] and one["schema"]["body"] if asks else None for one in (before, after))
+    old_shape, new_shape = (
+        one["schema"] and one["schema"]["body"] if asks else None for one in (before, after)
+    )
     if old_shape == new_shape:
         changed.discard("schema")  # its name alone
-    by_vars = asks and "system" in changed and _differ_by_vars(before["system"], after["system"], variables)
+    by_vars = (
+        asks
+        and "system" in changed
+        and _differ_by_vars(before["system"], after["system"], variables)
+    )
     if by_vars:
         changed.discard("system")
-    if "agent" in changed and differing(before.get("agent") or {}, after.get("agent") or {}) == ["reads"]:
+    if "agent" in changed and differing(before.get("agent") or {}, after.get("agent") or {}) == [
+        "reads"
+    ]:
         changed ^= {"agent", "reads"}  # files that tools read, and not the tools
     parts = [*_OF_ALL, *([*_OF_ASKING, *sorted(changed - _NO_REASONS)] if asks else [])]
-    found = list(dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed))
-    if asks and (by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))):
+    found = list(
+        dict.fromkeys(f"{_REASONS.get(key, key)} changed" for key in parts if key in changed)
+    )
+    if asks and (
+        by_vars or (not found and _used(before, variables[0]) != _used(after, variables[1]))
+    ):
         found.append(VARS)
     return found
 
@@ -108,7 +143,11 @@ def value_changes(
 
 def text_diff(before: str, now: str) -> list[str]:
     """The lines of two texts that differ, with one around them, as `diff -u` shows them."""
-    return list(difflib.unified_diff(split_lines(before), split_lines(now), "before", "now", lineterm="", n=1))
+    return list(
+        difflib.unified_diff(
+            split_lines(before), split_lines(now), "before", "now", lineterm="", n=1
+        )
+    )
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -116,9 +155,14 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
-def _differ_by_vars(before: str | None, after: str | None, known: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
-    """Whether the instructions are the same but for values of variables, which are stored as they were filled in."""
-    values: dict[str, set[str]] = {}  # the texts that were filled in and are others now, with what they may be now
+def _differ_by_vars(
+    before: str | None, after: str | None, known: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> bool:
+    """Whether the instructions are the same but for values of variables, which are stored as they
+    were filled in."""
+    values: dict[
+        str, set[str]
+    ] = {}  # the texts that were filled in and are others now, with what they may be now
     old, new = known
     for name in old.keys() & new.keys():
         if old[name] != new[name]:
@@ -126,9 +170,13 @@ def _differ_by_vars(before: str | None, after: str | None, known: tuple[Mapping[
     if before is None or after is None or not values or "" in values:
         return False
     places = {0}  # in `after`, up to where it is what `before` could have become
-    for part in re.split(f"({'|'.join(map(re.escape, sorted(values, key=len, reverse=True)))})", before):
+    for part in re.split(
+        f"({'|'.join(map(re.escape, sorted(values, key=len, reverse=True)))})", before
+    ):
         texts = {part, *values.get(part, ())}
-        places = {place + len(text) for place in places for text in texts if after.startswith(text, place)}
+        places = {
+            place + len(text) for place in places for text in texts if after.startswith(text, place)
+        }
     return len(after) in places
 
 

@@ -18,7 +18,16 @@ from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
 from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Review, Select
-from agac.spec.templates import AGREEMENT, INDEX, ITEM, ROW_JSON, ROWS_COUNT, ROWS_FAILED, ROWS_JSON, VARS
+from agac.spec.templates import (
+    AGREEMENT,
+    INDEX,
+    ITEM,
+    ROW_JSON,
+    ROWS_COUNT,
+    ROWS_FAILED,
+    ROWS_JSON,
+    VARS,
+)
 from agac.spec.workflow import Workflow, WrittenStage
 
 TEXT_FORMATS = ("csv", "tsv", "txt", "files")  # formats of inputs in which every field is text
@@ -27,8 +36,9 @@ _OF_GROUPS = (ROWS_JSON, ROWS_COUNT, ROWS_FAILED)
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made` by agac, of items.
-    `first` are rows of the input that were looked at, where rows still have its fields."""
+    """The fields of rows: `shapes` are the known ones in order; `open`: there are others; `made`
+    by agac, of items. `first` are rows of the input that were looked at, where rows still have its
+    fields."""
 
     shapes: Mapping[str, FieldShape]
     open: bool = False
@@ -41,8 +51,8 @@ class Fields:
         return {name: shape for name, shape in self.shapes.items() if shape != SINGLE}
 
     def with_items(self, made: Sequence[tuple[FieldShape, str | None]]) -> Fields:
-        """The fields of a row that is made of an item of a list, perhaps of rows made so; `made` has each item, and the
-        field of the row in which the list stood, if it is one of that."""
+        """The fields of a row that is made of an item of a list, perhaps of rows made so; `made`
+        has each item, and the field of the row in which the list stood, if it is one of that."""
         if not made:
             return self
         lists = {own for _, own in made}
@@ -55,12 +65,16 @@ OPEN = Fields({}, open=True)  # rows of which nothing is known
 
 
 class Earlier(Mapping[str, WrittenStage]):
-    """The stages whose results a stage may name, by name. Thousands of stages each see thousands of others, so that no
-    dict is made of them; `stages` may become more meanwhile."""
+    """The stages whose results a stage may name, by name. Thousands of stages each see thousands
+    of others, so that no dict is made of them; `stages` may become more meanwhile."""
 
-    def __init__(self, names: Sequence[str], stages: Mapping[str, WrittenStage], viewer: str) -> None:
+    def __init__(
+        self, names: Sequence[str], stages: Mapping[str, WrittenStage], viewer: str
+    ) -> None:
         self.upstream = frozenset(names)
-        self._names, self._stages, self._viewer = names, stages, viewer
+        self._names = names
+        self._stages = stages
+        self._viewer = viewer
 
     def __contains__(self, name: object) -> bool:
         return name in self.upstream and not is_hidden(str(name), self._viewer)
@@ -80,10 +94,12 @@ class Earlier(Mapping[str, WrittenStage]):
 
 
 class _Shapes(Mapping[str, Mapping[str, Any] | None]):
-    """What is known of the results of stages, by their names: of `own`, too, where a check looks at its own result."""
+    """What is known of the results of stages, by their names: of `own`, too, where a check looks
+    at its own result."""
 
     def __init__(self, earlier: Mapping[str, WrittenStage], own: WrittenStage | None) -> None:
-        self._earlier, self._own = earlier, own
+        self._earlier = earlier
+        self._own = own
 
     def __contains__(self, name: object) -> bool:
         return name in self._earlier or (self._own is not None and name == self._own.name)
@@ -103,7 +119,8 @@ class _Shapes(Mapping[str, Mapping[str, Any] | None]):
 
 
 class Unsure(NamedTuple):
-    """Stages after which rows may be others, by name: `dropping` ones let rows leave, `renaming` ones name fields."""
+    """Stages after which rows may be others, by name: `dropping` ones let rows leave, `renaming`
+    ones name fields."""
 
     dropping: frozenset[str] = frozenset()
     renaming: frozenset[str] = frozenset()
@@ -114,9 +131,9 @@ NOTHING_UNSURE = Unsure()
 
 @dataclass(frozen=True, slots=True)
 class StageScope:
-    """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields. `every_stage` has
-    those of the whole workflow by name. `incoming` is the same of the rows that come to a stage that makes others of
-    them; None: they are those that it works on."""
+    """What a stage, or a group of a member, may name: results of the stages `earlier`, and fields.
+    `every_stage` has those of the whole workflow by name. `incoming` is the same of the rows that
+    come to a stage that makes others of them; None: they are those that it works on."""
 
     workflow: Workflow
     stage: WrittenStage
@@ -133,35 +150,49 @@ class StageScope:
 
     @property
     def rows(self) -> StageScope:
-        """The scope of the rows that come to the stage: of the members, for a stage that is run once per group."""
-        return self.incoming if self.stage.group and self.incoming else self
+        """The scope of the rows that come to the stage: of the members, for a stage that is run
+        once per group."""
+        if self.stage.group and self.incoming:
+            return self.incoming
+        return self
 
     def has(self, name: str) -> bool:
         """Whether rows have a field or a result of this name."""
         return name in self.earlier or name in self.fields.shapes
 
     def names(self, *more: str) -> tuple[str, ...]:
-        """The names of fields and of all stages, and these: the same at each stage, so that `nearest` is fast, which is
-        told by `Named` which of them count."""
+        """The names of fields and of all stages, and these: the same at each stage, so that
+        `nearest` is fast, which is told by `Named` which of them count."""
         return tuple(dict.fromkeys((*self.fields.shapes, *self.every_stage, *more)))
 
     def label(self, name: str) -> str | None:
-        """What is said of a name that is a column of labels, which no stage sees; None: it is none."""
+        """What is said of a name that is a column of labels, which no stage sees; None: it is
+        none."""
         if name not in self.workflow.labels or self.rows.has(name) or self.has(name):
             return None
-        if any(isinstance(one.operation, Python) for one in self.rows.earlier.values()):  # fields of any name
+        # fields of any name
+        if any(isinstance(one.operation, Python) for one in self.rows.earlier.values()):
             return None
-        return f"{name!r} holds labels (`expect`), which no stage sees; compare answers with them by `agac eval`"
+        return (
+            f"{name!r} holds labels (`expect`), which no stage sees; compare answers with "
+            "them by `agac eval`"
+        )
 
     def lacking(self, way: Sequence[str], *, kept: bool = False) -> FirstRows | None:
-        """The first rows of the input if none of them has what this way names, and each row comes to the stage; where
-        they have to have `kept` their names, also only then."""
-        first, stage = self.rows.fields.first, self.stage
+        """The first rows of the input if none of them has what this way names, and each row comes
+        to the stage; where they have to have `kept` their names, also only then."""
+        first = self.rows.fields.first
+        stage = self.stage
         if first is None or stage.guard is not None or not first.lack(way):
             return None
         earlier = self.rows.earlier
-        upstream = earlier.upstream if isinstance(earlier, Earlier) else frozenset(earlier)
-        if not upstream.isdisjoint(self.unsure.dropping) or (kept and not upstream.isdisjoint(self.unsure.renaming)):
+        if isinstance(earlier, Earlier):
+            upstream = earlier.upstream
+        else:
+            upstream = frozenset(earlier)
+        if not upstream.isdisjoint(self.unsure.dropping) or (
+            kept and not upstream.isdisjoint(self.unsure.renaming)
+        ):
             return None
         return first
 
@@ -169,7 +200,9 @@ class StageScope:
         """What is known of the value at the end of a path into a result, or into a field."""
         if path[0] in self.earlier:
             body = self.earlier[path[0]].shape
-            return TEXT if body is None else FieldShape(body).inside(path[1:])
+            if body is None:
+                return TEXT
+            return FieldShape(body).inside(path[1:])
         return self.fields.shapes.get(path[0], UNKNOWN).inside(path[1:])
 
 
@@ -191,11 +224,14 @@ class Named(Collection[str]):
 
 
 def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
-    """What each stage sees, in the order in which a row meets them; `rows` are the fields of the input's rows."""
+    """What each stage sees, in the order in which a row meets them; `rows` are the fields of the
+    input's rows."""
     every_stage = {stage.name: stage for stage in workflow.stages}
     unsure = Unsure(
         frozenset(stage.name for stage in workflow.stages if stage.may_drop),
-        frozenset(stage.name for stage in workflow.stages if isinstance(stage.operation, Rename | Python)),
+        frozenset(
+            stage.name for stage in workflow.stages if isinstance(stage.operation, Rename | Python)
+        ),
     )
     stages: dict[str, WrittenStage] = {}
     forms: dict[str, Fields] = {}
@@ -207,18 +243,30 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
         fields = next((groups[name] for name in groups if name in earlier.upstream), rows)
         begun: Container[str] = ()
         if rows_of is not None:
-            fields, begun = forms[rows_of], {rows_of, *(stages[rows_of].ancestors if items else ())}
-        made = [one for name, one in items.items() if name in earlier.upstream and name not in begun]
-        return StageScope(workflow, stage, earlier, fields.with_items(made), every_stage, None, unsure)
+            fields = forms[rows_of]
+            begun = {rows_of, *(stages[rows_of].ancestors if items else ())}
+        made = [
+            one for name, one in items.items() if name in earlier.upstream and name not in begun
+        ]
+        return StageScope(
+            workflow, stage, earlier, fields.with_items(made), every_stage, None, unsure
+        )
 
     for stage in workflow.stages:
         if stage.group is not None:
-            members = seen(stage, *seen_after([stages[n] for n in stage.needs if n in stages], stages, stage.name))
+            members = seen(
+                stage,
+                *seen_after([stages[n] for n in stage.needs if n in stages], stages, stage.name),
+            )
             shapes = {}  # those that the members are grouped by, each at its path in a member
             for name in dict.fromkeys(way[0] for way in stage.group.fields):
-                shapes[name] = members.shape((name,)).limited([w[1:] for w in stage.group.fields if w[0] == name])
+                shapes[name] = members.shape((name,)).limited(
+                    [w[1:] for w in stage.group.fields if w[0] == name]
+                )
             groups[stage.name] = Fields(shapes)
-            scope = StageScope(workflow, stage, {}, groups[stage.name], every_stage, members, unsure)
+            scope = StageScope(
+                workflow, stage, {}, groups[stage.name], every_stage, members, unsure
+            )
         else:
             scope = seen(stage, stage.ancestors, stage.rows_of)
         if stage.explode is not None and stage.group is None:
@@ -227,7 +275,8 @@ def stage_scopes(workflow: Workflow, rows: Fields) -> Iterator[StageScope]:
             scope = StageScope(workflow, stage, scope.earlier, fields, every_stage, scope, unsure)
         yield scope
         stages[stage.name], fields = stage, scope.fields
-        if (changed := _changed(stage, fields)) is not None:
+        changed = _changed(stage, fields)
+        if changed is not None:
             forms[stage.name] = changed
 
 
@@ -248,34 +297,47 @@ def _changed(stage: WrittenStage, fields: Fields) -> Fields | None:
 
 
 def _item(path: tuple[str, ...], scope: StageScope) -> tuple[FieldShape, str | None]:
-    """What is known of the items of the list at `path`, and the row's field that it stands in, if it is one of that."""
+    """What is known of the items of the list at `path`, and the row's field that it stands in, if
+    it is one of that."""
     exploded = scope.shape(path)
     kinds = exploded.kinds()
     of_row = len(path) == 1 and path[0] not in scope.earlier
-    return UNKNOWN if kinds and "array" not in kinds else exploded.inside(["0"]), path[0] if of_row else None
+    return UNKNOWN if kinds and "array" not in kinds else exploded.inside(["0"]), path[
+        0
+    ] if of_row else None
 
 
 def check_placeholders(
     workflow: Workflow, columns: tuple[str, ...] | None, first: FirstRows | None = None
 ) -> list[Problem]:
-    """Every placeholder that nothing can satisfy, and every key that names a field that rows do not have. `columns` are
-    the input's declared ones, None when rows bring theirs: then a name that none of the `first` rows has is an error,
-    and another unknown one a warning, as some may have it."""
-    problems, read = list[Problem](), set[str]()
+    """Every placeholder that nothing can satisfy, and every key that names a field that rows do
+    not have. `columns` are the input's declared ones, None when rows bring theirs: then a name
+    that none of the `first` rows has is an error, and another unknown one a warning, as some may
+    have it."""
+    problems = list[Problem]()
+    read = set[str]()
     shapes = {"sqlite": SINGLE, "xlsx": SINGLE, **dict.fromkeys(TEXT_FORMATS, TEXT)}
     # what a statement makes may be anything
-    shape = shapes.get(str(workflow.input.format), UNKNOWN) if workflow.input.sql is None else UNKNOWN
+    if workflow.input.sql is None:
+        shape = shapes.get(str(workflow.input.format), UNKNOWN)
+    else:
+        shape = UNKNOWN
     fields = Fields({}, open=True, first=first)
     if columns is not None:
         fields = Fields(dict.fromkeys(columns, shape), first=first)
     for scope in stage_scopes(workflow, fields):
         stage, does = scope.stage, scope.stage.operation
-        problems += [_problem(stage.at(key), message) for key, message in _key_findings(scope) if message]
+        problems += [
+            _problem(stage.at(key), message) for key, message in _key_findings(scope) if message
+        ]
         if stage_of(stage.name) not in read:  # else its texts are those of the stage that it is of
             problems += _texts(scope)
         read.add(stage_of(stage.name))
         problems += _hidden_names(scope)
-        written = stage.guard if stage.guard and not (PARTS in stage.guard.names and stage.parts) else None
+        if stage.guard and not (PARTS in stage.guard.names and stage.parts):
+            written = stage.guard
+        else:
+            written = None
         problems += _condition(scope, written) if written else []
         problems += _condition(scope, does.guard) if isinstance(does, Filter) else []
         problems += _condition(scope, does.when) if isinstance(does, Review) and does.when else []
@@ -286,22 +348,39 @@ def check_placeholders(
 
 def _texts(scope: StageScope) -> list[Problem]:
     """What is wrong with the placeholders of the prompt and of the messages before it."""
-    stage, known = scope.stage, Named(scope, scope.own)
+    stage = scope.stage
+    known = Named(scope, scope.own)
     path = stage.at("prompt").path
     path = f"{stage.path}.prompt" if path.startswith(stage.path) else path  # else it was typed
-    problems, foreign, seen = list[Problem](), list[Problem](), set[str]()
+    problems = list[Problem]()
+    foreign = list[Problem]()
+    seen = set[str]()
     any_field = scope.fields.open and stage.group is None
-    for place, template in [(path, stage.prompt), *((one.path, one.content) for one in stage.examples)]:
+    for place, template in [
+        (path, stage.prompt),
+        *((one.path, one.content) for one in stage.examples),
+    ]:
         for placeholder in template.placeholders:
-            message = None if placeholder.name in seen else _placeholder(placeholder.name, scope)
+            if placeholder.name in seen:
+                message = None
+            else:
+                message = _placeholder(placeholder.name, scope)
             seen.add(placeholder.name)
-            if isinstance(message, _Doubt) and stage.guard:  # which lets no row through that lacks it
-                message = None if _is_looked_for(placeholder.name.split("."), stage.guard.text) else message
+            # which lets no row through that lacks it
+            if isinstance(message, _Doubt) and stage.guard:
+                if _is_looked_for(placeholder.name.split("."), stage.guard.text):
+                    message = None
+                else:
+                    message = message
             if message:
                 problem = _problem(replace(placeholder.where, path=place), message)
-                problems.append(replace(problem, message=templates.in_syntax(message, template.syntax)))
+                problems.append(
+                    replace(problem, message=templates.in_syntax(message, template.syntax))
+                )
         at = replace(stage.at("prompt"), path=place)
-        found = templates.foreign_placeholders(template, at, known, stage.syntax, any_field=any_field)
+        found = templates.foreign_placeholders(
+            template, at, known, stage.syntax, any_field=any_field
+        )
         problems += found
         foreign += found
     if stage.asks_all_alike and not foreign:
@@ -321,19 +400,36 @@ def _problem(where: Where, message: str) -> Problem:
 
 
 def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
-    """Every field named by a key of the stage that its rows do not have, or that is not what the key needs."""
+    """Every field named by a key of the stage that its rows do not have, or that is not what the
+    key needs."""
     stage, does, rows = scope.stage, scope.stage.operation, scope.incoming or scope
     if stage.explode is not None:
-        yield "explode", _way(stage.explode, rows) or _no_list(stage.explode, rows) or _optional(stage.explode, rows)
+        yield (
+            "explode",
+            _way(stage.explode, rows)
+            or _no_list(stage.explode, rows)
+            or _optional(stage.explode, rows),
+        )
         for name in (ITEM, INDEX):
             if name in rows.fields.shapes and name not in rows.fields.made:
-                message = f"rows have a field {name!r}, and those that are made of items get agac's own {name!r}"
+                message = (
+                    f"rows have a field {name!r}, and those that are made of items get "
+                    f"agac's own {name!r}"
+                )
                 yield "explode", f"{message}; rename the field first"
     if stage.group is not None:
-        yield from (("group_by", _way(way, rows) or _optional(way, rows)) for way in stage.group.fields)
+        yield from (
+            ("group_by", _way(way, rows) or _optional(way, rows)) for way in stage.group.fields
+        )
         for name in dict.fromkeys(way[0] for way in stage.group.fields):
             if name in (*_OF_GROUPS, VARS):
-                yield "group_by", f"{name!r} is a name of agac's own in the prompt of a group; rename the field first"
+                yield (
+                    "group_by",
+                    (
+                        f"{name!r} is a name of agac's own in the prompt of a group; rename the "
+                        "field first"
+                    ),
+                )
     if isinstance(does, Dedupe):
         yield from (("dedupe", _way(way, rows) or _optional(way, rows)) for way in does.fields)
     if isinstance(does, Review):
@@ -344,14 +440,19 @@ def _key_findings(scope: StageScope) -> Iterator[tuple[str, str | None]]:
 
 def _unfit_change(does: Select | Rename, scope: StageScope) -> Iterator[str]:
     """Fields that are to be kept or renamed and are not there, or cannot have their new names."""
-    new_names, have = does.names if isinstance(does, Rename) else {}, scope.fields.shapes
+    new_names = does.names if isinstance(does, Rename) else {}
+    have = scope.fields.shapes
     for name in does.fields if isinstance(does, Select) else new_names:
-        if hidden := scope.label(name):
+        hidden = scope.label(name)
+        if hidden:
             yield hidden
         elif name not in have and not scope.fields.open:
             yield f"names the field {name!r}, which rows do not have; {did_you_mean(name, have)}"
         elif name not in have and (first := scope.lacking((name,))) is not None:
-            yield f"names the field {name!r}, which {first.words()} has; {did_you_mean(name, first.names())}"
+            yield (
+                f"names the field {name!r}, which {first.words()} has; "
+                f"{did_you_mean(name, first.names())}"
+            )
     kept = have.keys() - new_names.keys()
     for old, new in new_names.items():
         if new in kept and not scope.fields.open:
@@ -369,7 +470,10 @@ def _unfit_review(does: Review, scope: StageScope) -> Iterator[str | None]:
         yield f"{message}; give it one, or write `choices: [approve, reject]`"
     yield from (_way(way, scope) for way in does.show)
     if does.blind and any(way[0] == does.edit for way in does.show):
-        yield f"`blind` rows come without the answer, and `show` has {does.edit!r}; remove the one or the other"
+        yield (
+            f"`blind` rows come without the answer, and `show` has {does.edit!r}; remove "
+            "the one or the other"
+        )
     if does.agree is not None:
         yield _inside((does.edit, *does.agree.split(".")), scope)
 
@@ -379,10 +483,16 @@ def _no_list(way: tuple[str, ...], rows: StageScope) -> str | None:
     head = way[0]
     if head in rows.earlier and rows.earlier[head].shape is None:
         message = f"stage {head!r} answers with plain text, which has no items"
-        return f"{message}; give it an output_schema with a field that is a list, and explode {head}.field"
+        return (
+            f"{message}; give it an output_schema with a field that is a list, and explode "
+            f"{head}.field"
+        )
     shape = rows.shape(way)
     if shape in (TEXT, SINGLE):
-        return f"the column {head!r} holds text, not a list; make a list of it in a python stage before this one"
+        return (
+            f"the column {head!r} holds text, not a list; make a list of it in a python "
+            "stage before this one"
+        )
     kinds = shape.kinds()
     if kinds is None or "array" in kinds:
         return None
@@ -398,13 +508,19 @@ def _no_list(way: tuple[str, ...], rows: StageScope) -> str | None:
 
 def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
     """What is wrong with a way into a field of the row, or into a result."""
-    head, rest, written = way[0], way[1:], ".".join(way)
+    head = way[0]
+    rest = way[1:]
+    written = ".".join(way)
     fields = rows.fields.shapes
     if head in rows.earlier and head in fields:
-        return f"{head!r} could be the field of that name or the result of stage {head!r}; rename the one or the other"
+        return (
+            f"{head!r} could be the field of that name or the result of stage {head!r}; "
+            "rename the one or the other"
+        )
     if rows.has(head):
         return _inside(way, rows)
-    if hidden := rows.label(head):
+    hidden = rows.label(head)
+    if hidden:
         return hidden
     if rest and written in fields:
         return f"the field {written!r} cannot be named here, for its dot; rename it first"
@@ -412,34 +528,60 @@ def _way(way: tuple[str, ...], rows: StageScope) -> str | None:
         return f"names the stage {head!r}, which is not upstream of this one; add it to needs"
     if head in rows.workflow.disabled:
         return f"names the stage {head!r}, which is not enabled"
-    known, counting = rows.names(), Named(rows)
+    known = rows.names()
+    counting = Named(rows)
     if not rows.fields.open:
-        return f"names the field {head!r}, which rows do not have; {did_you_mean(head, known, among=counting)}"
-    if (first := rows.lacking(way)) is not None:
-        return f"names the field {written!r}, which {first.words()} has; {did_you_mean(written, first.names())}"
+        return (
+            f"names the field {head!r}, which rows do not have; "
+            f"{did_you_mean(head, known, among=counting)}"
+        )
+    first = rows.lacking(way)
+    if first is not None:
+        return (
+            f"names the field {written!r}, which {first.words()} has; "
+            f"{did_you_mean(written, first.names())}"
+        )
     near = nearest(head, known, among=counting)
-    return _Doubt(f"{head!r} is no known name, unless rows have such a field; did you mean {near!r}?") if near else None
+    if near:
+        return _Doubt(
+            f"{head!r} is no known name, unless rows have such a field; did you mean {near!r}?"
+        )
+    return None
 
 
 def _optional(way: tuple[str, ...], rows: StageScope) -> str | None:
     """That answers may lack the field that a key of the stage names."""
-    if (lacks := _may_lack(way, rows)) is None:
+    lacks = _may_lack(way, rows)
+    if lacks is None:
         return None
-    return _Doubt(f"{'.'.join(way)}: {lacks}, and a row fails here without it; make it required in the output_schema")
+    return _Doubt(
+        f"{'.'.join(way)}: {lacks}, and a row fails here without it; make it required in the "
+        "output_schema"
+    )
 
 
 def _may_lack(way: Sequence[str | int], rows: StageScope) -> str | None:
-    """Whose answer may lack which part of a way into a result; None where nothing is known to be missing."""
-    head, rest = str(way[0]), [str(part) for part in way[1:]]
-    if head not in rows.earlier or head in rows.fields.shapes or not (shape := rows.earlier[head].shape):
+    """Whose answer may lack which part of a way into a result; None where nothing is known to be
+    missing."""
+    head = str(way[0])
+    rest = [str(part) for part in way[1:]]
+    if (
+        head not in rows.earlier
+        or head in rows.fields.shapes
+        or not (shape := rows.earlier[head].shape)
+    ):
         return None
     return _lacking_part(head, rest, FieldShape(shape))
 
 
 def _lacking_part(head: str, rest: Sequence[str], shape: FieldShape) -> str | None:
-    if (depth := shape.optional(rest)) is None:
+    depth = shape.optional(rest)
+    if depth is None:
         return None
-    whose = f"the answer of stage {head!r}" if depth == 0 and head != ITEM else ".".join([head, *rest[:depth]])
+    if depth == 0 and head != ITEM:
+        whose = f"the answer of stage {head!r}"
+    else:
+        whose = ".".join([head, *rest[:depth]])
     return f"{whose} may lack {rest[depth]!r}"
 
 
@@ -448,21 +590,32 @@ def _is_looked_for(way: Sequence[str | int], text: str) -> bool:
     bare = re.sub(r"\s", "", text).replace("'", '"')
     parts = [str(part) for part in way]
     written = (".".join(parts[:end]) for end in range(2, len(parts) + 1))
-    return any(f"has({one})" in bare for one in written) or any(f'"{part}"in' in bare for part in parts[1:])
+    return any(f"has({one})" in bare for one in written) or any(
+        f'"{part}"in' in bare for part in parts[1:]
+    )
 
 
 def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
     """Where a way ends too early, as far as that is known."""
-    head, rest = way[0], way[1:]
+    head = way[0]
+    rest = way[1:]
     if rest and head in rows.earlier and rows.earlier[head].shape is None:
-        return f"stage {head!r} answers with plain text, which has no field {rest[0]!r}; give it an output_schema"
+        return (
+            f"stage {head!r} answers with plain text, which has no field {rest[0]!r}; give "
+            "it an output_schema"
+        )
     start = rows.shape((head,))
     if rest and start in (TEXT, SINGLE):
         return f"the column {head!r} holds text, which has no field {rest[0]!r}"
     for depth, part in enumerate(rest):
-        before, kinds, names = ".".join(way[: depth + 1]), start.kinds(rest[:depth]), start.names(rest[:depth])
+        before = ".".join(way[: depth + 1])
+        kinds = start.kinds(rest[:depth])
+        names = start.names(rest[:depth])
         if kinds is not None and "object" not in kinds:
-            more = f"; explode {before}, and then {ITEM}.{part}" if "array" in kinds else ""
+            if "array" in kinds:
+                more = f"; explode {before}, and then {ITEM}.{part}"
+            else:
+                more = ""
             return f"{before} is {kinds_in_words(kinds)}, which has no field {part!r}{more}"
         if names is None:
             return None
@@ -473,11 +626,17 @@ def _inside(way: tuple[str, ...], rows: StageScope) -> str | None:
 
 
 def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Problem]:
-    """Names in a stage's condition that are none, comparisons never true. `own`: it is a check of its own result."""
-    stage, workflow, fields = scope.stage, scope.workflow, scope.fields
-    if hidden := next(filter(None, map(scope.label, guard.names)), None):
+    """Names in a stage's condition that are none, comparisons never true. `own`: it is a check of
+    its own result."""
+    stage = scope.stage
+    workflow = scope.workflow
+    fields = scope.fields
+    hidden = next(filter(None, map(scope.label, guard.names)), None)
+    if hidden:
         return [Problem(guard.where, hidden)]
-    of_members = [name for name in guard.names if name not in fields.shapes and scope.rows.has(name)]
+    of_members = [
+        name for name in guard.names if name not in fields.shapes and scope.rows.has(name)
+    ]
     if stage.group is not None and of_members:
         words = f"a group has many rows, each with its own {of_members[0]!r}"
         names = ", ".join([*fields.shapes, ROWS_COUNT])
@@ -502,7 +661,8 @@ def _condition(scope: StageScope, guard: Guard, *, own: bool = False) -> list[Pr
 
 
 def _condition_doubts(guard: Guard, scope: StageScope) -> list[Problem]:
-    """Warnings of fields that a condition reads, that answers may lack, and that it does not ask for first."""
+    """Warnings of fields that a condition reads, that answers may lack, and that it does not ask
+    for first."""
     found: dict[str, Problem] = {}
     for chain in guard.chains:
         if _is_looked_for(chain, guard.text) or (lacks := _may_lack(chain, scope)) is None:
@@ -524,7 +684,11 @@ class _Others(Container[str]):
         scope = self.scope
         if name in scope.workflow.disabled:
             return True
-        return name in scope.every_stage and name not in scope.fields.shapes and name not in scope.earlier
+        return (
+            name in scope.every_stage
+            and name not in scope.fields.shapes
+            and name not in scope.earlier
+        )
 
 
 def _voted(scope: StageScope) -> tuple[str, ...]:
@@ -535,7 +699,9 @@ def _voted(scope: StageScope) -> tuple[str, ...]:
 
 def _hidden_names(scope: StageScope) -> list[Problem]:
     """Names of `visible` that are none: a slip there would send what was to stay."""
-    limits, stage, rows = scope.stage.visibility, scope.stage, scope.rows
+    limits = scope.stage.visibility
+    stage = scope.stage
+    rows = scope.rows
     if limits is None or rows.fields.open:
         return []
     fields = dict.fromkeys((*rows.fields.shapes, *scope.fields.shapes))
@@ -555,31 +721,50 @@ def _hidden_names(scope: StageScope) -> list[Problem]:
 def _placeholder(name: str, scope: StageScope) -> str | None:
     """What is wrong with one placeholder: nothing, as soon as something is known by its name."""
     head, _, rest = name.partition(".")
-    written, limits, columns = f"${{{name}}}", scope.stage.visibility, scope.fields.shapes
-    hidden = limits is not None and (head in limits.never if head in scope.earlier else limits.hides(head))
+    written = f"${{{name}}}"
+    limits = scope.stage.visibility
+    columns = scope.fields.shapes
+    hidden = limits is not None and (
+        head in limits.never if head in scope.earlier else limits.hides(head)
+    )
     if hidden and name not in scope.own and head != VARS:
-        return f"{written} is hidden from this stage by `visible`; leave it out of the prompt, or make it visible"
+        return (
+            f"{written} is hidden from this stage by `visible`; leave it out of the "
+            "prompt, or make it visible"
+        )
     if name in columns:
         if name not in scope.earlier and name not in (VARS, ROW_JSON):
             return _lacking_placeholder(name, scope)
-        other = f"the result of stage {name!r}" if name in scope.earlier else f"agac's own {name!r}"
+        if name in scope.earlier:
+            other = f"the result of stage {name!r}"
+        else:
+            other = f"agac's own {name!r}"
         return f"{written} could be the input's column or {other}; rename the one or the other"
     if head in scope.earlier:
         shape = scope.earlier[head].shape
         if rest and shape is None:
-            message = f"stage {head!r} answers with plain text, which has no field {rest!r}; give it an output_schema"
+            message = (
+                f"stage {head!r} answers with plain text, which has no field {rest!r}; "
+                "give it an output_schema"
+            )
             return f"{written}: {message}"
-        return _placeholder_inside(name, FieldShape(shape or {})) if rest else None
+        if rest:
+            return _placeholder_inside(name, FieldShape(shape or {}))
+        return None
     if head == VARS and rest:
         variable = rest.split(".")[0]
         return _no_such("variable", name, variable, list(scope.workflow.vars), "vars.")
     if name in scope.own:
         return None
-    if label := scope.label(head):
+    label = scope.label(head)
+    if label:
         return f"{written}: {label}"
     if head in columns:
         if columns[head] in (TEXT, SINGLE):
-            return f"{written}: the column {head!r} holds text, which has no field {rest!r}; write ${{{head}}}"
+            return (
+                f"{written}: the column {head!r} holds text, which has no field {rest!r}; "
+                f"write ${{{head}}}"
+            )
         return _placeholder_inside(name, columns[head]) or _lacking_placeholder(name, scope)
     return _unknown_placeholder(name, head, scope)
 
@@ -587,7 +772,8 @@ def _placeholder(name: str, scope: StageScope) -> str | None:
 def _placeholder_inside(name: str, shape: FieldShape) -> str | None:
     """A way into a field or a result, as far as it is known."""
     head, *rest = name.split(".")
-    if (missing := shape.missing(tuple(rest))) is None:
+    missing = shape.missing(tuple(rest))
+    if missing is None:
         return _optional_inside(name, shape)
     depth, names = missing
     before = ".".join([head, *rest[:depth]])
@@ -597,37 +783,43 @@ def _placeholder_inside(name: str, shape: FieldShape) -> str | None:
 
 
 def _lacking_placeholder(name: str, scope: StageScope) -> str | None:
-    """What is wrong with a name of the input's fields that none of its first rows has. The fields of groups may be of
-    results."""
+    """What is wrong with a name of the input's fields that none of its first rows has. The fields
+    of groups may be of results."""
     if scope.stage.group is not None:
         return None
     head = name.partition(".")[0]
     if head in scope.fields.made or (first := scope.lacking(name.split("."), kept=True)) is None:
         return None
     message = f"${{{name}}}: {first.words()} has such a field; {did_you_mean(name, first.names())}"
-    return message if first.complete else f"{message}. If later rows have it, guard the stage: when: has(row.{head})"
+    if first.complete:
+        return message
+    return f"{message}. If later rows have it, guard the stage: when: has(row.{head})"
 
 
 def _optional_inside(name: str, shape: FieldShape) -> str | None:
     """That answers may lack what a placeholder names."""
     head, *rest = name.split(".")
-    if (lacks := _lacking_part(head, rest, shape)) is None:
+    lacks = _lacking_part(head, rest, shape)
+    if lacks is None:
         return None
     return _Doubt(
-        f"${{{name}}}: {lacks}, and a row fails here without it; make it required in the output_schema, or take the "
-        "placeholder out"
+        f"${{{name}}}: {lacks}, and a row fails here without it; make it required in the "
+        "output_schema, or take the placeholder out"
     )
 
 
 def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:
     """A name that nothing is known by; a row may still have it."""
-    workflow, written = scope.workflow, f"${{{name}}}"
+    workflow = scope.workflow
+    written = f"${{{name}}}"
     variables = _dotted_variables(tuple(workflow.vars))
     if scope.stage.group is not None:
         if head == ROW_JSON or scope.rows.has(head):
             what = "what they have is" if head == ROW_JSON else f"{head!r} is"
             return f"{written}: a group has many rows; {what} in ${{{ROWS_JSON}}}, for each of them"
-        return _no_such("field of a group", name, name, (*scope.fields.shapes, *_OF_GROUPS, *variables))
+        return _no_such(
+            "field of a group", name, name, (*scope.fields.shapes, *_OF_GROUPS, *variables)
+        )
     if head in scope.every_stage:
         return (
             f"{written} names a stage that is not upstream of {scope.stage.name!r}; "
@@ -637,8 +829,11 @@ def _unknown_placeholder(name: str, head: str, scope: StageScope) -> str | None:
         return f"{written} names the stage {head!r}, which is not enabled"
     if not scope.fields.open:
         more = (ROW_JSON, *variables)
-        return _no_such("field", name, name, scope.names(*more), among=Named(scope, dict.fromkeys(more)))
-    if (message := _lacking_placeholder(name, scope)) is not None:
+        return _no_such(
+            "field", name, name, scope.names(*more), among=Named(scope, dict.fromkeys(more))
+        )
+    message = _lacking_placeholder(name, scope)
+    if message is not None:
         return message
     # rows may have any field: only a near miss of a name that surely exists is worth a word
     among = Named(scope, dict.fromkeys(variables))
@@ -654,11 +849,17 @@ def _dotted_variables(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _no_such(
-    what: str, written: str, name: str, known: Sequence[str], prefix: str = "", among: Collection[str] | None = None
+    what: str,
+    written: str,
+    name: str,
+    known: Sequence[str],
+    prefix: str = "",
+    among: Collection[str] | None = None,
 ) -> str | None:
     if name in (known if among is None else among):
         return None
-    if near := nearest(name, known, among=among):
+    near = nearest(name, known, among=among)
+    if near:
         hint = f"did you mean '{prefix}{near}'?"
     else:
         hint = f"known are: {listed(known if among is None else among)}"

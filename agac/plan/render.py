@@ -1,4 +1,5 @@
-"""A row and a stage become a request and its fingerprint: the same for calling, for looking up and for showing."""
+"""A row and a stage become a request and its fingerprint: the same for calling, for looking up and
+for showing."""
 
 from __future__ import annotations
 
@@ -13,13 +14,24 @@ from agac.core.types import JSONValue, Message, Request, RowId
 from agac.plan.stage import AnyStage, PlannedStage, opening, task_prints
 from agac.spec.graph import PARTS, StageNode, is_hidden
 from agac.spec.python_code import FunctionInput
-from agac.spec.templates import AGREEMENT, REJECTED, ROW, ROWS_JSON, SKIPPED, VARS, MissingField, VisibleRow, in_syntax
+from agac.spec.templates import (
+    AGREEMENT,
+    REJECTED,
+    ROW,
+    ROWS_JSON,
+    SKIPPED,
+    VARS,
+    MissingField,
+    VisibleRow,
+    in_syntax,
+)
 from agac.spec.workflow import Stage
 from agac.store.decisions import Fixes
 
 
 class Prepared(NamedTuple):
-    """A task that is ready to be looked up or sent. `replicas`: the fingerprints of those that it has, if any."""
+    """A task that is ready to be looked up or sent. `replicas`: the fingerprints of those that it
+    has, if any."""
 
     fingerprint: bytes
     stage: PlannedStage
@@ -33,37 +45,59 @@ class Prepared(NamedTuple):
 
     @property
     def refusal(self) -> RowError | None:
-        """Why the task may not be sent: a text of it says nothing. An answer that is stored may be taken."""
+        """Why the task may not be sent: a text of it says nothing. An answer that is stored may be
+        taken."""
         if not any(not message.text or message.text.isspace() for message in self.messages):
             return None
-        what = "the prompt, or a message before it, is empty or only white space for this row; nothing was sent"
+        what = (
+            "the prompt, or a message before it, is empty or only white space for this "
+            "row; nothing was sent"
+        )
         return RowError(ErrorType.EMPTY_PROMPT, f"stage {self.stage.name!r}: {what}")
 
 
 class RowView:
-    """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the row's fields after
-    each stage that changed them, and at first by None; whoever settles a stage adds to them. A stage sees the results
-    of the stages upstream of it, whichever others are there. `own` are names that only this kind of row has;
-    `agreement` the share of a stage's replicas that agree, by its name, where they voted; `redone` the earlier answers
-    of a stage that people wanted to have given again, each with why.
+    """One row as its stages see it: `results` is what its stages gave so far, by name, `forms` the
+    row's fields after each stage that changed them, and at first by None; whoever settles a stage
+    adds to them. A stage sees the results of the stages upstream of it, whichever others are
+    there. `own` are names that only this kind of row has; `agreement` the share of a stage's
+    replicas that agree, by its name, where they voted; `redone` the earlier answers of a stage
+    that people wanted to have given again, each with why.
 
-    `unknown` are the stages whose answers are not there yet, and the names that hang on those, by why the first of them
-    has to be run: only `agac plan` has such."""
+    `unknown` are the stages whose answers are not there yet, and the names that hang on those, by
+    why the first of them has to be run: only `agac plan` has such."""
 
-    __slots__ = ("_all", "_sees_all", "_vars", "agreement", "forms", "own", "redone", "results", "unknown")
+    __slots__ = (
+        "_all",
+        "_sees_all",
+        "_vars",
+        "agreement",
+        "forms",
+        "own",
+        "redone",
+        "results",
+        "unknown",
+    )
 
-    def __init__(self, data: dict[str, JSONValue], given: dict[str, JSONValue], sees_all: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        data: dict[str, JSONValue],
+        given: dict[str, JSONValue],
+        sees_all: Collection[str] = (),
+    ) -> None:
         self.forms: dict[str | None, dict[str, JSONValue]] = {None: data}
         self.results: dict[str, JSONValue] = {}
         self.own: dict[str, JSONValue] = {}
         self.unknown: dict[str, str] = {}
         self.agreement: dict[str | None, float] = {}
         self.redone: dict[str, list[JSONValue]] = {}
-        self._vars, self._sees_all = given, sees_all
+        self._vars = given
+        self._sees_all = sees_all
         self._all = VisibleRow(data, self.results, given)
 
     def child(self, further: Mapping[str, JSONValue], without: str | None = None) -> RowView:
-        """A row made of this one: it sees what this one does, has further fields, and one of its fields less."""
+        """A row made of this one: it sees what this one does, has further fields, and one of its
+        fields less."""
         made = RowView({}, self._vars)
         for form, fields in self.forms.items():
             made.forms[form] = {**fields, **further}
@@ -75,18 +109,23 @@ class RowView:
         return made
 
     def unknown_need(self, stage: Stage) -> str | None:
-        """The first name that the stage needs and that is not known yet: of another stage, or of its group's rows."""
+        """The first name that the stage needs and that is not known yet: of another stage, or of
+        its group's rows."""
         if not self.unknown:
             return None
         return next((name for name in (*stage.needs, ROWS_JSON) if name in self.unknown), None)
 
     def is_decided(self, stage: Stage, names: Iterable[str]) -> bool:
-        """Whether a condition of the stage that reads these names looks at nothing that is not known yet."""
+        """Whether a condition of the stage that reads these names looks at nothing that is not
+        known yet."""
         unknown = self.unknown
-        return not unknown or not (stage.rows_of in unknown or self.unknown_of(stage, names) is not None)
+        return not unknown or not (
+            stage.rows_of in unknown or self.unknown_of(stage, names) is not None
+        )
 
     def unknown_of(self, stage: StageNode, names: Iterable[str]) -> str | None:
-        """The first of these names that the stage cannot look up yet: its result, or that of a stage that amends it."""
+        """The first of these names that the stage cannot look up yet: its result, or that of a
+        stage that amends it."""
         wanted = dict.fromkeys(names)
         if stage.amends is not None and AGREEMENT in wanted:
             wanted[stage.amends] = None
@@ -117,36 +156,51 @@ class RowView:
                 return self._all
             return VisibleRow(self.data(stage), {**self._sent(stage), **self.own}, self._vars)
         data = {name: value for name, value in self.data(stage).items() if not limits.hides(name)}
-        results = {name: value for name, value in self._sent(stage).items() if name not in limits.never}
+        results = {
+            name: value for name, value in self._sent(stage).items() if name not in limits.never
+        }
         return VisibleRow(data, {**results, **self.own}, self._vars)
 
     def _sent(self, stage: Stage) -> dict[str, JSONValue]:
-        """The results that a prompt of the stage may have: one that asks once more has none of the first answer."""
+        """The results that a prompt of the stage may have: one that asks once more has none of the
+        first answer."""
         known = self.known(stage)
         if stage.is_escalation and stage.amends is not None:
             del known[stage.amends]
         return known
 
     def guard_values(self, stage: Stage) -> dict[str, JSONValue]:
-        """What the stage's guard looks at: everything, skipped results as null; `row` holds the fields once more."""
-        known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
+        """What the stage's guard looks at: everything, skipped results as null; `row` holds the
+        fields once more."""
+        known = {
+            name: None if value is SKIPPED else value for name, value in self.known(stage).items()
+        }
         data = self.data(stage)
-        own = {AGREEMENT: self.agreement[stage.amends], **self.own} if stage.amends in self.agreement else self.own
+        if stage.amends in self.agreement:
+            own = {AGREEMENT: self.agreement[stage.amends], **self.own}
+        else:
+            own = self.own
         if stage.guard is not None and PARTS in stage.guard.names and (parts := stage.parts):
             own = {PARTS: {name: known[name] for name in parts if name in known}, **own}
         return {**data, **known, **own, VARS: self._vars, ROW: data}
 
     def function_input(self, stage: Stage) -> FunctionInput:
-        """What a function of the user's is given: the row's fields, and the results upstream by their stages' names. Of
-        a group it is the list of its rows, each with these."""
+        """What a function of the user's is given: the row's fields, and the results upstream by
+        their stages' names. Of a group it is the list of its rows, each with these."""
         if stage.group is not None:
             rows: list[dict[str, JSONValue]] = json.loads(str(self.own[ROWS_JSON]))
             return rows
-        known = {name: None if value is SKIPPED else value for name, value in self.known(stage).items()}
-        return {**self.data(stage), **{name: value for name, value in known.items() if name not in self.forms}}
+        known = {
+            name: None if value is SKIPPED else value for name, value in self.known(stage).items()
+        }
+        return {
+            **self.data(stage),
+            **{name: value for name, value in known.items() if name not in self.forms},
+        }
 
     def known(self, stage: StageNode) -> dict[str, JSONValue]:
-        """The results upstream of the stage that are there; one that was amended as it is by then."""
+        """The results upstream of the stage that are there; one that was amended as it is by
+        then."""
         found = {name: self.results[name] for name in stage.ancestors if name in self.results}
         for later, first in stage.amended:
             if found.get(later, SKIPPED) is not SKIPPED:
@@ -158,7 +212,8 @@ class RowView:
 
 
 def followed(stages: Iterable[StageNode]) -> frozenset[str]:
-    """The stages whose results others look at: those that see them, and groups that take them from their members."""
+    """The stages whose results others look at: those that see them, and groups that take them from
+    their members."""
     return frozenset(name for stage in stages for name in (*stage.ancestors, *stage.needs))
 
 
@@ -167,11 +222,17 @@ Prints = tuple[bytes, tuple[bytes, ...]]
 
 
 def asked_again(
-    stage: Stage, messages: Messages, row_id: RowId, redos: Fixes, prints: Callable[[Messages], Prints]
+    stage: Stage,
+    messages: Messages,
+    row_id: RowId,
+    redos: Fixes,
+    prints: Callable[[Messages], Prints],
 ) -> tuple[Messages, Prints, list[JSONValue]]:
-    """The request of a task with all that people said of its answers who wanted another one; its `prints`, and what
-    they said. Each answer that is to be given again makes another task of it, which may have an answer that is."""
-    made, said = prints(messages), list[JSONValue]()
+    """The request of a task with all that people said of its answers who wanted another one; its
+    `prints`, and what they said. Each answer that is to be given again makes another task of it,
+    which may have an answer that is."""
+    made = prints(messages)
+    said = list[JSONValue]()
     while (redo := redos.of(stage.name, row_id, made[0])) is not None:
         reply = redo.value or "null"
         answer = json.loads(reply)
@@ -179,17 +240,25 @@ def asked_again(
         wish = f"A person read your reply and wants another one:\n{redo.reason}\nReply again"
         wish += " with the corrected JSON only." if stage.wants_json else "."
         messages = (*messages, Message("assistant", text), Message("user", wish))
-        made, said = prints(messages), [*said, {"answer": answer, "comment": redo.reason}]
+        made = prints(messages)
+        said = [*said, {"answer": answer, "comment": redo.reason}]
     return messages, made, said
 
 
 def _missing(stage: Stage, missing: MissingField) -> RowError:
-    """Why a prompt cannot be rendered: the row lacks a field, or the answer of a stage upstream does."""
+    """Why a prompt cannot be rendered: the row lacks a field, or the answer of a stage upstream
+    does."""
     head, _, field = missing.name.partition(".")
     written = in_syntax(f"${{{missing.name}}}", stage.prompt.syntax)
     if field and head in stage.ancestors and head in missing.visible:
-        lacks = f"stage {stage.name!r}: the answer of stage {head!r} to this row has no {field!r} for {written}"
-        remedy = f"make the field required in the output_schema of {head!r}, or take it out of the prompt"
+        lacks = (
+            f"stage {stage.name!r}: the answer of stage {head!r} to this row has no "
+            f"{field!r} for {written}"
+        )
+        remedy = (
+            f"make the field required in the output_schema of {head!r}, or take it out of "
+            "the prompt"
+        )
         return RowError(ErrorType.MISSING_RESULT_FIELD, f"{lacks}; {remedy}")
     visible = ", ".join(missing.visible) or "nothing"
     lacks = f"stage {stage.name!r}: this row has no {written}"
@@ -197,23 +266,39 @@ def _missing(stage: Stage, missing: MissingField) -> RowError:
 
 
 class Preparer:
-    """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under `reuse: never`;
-    `redos` are answers that people wanted to have given again."""
+    """Renders the messages of one run's tasks. `run` is its number: part of the fingerprint under
+    `reuse: never`; `redos` are answers that people wanted to have given again."""
 
     def __init__(
-        self, stages: tuple[AnyStage, ...], variables: Mapping[str, JSONValue], run: int, redos: Fixes | None = None
+        self,
+        stages: tuple[AnyStage, ...],
+        variables: Mapping[str, JSONValue],
+        run: int,
+        redos: Fixes | None = None,
     ) -> None:
-        self._vars, self._run, self.redos = dict(variables), run, redos or Fixes()
-        # stages that see the row as it came, with no other beside them: every result there by then is upstream
+        self._vars = dict(variables)
+        self._run = run
+        self.redos = redos or Fixes()
+        # stages that see the row as it came, with no other beside them: every result there by then
+        # is upstream
         after = Counter(name for stage in stages for name in stage.ancestors)
         alone = (s for s in stages if len(s.ancestors) + after[s.name] == len(stages) - 1)
         self._sees_all = frozenset(
-            stage.name for stage in alone if stage.rows_of is None and not (stage.amended or stage.amends)
+            stage.name
+            for stage in alone
+            if stage.rows_of is None and not (stage.amended or stage.amends)
         )
         asking = {stage.index: stage for stage in stages if isinstance(stage, PlannedStage)}
-        # what comes before the prompt is made once; None: its examples have placeholders, so that each row has its own
-        own = {index for index, stage in asking.items() if any(one.content.placeholders for one in stage.examples)}
-        self._fixed = {index: None if index in own else opening(stage, {}) for index, stage in asking.items()}
+        # what comes before the prompt is made once; None: its examples have placeholders, so that
+        # each row has its own
+        own = {
+            index
+            for index, stage in asking.items()
+            if any(one.content.placeholders for one in stage.examples)
+        }
+        self._fixed = {
+            index: None if index in own else opening(stage, {}) for index, stage in asking.items()
+        }
 
     def view(self, data: dict[str, JSONValue] | None) -> RowView:
         """What there is to see of a row, before any stage has answered."""
@@ -225,11 +310,16 @@ class Preparer:
         try:
             text = stage.prompt.render(visible)
             first = self._fixed[stage.index]
-            messages = (*(opening(stage, visible) if first is None else first), Message("user", text))
+            messages = (
+                *(opening(stage, visible) if first is None else first),
+                Message("user", text),
+            )
         except MissingField as missing:
             return _missing(stage, missing)
         prints = partial(task_prints, stage, stage.prints, row_id=row_id, run=self._run)
-        messages, (fingerprint, replicas), redone = asked_again(stage, messages, row_id, self.redos, prints)
+        messages, (fingerprint, replicas), redone = asked_again(
+            stage, messages, row_id, self.redos, prints
+        )
         if redone:
             view.redone[stage.name] = redone
         return Prepared(fingerprint, stage, messages, replicas)

@@ -1,1 +1,2 @@
-"""Providers as rows of data, dialects as pairs of `build` and `parse`, and the one sender they share."""
+"""Providers as rows of data, dialects as pairs of `build` and `parse`, and the one sender they
+share."""

@@ -39,15 +39,18 @@ from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of, tools_of
 from agac.providers.waits import dated_rate_state
 
-# Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read November 2026.
+# Facts: platform.claude.com/docs/en/api/messages and the types of the anthropic SDK 2.12, read
+# November 2026.
 
 VERSION = "2023-06-01"
-"""The API version. 2026-10-21 has no sampling parameters, also for models that take them; its answers look the same."""
+"""The API version. 2026-10-21 has no sampling parameters, also for models that take them; its
+answers look the same."""
 
 _NO_WORD = "Anthropic's API has no such parameter; leave it out"
 
 _REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("seed", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "verbosity"), _NO_WORD
+    ("seed", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "verbosity"),
+    _NO_WORD,
 )
 """Absent from the API's reference: Anthropic answers them with 400."""
 
@@ -58,28 +61,35 @@ _ADAPTIVE: Mapping[str, JSONValue] = {"thinking": {"type": "adaptive"}}
 
 def _headers(provider: Provider) -> dict[str, str]:
     """The key, and the version of the API, which goes with every request."""
-    return ({"x-api-key": provider.api_key} if provider.api_key else {}) | {"anthropic-version": VERSION}
+    return ({"x-api-key": provider.api_key} if provider.api_key else {}) | {
+        "anthropic-version": VERSION
+    }
 
 
 def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /messages. The API wants to be told how long a reply may be: as long as is asked for, else the
-    row's number, on top of which comes a number of tokens to think with."""
+    """The body of POST /messages. The API wants to be told how long a reply may be: as long as is
+    asked for, else the row's number, on top of which comes a number of tokens to think with."""
     shape = shape_of(request.schema, provider, anthropic_format, in_words=request.schema_in_words)
     params = request.params
     max_tokens = params.max_tokens
     if max_tokens is None:
-        thought = int(params.reasoning) if params.reasoning is not None and params.reasoning.isdigit() else 0
+        if params.reasoning is not None and params.reasoning.isdigit():
+            thought = int(params.reasoning)
+        else:
+            thought = 0
         max_tokens = provider.max_tokens + thought
     wire: dict[str, JSONValue] = {"model": model, "max_tokens": max_tokens}
     rules = [message.text for message in request.messages if message.role == "system"]
-    if system := "\n\n".join([*rules, shape.instruction] if shape.instruction else rules):
+    system = "\n\n".join([*rules, shape.instruction] if shape.instruction else rules)
+    if system:
         wire["system"] = system
     wire["messages"] = [
         {"role": m.role, "content": m.text} if type(m) is Message else _turn(m)
         for m in sendable(request.messages, provider.call_ids)
         if m.role != "system"
     ]
-    if tools := tools_of(request, provider, _tool):
+    tools = tools_of(request, provider, _tool)
+    if tools:
         wire["tools"] = tools
         if request.tool_choice == "none":
             wire["tool_choice"] = {"type": "none"}
@@ -91,18 +101,25 @@ def _build(request: Request, model: str, provider: Provider) -> dict[str, JSONVa
     thinking = _thinking(params.reasoning, model, provider)
     wire |= thinking
     if shape.response_format is not None:
-        wire["output_config"] = {**thinking.get("output_config", {}), "format": shape.response_format}
+        wire["output_config"] = {
+            **thinking.get("output_config", {}),
+            "format": shape.response_format,
+        }
     return wire
 
 
 def _mark(wire: dict[str, Any], request: Request, prefix: SharedPrefix) -> None:
-    """Marks where the shared prefix ends and, in a conversation, its newest message: up to there it is kept."""
+    """Marks where the shared prefix ends and, in a conversation, its newest message: up to there
+    it is kept."""
     kept: dict[str, JSONValue] = {"type": "ephemeral"}
     lasting = {**kept, "ttl": prefix.ttl} if prefix.ttl != "5m" else kept
     messages = wire["messages"]
     shared = sum(message.role != "system" for message in request.messages[: prefix.messages])
     if shared:
-        messages[shared - 1] = {**messages[shared - 1], "content": _marked(messages[shared - 1]["content"], lasting)}
+        messages[shared - 1] = {
+            **messages[shared - 1],
+            "content": _marked(messages[shared - 1]["content"], lasting),
+        }
     elif "system" in wire:
         wire["system"] = _marked(wire["system"], lasting)
     elif "tools" in wire:
@@ -112,7 +129,10 @@ def _mark(wire: dict[str, Any], request: Request, prefix: SharedPrefix) -> None:
 
 
 def _marked(content: Any, how: Mapping[str, JSONValue]) -> list[dict[str, JSONValue]]:
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if isinstance(content, str):
+        blocks = [{"type": "text", "text": content}]
+    else:
+        blocks = content
     return [*blocks[:-1], {**blocks[-1], "cache_control": how}]
 
 
@@ -121,23 +141,30 @@ def _tool(tool: ToolDefinition, _provider: Provider) -> dict[str, JSONValue]:
 
 
 def _turn(message: Message) -> dict[str, JSONValue]:
-    """What a model said with its calls of tools, or the results of a turn, which belong into one message."""
+    """What a model said with its calls of tools, or the results of a turn, which belong into one
+    message."""
     if isinstance(message, ToolMessage):
         return {"role": "user", "content": [_result(one) for one in message.results]}
     content: list[dict[str, Any]] = []
     if isinstance(message, AssistantMessage):
         came = objects(mapping(message.wire).get("content"))
         asked = [block for block in came if block.get("type") == "tool_use"]
-        sent = {id(block): _use(block, call) for block, call in zip(asked, message.calls, strict=False)}
+        sent = {
+            id(block): _use(block, call) for block, call in zip(asked, message.calls, strict=False)
+        }
         content = [sent.get(id(block), block) for block in came]
         if not came:
-            content = [{"type": "text", "text": message.text}, *(_use({}, call) for call in message.calls)]
+            content = [
+                {"type": "text", "text": message.text},
+                *(_use({}, call) for call in message.calls),
+            ]
         content = [block for block in content if _is_taken(block)]
     return {"role": message.role, "content": content or message.text}
 
 
 def _use(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    """A call as it is sent back, with what else came with it. Its arguments have to be an object."""
+    """A call as it is sent back, with what else came with it. Its arguments have to be an
+    object."""
     arguments = mapping(json_of(call.arguments.encode()))
     return {**came, "type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
@@ -146,7 +173,8 @@ _NEEDED = {"thinking": "signature", "redacted_thinking": "data"}
 
 
 def _is_taken(block: Mapping[str, Any]) -> bool:
-    """Whether a block may be sent back: a text of white space is refused, and thinking that nobody signed."""
+    """Whether a block may be sent back: a text of white space is refused, and thinking that nobody
+    signed."""
     kind = text(block, "type")
     if kind == "text":
         return bool(text(block, "text").strip())
@@ -154,7 +182,11 @@ def _is_taken(block: Mapping[str, Any]) -> bool:
 
 
 def _result(result: ToolResult) -> dict[str, JSONValue]:
-    block: dict[str, JSONValue] = {"type": "tool_result", "tool_use_id": result.call_id, "content": result.text}
+    block: dict[str, JSONValue] = {
+        "type": "tool_result",
+        "tool_use_id": result.call_id,
+        "content": result.text,
+    }
     return {**block, "is_error": True} if result.is_error else block
 
 
@@ -168,7 +200,9 @@ def _thinking(value: str | None, model: str, provider: Provider) -> dict[str, JS
     if value.isdigit():
         return {"thinking": {"type": "enabled", "budget_tokens": int(value)}}
     on = dict(_ADAPTIVE if switch is None else switch.on or {})
-    return on if value == "on" else {**on, "output_config": {"effort": value}}
+    if value == "on":
+        return on
+    return {**on, "output_config": {"effort": value}}
 
 
 def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
@@ -176,14 +210,21 @@ def _read(data: Any, status: int, provider: Provider, model: str) -> Reply | Fau
     if not isinstance(content, list):
         return unreadable(provider, status, "a body that is no message")
     # thinking is no part of the answer
-    answer = "".join(text(block, "text") for block in objects(content) if block.get("type") == "text")
-    usage, refusal = data.get("usage"), None
+    answer = "".join(
+        text(block, "text") for block in objects(content) if block.get("type") == "text"
+    )
+    usage = data.get("usage")
+    refusal = None
     end = ending(data.get("stop_reason"), MESSAGE_ENDINGS)
     if end.meaning is Finish.REFUSAL:  # why, in Anthropic's words, or what its classifiers call it
         category = text(data.get("stop_details"), "category")
-        refusal = text(data.get("stop_details"), "explanation") or (f"category {category}" if category else None)
+        refusal = text(data.get("stop_details"), "explanation") or (
+            f"category {category}" if category else None
+        )
     asked = [block for block in objects(content) if block.get("type") == "tool_use"]
-    calls = calls_of((text(block, "id"), text(block, "name"), block.get("input")) for block in asked)
+    calls = calls_of(
+        (text(block, "id"), text(block, "name"), block.get("input")) for block in asked
+    )
     paused = calls or end.meaning is Finish.PAUSED
     return reply_of(
         {**data, "service_tier": mapping(usage).get("service_tier")}, [answer], end,
@@ -202,8 +243,10 @@ _BRIEF = (("cache_creation", "ephemeral_5m_input_tokens"),)
 
 
 def _usage(usage: Any) -> Usage:
-    """Tokens read from the cache and written to it are counted apart from the others: all three are input."""
-    given, read = count_at(usage, _INPUT), count(usage, "cache_read_input_tokens")
+    """Tokens read from the cache and written to it are counted apart from the others: all three
+    are input."""
+    given = count_at(usage, _INPUT)
+    read = count(usage, "cache_read_input_tokens")
     lasting = count(mapping(usage).get("cache_creation"), "ephemeral_1h_input_tokens")
     written = count(usage, "cache_creation_input_tokens")
     if written is None and (brief := count_at(usage, _BRIEF)) is not None:
@@ -215,19 +258,20 @@ def _usage(usage: Any) -> Usage:
     return Usage(given, count_at(usage, _OUTPUT), read, thought, written, ran, lasting)
 
 
-# Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of the anthropic SDK
-# 2.12, read November 2026.
+# Facts: platform.claude.com/docs/en/build-with-claude/streaming and the `RawMessageStreamEvent` of
+# the anthropic SDK 2.12, read November 2026.
 
 _PIECES = {
     "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }  # fmt: skip
-"""Where a block keeps what a delta brings: pieces of a call's arguments make its `input`. Citations come whole."""
+"""Where a block keeps what a delta brings: pieces of a call's arguments make its `input`.
+Citations come whole."""
 
 
 class MessageAssembly(Assembly):
-    """A message. It ends with `message_stop`, or with an `error` in its place. One without an answer is whole only
-    where the model said why it stopped."""
+    """A message. It ends with `message_stop`, or with an `error` in its place. One without an
+    answer is whole only where the model said why it stopped."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
@@ -252,7 +296,8 @@ class MessageAssembly(Assembly):
         elif kind == "message_stop":
             self.done = True
         elif event.get("error"):  # a gateway may leave the type out
-            self.done, self._error = True, {"type": "error", **event}
+            self.done = True
+            self._error = {"type": "error", **event}
 
     def is_whole(self) -> bool:
         if self._error is not None or says_why(self._frame.get("stop_reason")):
@@ -279,7 +324,8 @@ class MessageAssembly(Assembly):
         if text(delta, "type") == "citations_delta":
             self._cite(index, delta.get("citation"))
         name = _PIECES.get(text(delta, "type"), "")
-        if piece := text(delta, name):
+        piece = text(delta, name)
+        if piece:
             # a block that was never begun is one of text, or of thinking
             begun: dict[str, Any] = {"type": "text" if name == "text" else "thinking"}
             self._blocks.setdefault(index, (begun, []))[1].append((name, piece))
@@ -308,7 +354,11 @@ class MessageAssembly(Assembly):
         if isinstance(usage, dict):
             known = mapping(self._frame.get("usage"))
             # counts only grow: a 0 at the end takes nothing back of what the beginning said
-            counts = {name: value for name, value in usage.items() if value or (value == 0 and not known.get(name))}
+            counts = {
+                name: value
+                for name, value in usage.items()
+                if value or (value == 0 and not known.get(name))
+            }
             self._frame["usage"] = {**known, **counts}
 
 
@@ -324,6 +374,14 @@ def _whole(block: dict[str, Any], pieces: list[tuple[str, str]]) -> dict[str, An
 
 
 MESSAGES = Dialect(
-    path="/messages", refused=_REFUSED, headers=_headers, build=_build, shaping=anthropic_format, read=_read,
-    read_error=read_anthropic_error, rules=ANTHROPIC_RULES, rates=dated_rate_state, assembly=MessageAssembly,
-)  # fmt: skip
+    path="/messages",
+    refused=_REFUSED,
+    headers=_headers,
+    build=_build,
+    shaping=anthropic_format,
+    read=_read,
+    read_error=read_anthropic_error,
+    rules=ANTHROPIC_RULES,
+    rates=dated_rate_state,
+    assembly=MessageAssembly,
+)

@@ -1,4 +1,5 @@
-"""The batch APIs that agac speaks: OpenAI's, as its look-alikes have it too, and Anthropic's. This loads no SDK."""
+"""The batch APIs that agac speaks: OpenAI's, as its look-alikes have it too, and Anthropic's. This
+loads no SDK."""
 
 from __future__ import annotations
 
@@ -14,14 +15,23 @@ from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers import batch, error_tables
-from agac.providers.batch import BatchApi, BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
+from agac.providers.batch import (
+    BatchApi,
+    BatchState,
+    Order,
+    ProviderBatch,
+    Remote,
+    RemoteFile,
+    ResultLine,
+)
 from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
 from agac.providers.error_tables import MESSAGE_LENGTH
 from agac.providers.provider import BatchTraits, Provider
 
-# OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the types of the openai SDK
-# 3.52; the odd shapes are from Azure's pages and public bug reports of OpenAI, Azure, Together, vLLM and others,
-# November 2026. What differs between those who look alike is in `BatchTraits`, or read as it comes.
+# OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the
+# types of the openai SDK 3.52; the odd shapes are from Azure's pages and public bug reports of
+# OpenAI, Azure, Together, vLLM and others, November 2026. What differs between those who look alike
+# is in `BatchTraits`, or read as it comes.
 
 KEY = "agac_intent"  # the name in a batch's metadata under which it carries our key
 
@@ -31,7 +41,8 @@ _ENDED: dict[str, batch.EndedBatch] = {
     "batch_canceled": "cancelled",
     "request_timeout": "unanswered",
 }
-"""What the codes of a line's error mean that say that the request was never, or not to its end, worked on."""
+"""What the codes of a line's error mean that say that the request was never, or not to its end,
+worked on."""
 
 
 def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -45,7 +56,8 @@ def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
     if not isinstance(data, dict):
         kinds = {type(None): "null", list: "a list", str: "a text", bool: "a truth value"}
         raise batch.UnreadableLine(f"it is {kinds.get(type(data), 'a number')}, not an object")
-    if custom_id := text(data, "custom_id"):
+    custom_id = text(data, "custom_id")
+    if custom_id:
         return custom_id, data
     lacks = data.get("custom_id") in (None, "")
     raise batch.UnreadableLine("it has no custom_id" if lacks else "its custom_id is no text")
@@ -72,13 +84,19 @@ class OpenAIBatches(BatchApi):
         size = path.stat().st_size
         with path.open("rb") as file:
             found = await self._ask(
-                "post", "/files", of="upload", options={"headers": {"Content-Type": "multipart/form-data"}},
-                body={"purpose": "batch"}, files=[("file", (name, file, "application/jsonl"))],
-            )  # fmt: skip
+                "post",
+                "/files",
+                of="upload",
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+                body={"purpose": "batch"},
+                files=[("file", (name, file, "application/jsonl"))],
+            )
         if isinstance(found, Fault):
             return found
         if 0 < (stored := count(found, "bytes") or 0) < size:
-            return self._refused(FaultKind.RETRY, f"kept {stored:,} of the {size:,} bytes of {name}")
+            return self._refused(
+                FaultKind.RETRY, f"kept {stored:,} of the {size:,} bytes of {name}"
+            )
         return text(found, "id") or self._unreadable(200, "a file without an id", creates=True)
 
     async def uploaded(self, name: str, size: int) -> str | Fault | None:
@@ -112,7 +130,8 @@ class OpenAIBatches(BatchApi):
         size, declared = saved
         if declared:
             return size
-        # whether it has more than it sent without saying how much; one that sends the same again has all: it miscounts
+        # whether it has more than it sent without saying how much; one that sends the same again
+        # has all: it miscounts
         found = await self._ask("get", address, of="known")
         whole = None if isinstance(found, Fault) else count(found, "bytes")
         short = whole is not None and whole > size and self._cut.get(address) != size
@@ -122,10 +141,13 @@ class OpenAIBatches(BatchApi):
     async def delete(self, file: str) -> Fault | None:
         """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
         found = await self._ask("delete", f"/files/{quote(file, safe='')}", of="known")
-        return found if isinstance(found, Fault) and found.status not in (404, 410) else None
+        if isinstance(found, Fault) and found.status not in (404, 410):
+            return found
+        return None
 
     async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
-        """Our input files and the result files of batches that carry our key, that are still at the provider."""
+        """Our input files and the result files of batches that carry our key, that are still at
+        the provider."""
         async for one in self._files("batch"):
             if isinstance(one, Fault):
                 yield one
@@ -145,11 +167,13 @@ class OpenAIBatches(BatchApi):
                 yield known
                 return
             for result in known.results if known.key else ():
-                if file := made.get(result.ref):
+                file = made.get(result.ref)
+                if file:
                     yield replace(file, key=known.key)
 
     async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
-        """The files for a purpose, by which not every server filters. One that lists none is taken to have none."""
+        """The files for a purpose, by which not every server filters. One that lists none is taken
+        to have none."""
         for query in ({"purpose": purpose}, {}):
             async for one in self._listed("/files", 1000, query):  # 10,000 are the most at once
                 if not isinstance(one, Fault):
@@ -166,41 +190,60 @@ class OpenAIBatches(BatchApi):
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
-        if not (id_ := text(data, "id")):
+        id_ = text(data, "id")
+        if not id_:
             return None
         word = text(data, "status")
         state, known = batch.STATES.get(word.lower(), batch.UNKNOWN)
-        counts, created = data.get("request_counts"), moment(data.get("created_at"))
+        counts = data.get("request_counts")
+        created = moment(data.get("created_at"))
         # either id may be null, absent, empty, or the same as the other
-        output, errors = text(data, "output_file_id"), text(data, "error_file_id")
+        output = text(data, "output_file_id")
+        errors = text(data, "error_file_id")
         results = [Remote(output, "output")] if output else []
         results += [Remote(errors, "errors")] if errors and errors != output else []
         return ProviderBatch(
-            id=id_, state=state, word=redactor.clean(word), known=known, total=count(counts, "total"),
-            done=count(counts, "completed"), failed=count(counts, "failed"), created_at=created,
+            id=id_,
+            state=state,
+            word=redactor.clean(word),
+            known=known,
+            total=count(counts, "total"),
+            done=count(counts, "completed"),
+            failed=count(counts, "failed"),
+            created_at=created,
             expires_at=moment(data.get("expires_at")) if traits.expires else None,
             ended_at=moment(data.get(f"{state.value}_at")) if state.is_terminal else None,
-            results_until=created + traits.results_kept if created and traits.results_kept else None,
-            key=text(data.get("metadata"), KEY) or None, file_id=text(data, "input_file_id") or None,
+            results_until=created + traits.results_kept
+            if created and traits.results_kept
+            else None,
+            key=text(data.get("metadata"), KEY) or None,
+            file_id=text(data, "input_file_id") or None,
             results=tuple(results) if state.is_terminal else (),
-            errors=_errors(data.get("errors") or data.get("error"), redactor) if state is BatchState.FAILED else (),
-        )  # fmt: skip
+            errors=_errors(data.get("errors") or data.get("error"), redactor)
+            if state is BatchState.FAILED
+            else (),
+        )
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
         """One line of an input file. Separators that some readers of lines split at are escaped."""
-        head = json.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint}, separators=(",", ":")).encode()
+        head = json.dumps(
+            {"custom_id": custom_id, "method": "POST", "url": endpoint}, separators=(",", ":")
+        ).encode()
         return head[:-1] + b',"body":' + _one_line(body) + b"}"
 
     @staticmethod
     def result(line: bytes) -> ResultLine:
         custom_id, data = _object_of(line)
-        response, error = data.get("response"), data.get("error")
+        response = data.get("response")
+        error = data.get("error")
         status = _status(response)
         body = _body(mapping(response).get("body"))
         if error:
-            code, message = text(error, "code"), error if isinstance(error, str) else text(error, "message")
-            if ended := _ENDED.get(code):
+            code = text(error, "code")
+            message = error if isinstance(error, str) else text(error, "message")
+            ended = _ENDED.get(code)
+            if ended:
                 return ResultLine(custom_id, ended, message=message or code)
             status = status or _status(error) or 0
             if status >= 400 or code:
@@ -235,13 +278,17 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
 
 def _status(of: Any) -> int | None:
     """The HTTP status that an object names; None where it names none, or 0."""
-    return http_status(mapping(of).get("status_code"), 100) or http_status(mapping(of).get("code"), 100)
+    return http_status(mapping(of).get("status_code"), 100) or http_status(
+        mapping(of).get("code"), 100
+    )
 
 
 def _body(value: Any) -> bytes:
     """The endpoint's payload; empty where there is none. Some send it as a text that holds JSON."""
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass") if value.strip() not in ("", "null", "{}") else b""
+        if value.strip() not in ("", "null", "{}"):
+            return value.encode("utf-8", "surrogatepass")
+        return b""
     return encode(value) if value else b""
 
 
@@ -252,18 +299,29 @@ def _one_line(body: bytes) -> bytes:
     return body.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
 
-# Anthropic. Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of the anthropic SDK
-# 2.12, November 2026. Requests are sent inline, and a batch has nothing of ours: it is found by their number.
+# Anthropic. Facts: platform.claude.com/docs/en/build-with-claude/batch-processing and the types of
+# the anthropic SDK 2.12, November 2026. Requests are sent inline, and a batch has nothing of ours:
+# it is found by their number.
 
-_OPEN, _CLOSE = b'{"requests":[', b"]}"
+_OPEN = b'{"requests":['
+_CLOSE = b"]}"
 _FAILURES = ("errored", "canceled", "expired")
 
 _STATUSES: dict[str, int] = {
-    "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
-    "not_found_error": 404, "timeout_error": 504, "conflict_error": 409, "request_too_large": 413,
-    "rate_limit_error": 429, "api_error": 500, "overloaded_error": 529,
-}  # fmt: skip
-"""The status of each error where it comes by itself (the SDK's `ErrorType`): a result has only its name."""
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "timeout_error": 504,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 529,
+}
+"""The status of each error where it comes by itself (the SDK's `ErrorType`): a result has only its
+name."""
 
 
 class AnthropicBatches(BatchApi):
@@ -279,16 +337,21 @@ class AnthropicBatches(BatchApi):
     @staticmethod
     def sdk() -> batch.Sdk:
         """The anthropic package, an extra. Raises AgacError when it is not installed."""
-        if lack := lack_of("batch mode of Anthropic", "anthropic"):
+        lack = lack_of("batch mode of Anthropic", "anthropic")
+        if lack:
             raise AgacError(lack, remedy="Or write run_mode: sync.")
         import anthropic
 
         return anthropic.AsyncAnthropic, anthropic.APIStatusError, anthropic.AnthropicError
 
     async def create(self, order: Order) -> ProviderBatch | Fault:
-        """Creates a batch of the requests in `order.path`: this is what costs money. See `BatchApi.create`."""
+        """Creates a batch of the requests in `order.path`: this is what costs money. See
+        `BatchApi.create`."""
         size = order.path.stat().st_size - 1  # without the last line's break
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(_OPEN) + size + len(_CLOSE))}
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(_OPEN) + size + len(_CLOSE)),
+        }
         with order.path.open("rb") as file:
             found = await self._ask(
                 "post", self.address, of="create", model=order.model,
@@ -302,21 +365,27 @@ class AnthropicBatches(BatchApi):
         return batch.created_at is None or batch.created_at >= since
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
-        """Writes the results to `path`, replacing it, and gives their size. See `BatchApi.download`. The address is
-        made of the batch's id: the one that it names (`results_url`) may be elsewhere, not for our key."""
-        saved = await self._save(f"{self._at(result.ref)}/results", path, "application/binary", most)
+        """Writes the results to `path`, replacing it, and gives their size. See
+        `BatchApi.download`. The address is made of the batch's id: the one that it names
+        (`results_url`) may be elsewhere, not for our key."""
+        saved = await self._save(
+            f"{self._at(result.ref)}/results", path, "application/binary", most
+        )
         if not isinstance(saved, Fault):
             return saved[0]
         if saved.status == 404:
             found = await self._ask("get", self._at(result.ref), of="known")
             if not isinstance(found, Fault) and text(found, "archived_at"):
-                return self._refused(FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone")
+                return self._refused(
+                    FaultKind.TASK, f"keeps the results of {result.ref} no longer", code="gone"
+                )
         return saved
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
         """A batch as it was reported; None when it has no id."""
-        if not (id_ := text(data, "id")):
+        id_ = text(data, "id")
+        if not id_:
             return None
         word = text(data, "processing_status")
         counts = data.get("request_counts")
@@ -327,21 +396,38 @@ class AnthropicBatches(BatchApi):
         if ended:  # an end has one word; the counts say what it was
             cancelled = data.get("cancel_initiated_at") and counted["canceled"]
             expired = BatchState.EXPIRED if counted["expired"] else BatchState.COMPLETED
-            state, known = BatchState.CANCELLED if cancelled else expired, True
-        created, archived = moment(data.get("created_at")), moment(data.get("archived_at"))
+            state = BatchState.CANCELLED if cancelled else expired
+            known = True
+        created = moment(data.get("created_at"))
+        archived = moment(data.get("archived_at"))
         return ProviderBatch(
-            id=id_, state=state, word=redactor.clean(word), known=known, total=sum(numbers) if numbers else None,
-            done=counted["succeeded"] if ended else None,  # all but `processing` stay 0 until the end: that is no count
-            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None, created_at=created,
-            expires_at=moment(data.get("expires_at")), ended_at=moment(data.get("ended_at")),
-            results_until=archived or (created + traits.results_kept if created and traits.results_kept else None),
+            id=id_,
+            state=state,
+            word=redactor.clean(word),
+            known=known,
+            total=sum(numbers) if numbers else None,
+            done=counted["succeeded"]
+            if ended
+            else None,  # all but `processing` stay 0 until the end: that is no count
+            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None,
+            created_at=created,
+            expires_at=moment(data.get("expires_at")),
+            ended_at=moment(data.get("ended_at")),
+            results_until=archived
+            or (created + traits.results_kept if created and traits.results_kept else None),
             results=(Remote(id_, "output"),) if ended and archived is None else (),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
         """One of the requests. All of them are messages: `endpoint` is not sent."""
-        return b'{"custom_id":' + json.dumps(custom_id).encode() + b',"params":' + _one_line(body) + b"}"
+        return (
+            b'{"custom_id":'
+            + json.dumps(custom_id).encode()
+            + b',"params":'
+            + _one_line(body)
+            + b"}"
+        )
 
     @staticmethod
     def result(line: bytes) -> ResultLine:
@@ -352,31 +438,48 @@ class AnthropicBatches(BatchApi):
             case "":
                 return ResultLine(custom_id, "unanswered", message="no result")
             case "succeeded":
-                if not (message := mapping(found.get("message"))):
-                    return ResultLine(custom_id, "unanswered", 200, message="a success without a message")
+                message = mapping(found.get("message"))
+                if not message:
+                    return ResultLine(
+                        custom_id, "unanswered", 200, message="a success without a message"
+                    )
                 return ResultLine(custom_id, "answered", 200, encode(message))
             case "expired":
-                return ResultLine(custom_id, "expired", message="the batch ended before the request was worked on")
+                return ResultLine(
+                    custom_id, "expired", message="the batch ended before the request was worked on"
+                )
             case "canceled" | "cancelled":
                 why = "the batch was cancelled before the request was worked on"
                 return ResultLine(custom_id, "cancelled", message=why)
             case "errored":
-                # the reason is an error within the error; some who look alike leave the outer one out
+                # the reason is an error within the error; some who look alike leave the outer one
+                # out
                 outer = found.get("error")
                 inner = mapping(outer).get("error")
                 error = inner if isinstance(inner, dict) else outer
-                kind, words, request_id = text(error, "type"), text(error, "message"), text(outer, "request_id")
+                kind = text(error, "type")
+                words = text(error, "message")
+                request_id = text(outer, "request_id")
                 if not kind:
                     words = words or (outer if isinstance(outer, str) else "an error without words")
                     return ResultLine(custom_id, "unanswered", message=words)
-                body = encode({"type": "error", "error": error, **({"request_id": request_id} if request_id else {})})
+                body = encode(
+                    {
+                        "type": "error",
+                        "error": error,
+                        **({"request_id": request_id} if request_id else {}),
+                    }
+                )
                 return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words)
             case kind:
-                return ResultLine(custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}")
+                return ResultLine(
+                    custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}"
+                )
 
 
 async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """The request that creates a batch, made of the first `size` bytes of the lines while it is sent."""
+    """The request that creates a batch, made of the first `size` bytes of the lines while it is
+    sent."""
     yield _OPEN
     while size > 0 and (piece := lines.read(min(batch.PIECE, size))):
         size -= len(piece)
@@ -389,8 +492,11 @@ BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic"
 
 
 def open_batch_api(provider: Provider, redactor: Redactor) -> BatchApi:
-    """The batches of a provider's account. Loads the provider's SDK; close it when done. Raises AgacError where that is
-    not installed, UsageError where there are no batches, or as `BatchApi` does."""
+    """The batches of a provider's account. Loads the provider's SDK; close it when done. Raises
+    AgacError where that is not installed, UsageError where there are no batches, or as `BatchApi`
+    does."""
     if provider.batch is None:
-        raise UsageError(f"{provider.name} has no batches", remedy=sentence(provider.without_batches))
+        raise UsageError(
+            f"{provider.name} has no batches", remedy=sentence(provider.without_batches)
+        )
     return BATCH_APIS[provider.batch.api](provider, provider.batch, redactor)

@@ -1,4 +1,5 @@
-"""JSON as bodies: written, and read where a server sent it, when nothing is sure to have its shape."""
+"""JSON as bodies: written, and read where a server sent it, when nothing is sure to have its
+shape."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _escaped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 class Encoder:
-    """Encodes the bodies of one stage's calls to one model as `encode` does. A member that is the same object as in the
-    call before, as the schema is, is not encoded again."""
+    """Encodes the bodies of one stage's calls to one model as `encode` does. A member that is the
+    same object as in the call before, as the schema is, is not encoded again."""
 
     __slots__ = ("_kept",)
 
@@ -38,25 +39,30 @@ class Encoder:
 
 
 def encode(wire: JSONValue) -> bytes:
-    """JSON as bytes, once a call. A lone surrogate, which UTF-8 cannot hold, travels as its JSON escape."""
+    """JSON as bytes, once a call. A lone surrogate, which UTF-8 cannot hold, travels as its JSON
+    escape."""
     try:
         return _compact(wire).encode()
     except UnicodeEncodeError:
         return _escaped(wire).encode()
 
 
-MAX_COUNT = 1 << 53  # a count beyond that is none: nothing bills so much, and no database column holds more than 2^63
+# a count beyond that is none: nothing bills so much, and no database column holds more than 2^63
+MAX_COUNT = 1 << 53
 _MOST_DIGITS = 16  # of a count that is a text
 
 
 def loads(body: bytes | str) -> Any:
-    """JSON as a server sent it; a number that Python refuses is infinite. Raises ValueError, RecursionError."""
+    """JSON as a server sent it; a number that Python refuses is infinite. Raises ValueError,
+    RecursionError."""
     try:
         return json.loads(body)
     except ValueError as problem:
         if isinstance(problem, json.JSONDecodeError):
             raise
-        return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
+        return json.loads(
+            body, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits)
+        )
 
 
 def json_of(body: bytes) -> Any:
@@ -91,19 +97,23 @@ def text(of: Any, name: str) -> str:
 
 
 def count(of: Any, name: str) -> int | None:
-    """A number of tokens, bytes or requests within an object; None when it says none, or none that can be."""
+    """A number of tokens, bytes or requests within an object; None when it says none, or none that
+    can be."""
     return _as_count(of.get(name)) if isinstance(of, dict) else None
 
 
 def _as_count(value: Any) -> int | None:
-    if isinstance(value, float) and value.is_integer():  # how languages with one kind of number write them
+    # how languages with one kind of number write them
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if type(value) is int and 0 <= value < MAX_COUNT else None
+    if type(value) is int and 0 <= value < MAX_COUNT:
+        return value
+    return None
 
 
 def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
-    """The count at the first of these paths, each the names of objects within objects, where there is one. Some servers
-    write it as a text."""
+    """The count at the first of these paths, each the names of objects within objects, where there
+    is one. Some servers write it as a text."""
     for *outer, name in paths:
         within = of
         for one in outer:
@@ -116,7 +126,12 @@ def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
 
 def _from_digits(value: Any) -> Any:
     """A text of digits as a number; anything else as it is."""
-    is_number = isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit()
+    is_number = (
+        isinstance(value, str)
+        and len(value) <= _MOST_DIGITS
+        and value.isascii()
+        and value.isdigit()
+    )
     return int(value) if is_number else value
 
 
@@ -124,7 +139,9 @@ def http_status(value: Any, lowest: int) -> int | None:
     """An HTTP status from `lowest` on, as a number or as text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) == 3:
         value = int(value)
-    return value if type(value) is int and lowest <= value < 600 else None
+    if type(value) is int and lowest <= value < 600:
+        return value
+    return None
 
 
 def number(value: Any) -> float | None:
@@ -141,7 +158,9 @@ def date(value: str) -> float | None:
     from email.utils import parsedate_to_datetime  # 12 ms that only a date in a header is worth
 
     try:
-        found: datetime = datetime.fromisoformat(value) if value[:4].isdigit() else parsedate_to_datetime(value)
+        found: datetime = (
+            datetime.fromisoformat(value) if value[:4].isdigit() else parsedate_to_datetime(value)
+        )
         # a date without a zone is UTC in HTTP
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
@@ -153,9 +172,16 @@ _MILLISECONDS_FROM = 100_000_000_000
 
 
 def moment(value: Any) -> float | None:
-    """Seconds since 1970 of a number, a text that is one, or a date, until the year 5138; None for anything else."""
+    """Seconds since 1970 of a number, a text that is one, or a date, until the year 5138; None for
+    anything else."""
     if isinstance(value, str):
         value = number(value) or date(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1000 * _MILLISECONDS_FROM:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value < 1000 * _MILLISECONDS_FROM
+    ):
         return None
-    return value / 1000 if value >= _MILLISECONDS_FROM else float(value)
+    if value >= _MILLISECONDS_FROM:
+        return value / 1000
+    return float(value)

@@ -1,7 +1,9 @@
-"""Sources of the web searches that providers run: where each dialect tells of them, and how they become records.
+"""Sources of the web searches that providers run: where each dialect tells of them, and how they
+become records.
 
-A search costs money, and its sources are the only proof of what an answer says. Each dialect has a table of the places
-in a reply that name sources; a new place is a new line, with where it is documented."""
+A search costs money, and its sources are the only proof of what an answer says. Each dialect has a
+table of the places in a reply that name sources; a new place is a new line, with where it is
+documented."""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ class Place:
     """A place in a reply that names sources."""
 
     path: str
-    """The keys that lead there, as `content:text.citations:web_search_result_location`: each holds an object or a list
-    of them, and after a colon stands which value of `type` they must have. At its end are objects, or addresses."""
+    """The keys that lead there, as `content:text.citations:web_search_result_location`: each holds
+    an object or a list of them, and after a colon stands which value of `type` they must have. At
+    its end are objects, or addresses."""
     source: str
     """Where the place is documented."""
     cited: bool = False
-    """Whether the answer refers to what stands here. If not, a reference by number or address in its text decides."""
+    """Whether the answer refers to what stands here. If not, a reference by number or address in
+    its text decides."""
     url: str = "url"
-    """The key of the address. Those of a title and its place in the text are the same everywhere."""
+    """The key of the address. Those of a title and its place in the text are the same everywhere.
+    """
     title: str = "title"
     """The key of the title; after a dot, that of an object in it."""
     quote: str = ""
@@ -45,16 +50,34 @@ class Place:
 
 
 _URL_CITATION = "openai SDK 3.52, AnnotationURLCitation"
-_SEARCH_CALL = "openai SDK 3.52, ResponseFunctionWebSearch; openai/openai-python issue 2636: some have no address"
+_SEARCH_CALL = (
+    "openai SDK 3.52, ResponseFunctionWebSearch; openai/openai-python issue 2636: some "
+    "have no address"
+)
 _XAI = "docs.x.ai, Citations: all sources that were met"
-_PERPLEXITY = "perplexityai/api-discussion issue 175; BerriAI/litellm issue 13777: the text refers to them as [2][4]"
+_PERPLEXITY = (
+    "perplexityai/api-discussion issue 175; BerriAI/litellm issue 13777: the text refers "
+    "to them as [2][4]"
+)
 _GROQ = "console.groq.com/docs/compound/built-in-tools; stackbilt-dev/llm-providers 1.10.0"
 
 CHAT_SOURCES = (
     # OpenRouter's have the text of the page as `content`
-    Place("choices.message.annotations:url_citation.url_citation", _URL_CITATION, cited=True, quote="content"),
-    Place("choices.message.annotations:url_citation", "xAI and gateways: as in the Responses API", cited=True),
-    Place("search_results", "symfony/ai pull request 388: Perplexity's, with titles, in the order of `citations`"),
+    Place(
+        "choices.message.annotations:url_citation.url_citation",
+        _URL_CITATION,
+        cited=True,
+        quote="content",
+    ),
+    Place(
+        "choices.message.annotations:url_citation",
+        "xAI and gateways: as in the Responses API",
+        cited=True,
+    ),
+    Place(
+        "search_results",
+        "symfony/ai pull request 388: Perplexity's, with titles, in the order of `citations`",
+    ),
     Place("citations", f"{_PERPLEXITY}; {_XAI}"),
     Place("choices.message.executed_tools.search_results.results", _GROQ),
 )
@@ -63,7 +86,10 @@ RESPONSE_SOURCES = (
     Place("output:message.content:output_text.annotations:url_citation", _URL_CITATION, cited=True),
     Place("output:web_search_call.action.sources", _SEARCH_CALL),
     Place("output:web_search_call.action", _SEARCH_CALL),
-    Place("output:search_results.results", "docs.perplexity.ai/docs/cookbook/articles/streaming-citations"),
+    Place(
+        "output:search_results.results",
+        "docs.perplexity.ai/docs/cookbook/articles/streaming-citations",
+    ),
     Place("citations", _XAI),
 )
 
@@ -76,27 +102,35 @@ MESSAGE_SOURCES = (
         cited=True,
         quote="cited_text",
     ),
-    Place("content:web_search_tool_result.content:web_search_result", f"{_ANTHROPIC}WebSearchResultBlock"),
     Place(
-        "content:web_fetch_tool_result.content:web_fetch_result", f"{_ANTHROPIC}WebFetchBlock", title="content.title"
+        "content:web_search_tool_result.content:web_search_result",
+        f"{_ANTHROPIC}WebSearchResultBlock",
+    ),
+    Place(
+        "content:web_fetch_tool_result.content:web_fetch_result",
+        f"{_ANTHROPIC}WebFetchBlock",
+        title="content.title",
     ),
 )
 
 
 def top_level(places: Iterable[Place]) -> tuple[str, ...]:
-    """Returns the keys of a reply itself that hold nothing but sources: streams repeat them whole."""
+    """Returns the keys of a reply itself that hold nothing but sources: streams repeat them
+    whole."""
     return tuple(place.path for place in places if "." not in place.path)
 
 
 class _Span(NamedTuple):
-    """A part of an answer's text: the offset of its first character, and of the one after its last."""
+    """A part of an answer's text: the offset of its first character, and of the one after its
+    last."""
 
     start: int
     end: int
 
 
 def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[WebSource, ...]:
-    """Returns the sources that a reply names, the cited ones first. `answer` is its text as it came."""
+    """Returns the sources that a reply names, the cited ones first. `answer` is its text as it
+    came."""
     found: list[WebSource] = []
     for place in places:
         steps = _steps(place.path)
@@ -112,11 +146,14 @@ def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[WebSour
     return _merged(found) if found else ()
 
 
-def _source(one: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool) -> WebSource:
+def _source(
+    one: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool
+) -> WebSource:
     name, _, inner = place.title.partition(".")
     title = text(one.get(name), inner) if inner else text(one, name)
     quote = storable(text(one, place.quote))[:MAX_QUOTE] if place.quote else ""
-    first, after = count(one, "start_index"), count(one, "end_index")
+    first = count(one, "start_index")
+    after = count(one, "end_index")
     where: _Span | None = None
     if first is not None and after is not None and first <= after:
         begins = span.start if span is not None else 0
@@ -163,9 +200,11 @@ def _steps(path: str) -> tuple[tuple[str, str], ...]:
     return _STEPS[path]
 
 
-def _at(value: Any, steps: tuple[tuple[str, str], ...], span: _Span | None) -> Iterator[tuple[Any, _Span | None]]:
-    """Yields what stands at the end of a path, with the part of the text that it belongs to. Parts of a list follow one
-    another in the text."""
+def _at(
+    value: Any, steps: tuple[tuple[str, str], ...], span: _Span | None
+) -> Iterator[tuple[Any, _Span | None]]:
+    """Yields what stands at the end of a path, with the part of the text that it belongs to. Parts
+    of a list follow one another in the text."""
     if not steps:
         yield value, span
         return
@@ -189,7 +228,11 @@ def _merged(found: Iterable[WebSource]) -> tuple[WebSource, ...]:
     named = [one if one.title else one._replace(title=titles[one.url]) for one in every]
     cited = dict.fromkeys(one for one in named if one.cited)
     exact = {one.url for one in cited if one.start is not None or one.quote is not None}
-    first = [one for one in cited if one.start is not None or one.quote is not None or one.url not in exact]
+    first = [
+        one
+        for one in cited
+        if one.start is not None or one.quote is not None or one.url not in exact
+    ]
     known = {one.url for one in cited}
     rest: dict[str, WebSource] = {}
     for one in named:
@@ -199,7 +242,8 @@ def _merged(found: Iterable[WebSource]) -> tuple[WebSource, ...]:
 
 
 def moved(sources: tuple[WebSource, ...], raw: str, answer: str) -> tuple[WebSource, ...]:
-    """Returns the sources of a text with their places in the answer, which is its end: thinking came before it."""
+    """Returns the sources of a text with their places in the answer, which is its end: thinking
+    came before it."""
     cut = len(raw) - len(answer)
     if not cut or not sources:
         return sources
@@ -215,7 +259,10 @@ def _shifted(one: WebSource, cut: int | None) -> WebSource:
 
 
 def sources_of_turns(replies: Iterable[Reply]) -> tuple[WebSource, ...]:
-    """Returns the sources of an answer that took several replies. Those of all but the last have no place in it."""
+    """Returns the sources of an answer that took several replies. Those of all but the last have
+    no place in it."""
     *earlier, last = replies
     before = (_shifted(one, None) for reply in earlier for one in reply.sources)
-    return _merged((*last.sources, *before)) if any(reply.sources for reply in earlier) else last.sources
+    if any(reply.sources for reply in earlier):
+        return _merged((*last.sources, *before))
+    return last.sources

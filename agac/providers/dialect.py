@@ -47,11 +47,14 @@ Begins = Callable[[], None] | None  # is called when the first token of a stream
 
 
 class Assembly:
-    """One streamed answer, put together into the body that its dialect reads. Times are `time.monotonic()` seconds."""
+    """One streamed answer, put together into the body that its dialect reads. Times are
+    `time.monotonic()` seconds."""
 
     done = False  # the end that the protocol promises has come, or an error in its place
     begun_at: float | None = None  # when the first token came, be it of thinking
-    answering_at: float | None = None  # when the first token of the answer itself came: of text or of a refusal
+    answering_at: float | None = (
+        None  # when the first token of the answer itself came: of text or of a refusal
+    )
     size = 0  # characters of the answer that are held, about
     heard: Heard = None
     begins: Begins = None
@@ -100,40 +103,62 @@ STREAMED = b'"stream":true,'  # asks for a stream: see `asking`
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One wire format; `table.DIALECTS` lists them. It never sends, sleeps, retries or logs: the sender moves its
-    bytes and the engine acts on its Faults."""
+    """One wire format; `table.DIALECTS` lists them. It never sends, sleeps, retries or logs: the
+    sender moves its bytes and the engine acts on its Faults."""
 
     path: str  # what is put after a provider's base URL
     refused: Mapping[str, str]
-    """Parameters (fields of `Params`) that it has no word for, each with what to do instead: an error at load."""
+    """Parameters (fields of `Params`) that it has no word for, each with what to do instead: an
+    error at load."""
     headers: Callable[[Provider], dict[str, str]]
     """What identifies us to the provider. Built once a sender, not once a call."""
     build: Callable[[Request, str, Provider], dict[str, JSONValue]]
-    """The request to a model as the provider wants its JSON. `encode` makes bytes; batches put it into their lines."""
+    """The request to a model as the provider wants its JSON. `encode` makes bytes; batches put it
+    into their lines."""
     shaping: Shaping
     read: Callable[[Any, int, Provider, str], Reply | Fault]
-    """What an answer's JSON means that is no error, with its status, the provider and the model that was asked. Never
-    raises for anything a server says."""
+    """What an answer's JSON means that is no error, with its status, the provider and the model
+    that was asked. Never raises for anything a server says."""
     read_error: Callable[[Any], ErrorBody]
     rules: Sequence[Rule]
     rates: Callable[[Mapping[str, str]], RateState | None]
     """What the headers say about the account's limits; None when they say nothing."""
     assembly: Callable[[], Assembly]
-    asks_usage: bytes = b""  # what asks for the tokens of a stream to be counted, where a provider has to be told
+    asks_usage: bytes = (
+        b""  # what asks for the tokens of a stream to be counted, where a provider has to be told
+    )
     socket_asks: bytes | None = None
-    """What asks for an answer over a WebSocket, in the place of STREAMED; None: it has no WebSockets."""
+    """What asks for an answer over a WebSocket, in the place of STREAMED; None: it has no
+    WebSockets."""
 
     def parse(
-        self, status: int, headers: Mapping[str, str], body: bytes, provider: Provider, model: str, redactor: Redactor
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes,
+        provider: Provider,
+        model: str,
+        redactor: Redactor,
     ) -> Reply | Fault:
-        """What an answer means; a 2xx whose body holds an error is read as that error. `headers` are looked up in lower
-        case. Never raises for anything a server says."""
+        """What an answer means; a 2xx whose body holds an error is read as that error. `headers`
+        are looked up in lower case. Never raises for anything a server says."""
         data = json_of(body)
         if 200 <= status < 300 and not is_error(data):
             found = self.read(data, status, provider, model)
-            return found if isinstance(found, Reply) else _explained(found, status, body, data, redactor)
+            if isinstance(found, Reply):
+                return found
+            return _explained(found, status, body, data, redactor)
         error = self.read_error(data)
-        return fault_of(error, self.rules, status, headers, body, provider=provider, model=model, redactor=redactor)
+        return fault_of(
+            error,
+            self.rules,
+            status,
+            headers,
+            body,
+            provider=provider,
+            model=model,
+            redactor=redactor,
+        )
 
 
 def _explained(fault: Fault, status: int, body: bytes, data: Any, redactor: Redactor) -> Fault:
@@ -143,29 +168,36 @@ def _explained(fault: Fault, status: int, body: bytes, data: Any, redactor: Reda
 
 
 def beginning_of(body: bytes, redactor: Redactor) -> str:
-    """Returns how a body begins, as the end of a message; an empty text where there is nothing in it."""
-    begins = redactor.clean(body[:4096].decode("utf-8", "replace"))  # a secret is never cut before it is removed
+    """Returns how a body begins, as the end of a message; an empty text where there is nothing in
+    it."""
+    # a secret is never cut before it is removed
+    begins = redactor.clean(body[:4096].decode("utf-8", "replace"))
     return quoted_beginning(begins)
 
 
 def asking(wire: bytes, how: bytes) -> bytes:
-    """The body of a request, which is a JSON object that is not empty, with `how` at its beginning."""
+    """The body of a request, which is a JSON object that is not empty, with `how` at its
+    beginning."""
     return b"{" + how + wire[1:]
 
 
-def set_params(params: Params, names: Iterable[str], renames: Mapping[str, str]) -> dict[str, JSONValue]:
-    """Those of the parameters that are set. `renames` are their names on the wire where they differ from the fields."""
+def set_params(
+    params: Params, names: Iterable[str], renames: Mapping[str, str]
+) -> dict[str, JSONValue]:
+    """Those of the parameters that are set. `renames` are their names on the wire where they
+    differ from the fields."""
     wire: dict[str, JSONValue] = {}
     for name in names:
-        if (value := getattr(params, name)) is not None:
+        value = getattr(params, name)
+        if value is not None:
             wire[renames.get(name, name)] = list(value) if isinstance(value, tuple) else value
     return wire
 
 
 _INPUT = (("prompt_tokens",), ("input_tokens",))
 _OUTPUT = (("completion_tokens",), ("output_tokens",))
-"""Each API's own name, and the other's: mlx-vlm and some gateways have the names of the API that they are made of
-(github.com/earendil-works/pi/pull/2325)."""
+"""Each API's own name, and the other's: mlx-vlm and some gateways have the names of the API that
+they are made of (github.com/earendil-works/pi/pull/2325)."""
 
 _CACHED = (
     ("prompt_tokens_details", "cached_tokens"),  # OpenAI: chat completions
@@ -174,8 +206,14 @@ _CACHED = (
     ("cached_tokens",),  # Moonshot: platform.kimi.ai/docs/api/chat
     ("num_cached_tokens",),  # Mistral: docs.mistral.ai/api; vLLM's own name
 )
-_WRITTEN = (("prompt_tokens_details", "cache_write_tokens"), ("input_tokens_details", "cache_write_tokens"))
-_THOUGHT = (("completion_tokens_details", "reasoning_tokens"), ("output_tokens_details", "reasoning_tokens"))
+_WRITTEN = (
+    ("prompt_tokens_details", "cache_write_tokens"),
+    ("input_tokens_details", "cache_write_tokens"),
+)
+_THOUGHT = (
+    ("completion_tokens_details", "reasoning_tokens"),
+    ("output_tokens_details", "reasoning_tokens"),
+)
 
 
 def usage_of(usage: Any) -> Usage:
@@ -191,10 +229,11 @@ def usage_of(usage: Any) -> Usage:
 
 
 def _with_thinking_beside(usage: Usage, total: int | None) -> Usage:
-    """The same usage with the thinking that only the total counts within the output: xAI names it apart
-    (docs.x.ai/docs/api-reference), Gemini does not name it (github.com/Clarifai/clarifai-python/pull/978). It is paid
-    as output."""
-    given, made = usage.input_tokens, usage.output_tokens
+    """The same usage with the thinking that only the total counts within the output: xAI names it
+    apart (docs.x.ai/docs/api-reference), Gemini does not name it
+    (github.com/Clarifai/clarifai-python/pull/978). It is paid as output."""
+    given = usage.input_tokens
+    made = usage.output_tokens
     if total is None or not given or made is None or total <= given + made:
         return usage
     beside = total - given - made
@@ -205,11 +244,14 @@ def _with_thinking_beside(usage: Usage, total: int | None) -> Usage:
 
 
 def believable(usage: Usage, *, wrote: bool) -> Usage:
-    """Returns the usage with None for each count that cannot be true: some servers fill in 0 where they did not count.
+    """Returns the usage with None for each count that cannot be true: some servers fill in 0 where
+    they did not count.
 
-    A request has at least one token, cached or not, and an answer in which the model `wrote` something has one too. The
-    tokens of the cache are among the input's, and those of thinking among the output's."""
-    given, cached = usage.input_tokens, usage.cached_tokens
+    A request has at least one token, cached or not, and an answer in which the model `wrote`
+    something has one too. The tokens of the cache are among the input's, and those of thinking
+    among the output's."""
+    given = usage.input_tokens
+    cached = usage.cached_tokens
     if given is not None and given < max(cached or 0, 1):
         usage = usage._replace(input_tokens=None, cached_tokens=None)
     made = usage.output_tokens
@@ -220,11 +262,17 @@ def believable(usage: Usage, *, wrote: bool) -> Usage:
 
 def uses_of(counts: Any, suffix: str) -> dict[str, int]:
     """How often each of the provider's own tools ran, counted by names that end so."""
-    found = {name.removesuffix(suffix): count(counts, name) for name in mapping(counts) if name.endswith(suffix)}
+    found = {
+        name.removesuffix(suffix): count(counts, name)
+        for name in mapping(counts)
+        if name.endswith(suffix)
+    }
     return {name: times for name, times in found.items() if times}
 
 
-SIMULATOR_MARK = "agac-simulator"  # the `system_fingerprint` by which the simulator marks what it answers
+SIMULATOR_MARK = (
+    "agac-simulator"  # the `system_fingerprint` by which the simulator marks what it answers
+)
 
 
 def unreadable(provider: Provider, status: int, what: str) -> Fault:
@@ -236,24 +284,28 @@ def unreadable(provider: Provider, status: int, what: str) -> Fault:
 def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> Fault:
     """A reply of more bytes than are read. It was paid for, and the next would be as large."""
     message = (
-        f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; {remedy}, or raise "
-        f"`limits: {{reply_mb}}` of {provider.name} in agac.yml"
+        f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; {remedy}, or "
+        f"raise `limits: {{reply_mb}}` of {provider.name} in agac.yml"
     )
     return Fault(FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, message, ambiguous=True)
 
 
 def calls_of(asked: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
-    """Calls of tools: id, name and arguments each. A missing or repeated id becomes one of our own."""
+    """Calls of tools: id, name and arguments each. A missing or repeated id becomes one of our
+    own."""
     calls: dict[str, ToolCall] = {}
     for call_id, name, arguments in asked:
-        if not (call_id := storable(call_id)) or call_id in calls:
+        call_id = storable(call_id)
+        if not call_id or call_id in calls:
             call_id = f"call_{len(calls)}"
-        calls[call_id] = ToolCall(call_id, storable(name), storable(arguments_text(arguments) or "{}"))
+        calls[call_id] = ToolCall(
+            call_id, storable(name), storable(arguments_text(arguments) or "{}")
+        )
     return tuple(calls.values())
 
 
-# What a model said goes back to its server with the next request of the conversation. Servers parse it more strictly
-# than models write it, and answer 400 to the whole conversation.
+# What a model said goes back to its server with the next request of the conversation. Servers parse
+# it more strictly than models write it, and answer 400 to the whole conversation.
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -265,9 +317,10 @@ _as_json = json_encoder()
 
 
 def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
-    """The messages of a request, in which what a model said has a form that every server takes: calls have arguments
-    that are an object, names in the characters of tools, and ids that are unique in the conversation and match the
-    pattern `call_ids`; half characters are replaced. All else is as it came."""
+    """The messages of a request, in which what a model said has a form that every server takes:
+    calls have arguments that are an object, names in the characters of tools, and ids that are
+    unique in the conversation and match the pattern `call_ids`; half characters are replaced. All
+    else is as it came."""
     ids = set[str]()
     is_taken = re.compile(call_ids).fullmatch
     renamed: dict[str, str] = {}
@@ -275,9 +328,17 @@ def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
         if isinstance(message, AssistantMessage):
             renamed = {call.id: _sendable_id(call.id, ids, is_taken) for call in message.calls}
             calls = tuple(_sendable_call(call, renamed[call.id]) for call in message.calls)
-            yield replace(message, text=storable(message.text), calls=calls, wire=_whole_characters(message.wire))
+            yield replace(
+                message,
+                text=storable(message.text),
+                calls=calls,
+                wire=_whole_characters(message.wire),
+            )
         elif isinstance(message, ToolMessage):
-            results = (replace(one, call_id=renamed.get(one.call_id, one.call_id)) for one in message.results)
+            results = (
+                replace(one, call_id=renamed.get(one.call_id, one.call_id))
+                for one in message.results
+            )
             yield replace(message, results=tuple(results))
         elif message.role == "assistant":
             yield replace(message, text=storable(message.text))
@@ -286,10 +347,11 @@ def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
 
 
 def _sendable_id(call_id: str, ids: set[str], is_taken: Callable[[str], object]) -> str:
-    """An id that the server takes and that no earlier call of the conversation has, which is added to `ids`.
+    """An id that the server takes and that no earlier call of the conversation has, which is added
+    to `ids`.
 
-    Some servers count from 0 in each reply. The id of a call is the same in every request of its conversation, so that
-    the server finds the beginning in its cache."""
+    Some servers count from 0 in each reply. The id of a call is the same in every request of its
+    conversation, so that the server finds the beginning in its cache."""
     for number in count_from(1):
         counted = call_id if number == 1 else f"{call_id}_{number}"
         for found in (counted, _short_id(counted)):
@@ -304,7 +366,8 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 def _short_id(call_id: str) -> str:
-    """An id of letters and digits in the place of one that a server refuses; always the same one for the same id."""
+    """An id of letters and digits in the place of one that a server refuses; always the same one
+    for the same id."""
     number = int.from_bytes(sha256(call_id.encode("utf-8", "surrogatepass")).digest())
     characters = list[str]()
     for _ in range(_ID_LENGTH):
@@ -322,13 +385,16 @@ def _sendable_call(call: ToolCall, call_id: str) -> ToolCall:
 
 @lru_cache(maxsize=512)
 def _object_text(arguments: str) -> str:
-    """Arguments as the model wrote them where they are an object that every JSON parser reads; else an empty one."""
+    """Arguments as the model wrote them where they are an object that every JSON parser reads;
+    else an empty one."""
     try:
         value = strict_json(arguments, _MOST_VALUES)
         _finite_json(value).encode()
     except (ValueError, RecursionError):
         return "{}"
-    return arguments if isinstance(value, dict) and _is_portable(value) else "{}"
+    if isinstance(value, dict) and _is_portable(value):
+        return arguments
+    return "{}"
 
 
 def _is_portable(value: JSONValue) -> bool:
@@ -337,7 +403,11 @@ def _is_portable(value: JSONValue) -> bool:
     for _ in range(_MOST_LEVELS):
         if any(type(one) is int and abs(one) > _LARGEST for one in level):
             return False
-        nested = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        nested = [
+            list(one.values()) if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        ]
         level = [inner for one in nested for inner in one]
         if not level:
             return True
@@ -345,7 +415,8 @@ def _is_portable(value: JSONValue) -> bool:
 
 
 def _whole_characters(value: Any) -> Any:
-    """A message as it came, with a replacement for each half of a character, which many parsers refuse."""
+    """A message as it came, with a replacement for each half of a character, which many parsers
+    refuse."""
     try:
         _as_json(value).encode()
     except UnicodeEncodeError:
@@ -360,13 +431,20 @@ def _without_halves(value: Any) -> Any:
         return storable(value)
     if isinstance(value, dict):
         return {storable(name): _without_halves(one) for name, one in value.items()}
-    return [_without_halves(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_halves(one) for one in value]
+    return value
 
 
 def arguments_text(arguments: Any) -> str:
-    """Arguments as the text that they are, or that of the object that they came as (SGLang, Anthropic)."""
+    """Arguments as the text that they are, or that of the object that they came as (SGLang,
+    Anthropic)."""
     try:
-        return arguments if isinstance(arguments, str) else encode(arguments).decode() if arguments else ""
+        if isinstance(arguments, str):
+            return arguments
+        if arguments:
+            return encode(arguments).decode()
+        return ""
     except RecursionError:  # nested more deeply than can be written
         return ""
 
@@ -385,18 +463,27 @@ def reply_of(
     wrote_more: bool = False,
     sources: tuple[WebSource, ...] = (),
 ) -> Reply | Fault:
-    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut it off; calls of tools
-    do too, whatever a server calls it. Thinking in a text is no part of the answer. `wire` is the message where the
-    conversation goes on from it. An answer that the server broke off is a fault, and was perhaps billed. `wrote_more`:
-    the model wrote something that is in none of the texts, such as thinking."""
-    usage, finish = believable(usage, wrote=wrote_more or any(texts) or bool(calls)), end.meaning
+    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut
+    it off; calls of tools do too, whatever a server calls it. Thinking in a text is no part of the
+    answer. `wire` is the message where the conversation goes on from it. An answer that the server
+    broke off is a fault, and was perhaps billed. `wrote_more`: the model wrote something that is
+    in none of the texts, such as thinking."""
+    usage = believable(usage, wrote=wrote_more or any(texts) or bool(calls))
+    finish = end.meaning
     if not isinstance(finish, Finish):
         message = f"{provider.name} broke the answer off: it ended with {end.word!r}"
-        return Fault(AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage)
+        return Fault(
+            AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage
+        )
     answers = [without_thinking(one, cut=finish is Finish.LENGTH) for one in texts]
     answers = [one for one in answers if one] or [""]
     if finish in (Finish.STOP, Finish.TOOLS):
-        finish = Finish.TOOLS if calls else Finish.OTHER if finish is Finish.TOOLS else finish
+        if calls:
+            finish = Finish.TOOLS
+        elif finish is Finish.TOOLS:
+            finish = Finish.OTHER
+        else:
+            finish = finish
     return Reply(
         text=answers[0],
         finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,

@@ -1,8 +1,9 @@
-"""How servers say that an answer ended: each dialect's words, with what they mean and where each is documented.
+"""How servers say that an answer ended: each dialect's words, with what they mean and where each
+is documented.
 
-OpenAI's five words are not all that servers with its API use, and a word that is misread throws away an answer that was
-paid for, or takes half an answer for a whole one. A new word is a new line: the
-source says where to look it up."""
+OpenAI's five words are not all that servers with its API use, and a word that is misread throws
+away an answer that was paid for, or takes half an answer for a whole one. A new word is a new
+line: the source says where to look it up."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from agac.core.errors import storable
 from agac.core.types import FaultKind, Finish
 
 AGAIN = FaultKind.RETRY
-"""The server broke the answer off, through no fault of the request: asking again may bring a whole one."""
+"""The server broke the answer off, through no fault of the request: asking again may bring a whole
+one."""
 
 Meaning = Finish | FaultKind
 
@@ -34,12 +36,17 @@ _OPENAI = "platform.openai.com/docs/api-reference/chat/object"
 _OPENAI_RESPONSES = "developers.openai.com/api/reference/responses, incomplete_details"
 _ANTHROPIC = "platform.claude.com/docs/en/build-with-claude/handling-stop-reasons"
 _BEDROCK = "docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_MessageStopEvent.html"
-_GEMINI = "ai.google.dev/api/generate-content#FinishReason, googleapis.github.io/js-genai/enums/types.FinishReason.html"
+_GEMINI = (
+    "ai.google.dev/api/generate-content#FinishReason, "
+    "googleapis.github.io/js-genai/enums/types.FinishReason.html"
+)
 _MISTRAL = "mistralai/client-python, docs/models/chatcompletionchoicefinishreason.md"
 _DEEPSEEK = "api-docs.deepseek.com/api/create-chat-completion"
 _ZHIPU = "docs.bigmodel.cn/api-reference, chat completions"
 _COHERE = "docs.cohere.com/v2/reference/chat"
-_COHERE_V1 = "docs.cohere.com/v1/reference/chat; docs.oracle.com, CohereChatResponse.FinishReasonEnum"
+_COHERE_V1 = (
+    "docs.cohere.com/v1/reference/chat; docs.oracle.com, CohereChatResponse.FinishReasonEnum"
+)
 _WATSONX = "ibm.github.io/watsonx-ai-node-sdk 1.7, TextChatResultChoice and TextGenResult"
 _VLLM = "vllm-project/vllm, vllm/v1/engine/__init__.py"
 _TGI = "huggingface/text-generation-inference, before pull request 2344"
@@ -58,7 +65,11 @@ _CHAT_WORDS: tuple[tuple[str, Meaning, str], ...] = (
     ("error", AGAIN, f"{_MISTRAL}; {_VLLM}"),
     ("repetition", AGAIN, f"{_VLLM} (repetition detection); BerriAI/litellm pull request 27101"),
     ("eos", Finish.STOP, "docs.together.ai/reference/chat-completions-1"),
-    ("end", Finish.STOP, "earendil-works/pi issue 2107: compatible providers' word for a normal end"),
+    (
+        "end",
+        Finish.STOP,
+        "earendil-works/pi issue 2107: compatible providers' word for a normal end",
+    ),
     # Mistral, DeepSeek, Zhipu
     ("model_length", Finish.LENGTH, _MISTRAL),
     ("insufficient_system_resource", AGAIN, _DEEPSEEK),
@@ -83,13 +94,21 @@ _CHAT_WORDS: tuple[tuple[str, Meaning, str], ...] = (
     ("prohibited_content", Finish.FILTER, _GEMINI),
     ("spii", Finish.FILTER, _GEMINI),
     ("image_safety", Finish.FILTER, _GEMINI),
-    ("model_armor", Finish.FILTER, "cloud.google.com/vertex-ai, GenerateContentResponse.FinishReason"),
+    (
+        "model_armor",
+        Finish.FILTER,
+        "cloud.google.com/vertex-ai, GenerateContentResponse.FinishReason",
+    ),
     ("malformed_function_call", AGAIN, _GEMINI),
     ("malformed_response", AGAIN, _GEMINI),
     ("unexpected_tool_call", AGAIN, _GEMINI),
     ("too_many_tool_calls", AGAIN, _GEMINI),
     # other makers' words, which gateways leave as they are
-    ("end_turn", Finish.STOP, "docs.x.ai/docs/api-reference; aws-samples/bedrock-access-gateway issue 11"),
+    (
+        "end_turn",
+        Finish.STOP,
+        "docs.x.ai/docs/api-reference; aws-samples/bedrock-access-gateway issue 11",
+    ),
     ("tool_use", Finish.TOOLS, _ANTHROPIC),
     ("refusal", Finish.REFUSAL, _ANTHROPIC),
     ("model_context_window_exceeded", Finish.LENGTH, f"{_ANTHROPIC}; {_ZHIPU}"),
@@ -144,26 +163,32 @@ SESSION_ENDINGS: Mapping[str, Meaning] = _table(_SESSION_WORDS)
 def ending(word: Any, endings: Mapping[str, Meaning]) -> AnswerEnd:
     """Returns what a server's word for the end of an answer means.
 
-    Some servers say nothing (null or an empty text) of an answer that is whole: it is taken as it is. A word that is
-    not in the table is `Finish.OTHER`, as it may stand for half an answer."""
+    Some servers say nothing (null or an empty text) of an answer that is whole: it is taken as it
+    is. A word that is not in the table is `Finish.OTHER`, as it may stand for half an answer."""
     if not says_why(word):
         return AnswerEnd(Finish.STOP)
-    shown = word if isinstance(word, str) else f"a value of the type {type(word).__name__}"
+    if isinstance(word, str):
+        shown = word
+    else:
+        shown = f"a value of the type {type(word).__name__}"
     return AnswerEnd(endings.get(_name(shown), Finish.OTHER), storable(shown[:MAX_WORD]))
 
 
 def says_why(word: Any) -> bool:
-    """Returns whether a server says why an answer ended, or fills in nothing, as some do until the end is there."""
+    """Returns whether a server says why an answer ended, or fills in nothing, as some do until the
+    end is there."""
     return word is not None and not (isinstance(word, str) and _name(word) in _NOTHING)
 
 
 _NOTHING = frozenset({"", "null", "none", "unspecified"})
-"""What stands for no word: JSON's null as other languages print it, and the name that protobuf gives no value."""
+"""What stands for no word: JSON's null as other languages print it, and the name that protobuf
+gives no value."""
 
 _NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def _name(word: str) -> str:
-    """Returns a word as the tables write it: `toolCalls`, `TOOL-CALLS` and `FinishReason.TOOL_CALLS` are the same."""
+    """Returns a word as the tables write it: `toolCalls`, `TOOL-CALLS` and
+    `FinishReason.TOOL_CALLS` are the same."""
     name = _NEXT_WORD.sub("_", word.strip()).lower().replace("-", "_").replace(" ", "_")
     return name.rpartition(".")[2].removeprefix("finish_reason_")

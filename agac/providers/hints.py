@@ -1,5 +1,6 @@
-"""Hints for a serving engine: what a request says of its place in a conversation, beside what it asks. NVIDIA Dynamo
-takes some. They are added on the way out, so that no fingerprint, recording or batch holds them."""
+"""Hints for a serving engine: what a request says of its place in a conversation, beside what it
+asks. NVIDIA Dynamo takes some. They are added on the way out, so that no fingerprint, recording or
+batch holds them."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from agac.providers.http import MOMENT, HttpReply, Sender, Sending
 from agac.providers.provider import Provider
 from agac.spec.workflow import Stage, Timeout
 
-# Facts: docs.nvidia.com/dynamo 1.0 to 1.6 (agent hints, priority scheduling, session IDs) and ai-dynamo/dynamo's
-# lib/llm/src/protocols/common/extensions.rs, read November 2026. An unknown hint is refused. `priority` is higher for
-# what matters more, whatever the engine, from 1.1 on; before that `latency_sensitivity` orders the router's queue.
+# Facts: docs.nvidia.com/dynamo 1.0 to 1.6 (agent hints, priority scheduling, session IDs) and
+# ai-dynamo/dynamo's lib/llm/src/protocols/common/extensions.rs, read November 2026. An unknown hint
+# is refused. `priority` is higher for what matters more, whatever the engine, from 1.1 on; before
+# that `latency_sensitivity` orders the router's queue.
 
 SESSIONS_SINCE = 3  # the minor version from which headers tell conversations apart
 KEPT = 100  # replies of a kind from which the next one is foretold
@@ -28,60 +30,107 @@ Kind = tuple[int, bool]  # of a turn: how many were before it, and whether it ma
 
 
 class HintingSender:
-    """Sends as its `sender`, with hints for Dynamo 1.`minor` until refused; who opened `sender` closes it."""
+    """Sends as its `sender`, with hints for Dynamo 1.`minor` until refused; who opened `sender`
+    closes it."""
 
     def __init__(self, sender: Sender, minor: int, stage: Stage, run: int) -> None:
-        self._sender, self._minor, self._run, self._repair = sender, minor, run, stage.repair
-        self._said, self._agent = sum(one.role == "assistant" for one in stage.examples), stage.agent_spec is not None
+        self._sender = sender
+        self._minor = minor
+        self._run = run
+        self._repair = stage.repair
+        self._said = sum(one.role == "assistant" for one in stage.examples)
+        self._agent = stage.agent_spec is not None
         self._seen = defaultdict[Kind, deque[tuple[int, bool]]](lambda: deque(maxlen=KEPT))
         self._refused = False
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None,
+        self,
+        wire: bytes,
+        timeout: Timeout,
+        *,
+        within: float | None = None,
+        fresh: bool = False,
+        begins: Begins = None,
         through: Callable[..., Awaitable[HttpReply | Fault]] | None = None,
-    ) -> HttpReply | Fault:  # fmt: skip
-        """As `Sender.send`. Once hints are refused, requests go without. `through` stands in the sender's place."""
+    ) -> HttpReply | Fault:
+        """As `Sender.send`. Once hints are refused, requests go without. `through` stands in the
+        sender's place."""
         send = through or self._sender.send
         if not self._refused:
             started, (kind, hints, headers) = time.monotonic(), self._about(loads(wire))
             told = asking(wire, b'"nvext":' + encode({"agent_hints": hints}) + b",")
-            came = await send(told, timeout, within=within, fresh=fresh, begins=begins, headers=headers)
-            names = [name.encode() for name in ("nvext", "agent_hints", *hints)]  # by which a refusal is known
-            if isinstance(came, Fault) or came.status not in (400, 422) or not any(one in came.body for one in names):
-                data = mapping(json_of(came.body) if isinstance(came, HttpReply) and came.status == 200 else None)
-                if (written := count(data.get("usage"), "completion_tokens")) is not None:
-                    calls = any(mapping(one.get("message")).get("tool_calls") for one in objects(data.get("choices")))
+            came = await send(
+                told, timeout, within=within, fresh=fresh, begins=begins, headers=headers
+            )
+            # by which a refusal is known
+            names = [name.encode() for name in ("nvext", "agent_hints", *hints)]
+            if (
+                isinstance(came, Fault)
+                or came.status not in (400, 422)
+                or not any(one in came.body for one in names)
+            ):
+                data = mapping(
+                    json_of(came.body)
+                    if isinstance(came, HttpReply) and came.status == 200
+                    else None
+                )
+                written = count(data.get("usage"), "completion_tokens")
+                if written is not None:
+                    calls = any(
+                        mapping(one.get("message")).get("tool_calls")
+                        for one in objects(data.get("choices"))
+                    )
                     self._seen[kind].append((written, calls))
                 return came
             if not self._refused:
-                words = "%s refuses hints and gets none from now on; is `version` of its backend right?"
+                words = (
+                    "%s refuses hints and gets none from now on; is `version` of its backend right?"
+                )
                 logging.getLogger("agac.hints").warning(words, self._sender.settings.provider.name)
-            self._refused, took = True, time.monotonic() - started
+            self._refused = True
+            took = time.monotonic() - started
             within = None if within is None else max(MOMENT, within - took)
         return await send(wire, timeout, within=within, fresh=fresh, begins=begins)
 
     def _about(self, data: Mapping[str, Any]) -> tuple[Kind, dict[str, JSONValue], dict[str, str]]:
-        """The kind of turn that a request is, its hints, and of an agent's the headers with the ids of its conversation
-        and of the run. A prefill of the next turn has to be asked for with this one, whose reply nobody knows: it is
-        asked for where tools may be called, after which another turn always comes, once half of such replies did."""
-        replies = [n for n, one in enumerate(data["messages"]) if one["role"] == "assistant"][self._said :]
+        """The kind of turn that a request is, its hints, and of an agent's the headers with the
+        ids of its conversation and of the run. A prefill of the next turn has to be asked for with
+        this one, whose reply nobody knows: it is asked for where tools may be called, after which
+        another turn always comes, once half of such replies did."""
+        replies = [n for n, one in enumerate(data["messages"]) if one["role"] == "assistant"][
+            self._said :
+        ]
         kind = done, may_call = len(replies), "tools" in data and "tool_choice" not in data
-        hints: dict[str, JSONValue] = {"priority": 1 + done} if self._minor else {"latency_sensitivity": 1.0 + done}
-        if seen := self._seen[kind]:
+        hints: dict[str, JSONValue] = (
+            {"priority": 1 + done} if self._minor else {"latency_sensitivity": 1.0 + done}
+        )
+        seen = self._seen[kind]
+        if seen:
             hints["osl"] = sorted(tokens for tokens, _ in seen)[(len(seen) - 1) * 3 // 4]
         if may_call and 2 * sum(called for _, called in seen) >= len(seen):
             hints["speculative_prefill"] = True
         headers = dict[str, str]()
-        if self._agent and self._minor >= SESSIONS_SINCE:  # a hash: no row's id gets into a server's logs
-            opening = encode([data["messages"][: replies[0] if replies else None], data.get("seed")])
+        # a hash: no row's id gets into a server's logs
+        if self._agent and self._minor >= SESSIONS_SINCE:
+            opening = encode(
+                [data["messages"][: replies[0] if replies else None], data.get("seed")]
+            )
             own = f"agac-{self._run}-{blake2b(opening, digest_size=8).hexdigest()}"
-            headers = {"X-Dynamo-Session-ID": own, "X-Dynamo-Parent-Session-ID": f"agac-{self._run}"}
+            headers = {
+                "X-Dynamo-Session-ID": own,
+                "X-Dynamo-Parent-Session-ID": f"agac-{self._run}",
+            }
             headers |= {} if may_call or self._repair else {"X-Dynamo-Session-Final": "true"}
         return kind, hints, headers
 
 
 def hinting(sender: Sending, provider: Provider, stage: Stage, run: int) -> Sending | HintingSender:
-    """What sends a stage's requests: with hints where it is known of the server which ones it takes."""
-    if isinstance(sender, Sender) and provider.hints is not None and provider.dialect == "openai-chat":
+    """What sends a stage's requests: with hints where it is known of the server which ones it
+    takes."""
+    if (
+        isinstance(sender, Sender)
+        and provider.hints is not None
+        and provider.dialect == "openai-chat"
+    ):
         return HintingSender(sender, provider.hints, stage, run)
     return sender

@@ -1,4 +1,5 @@
-"""The senders: bytes to a provider, bytes back, over HTTP, events and WebSockets. None retries, waits or interprets."""
+"""The senders: bytes to a provider, bytes back, over HTTP, events and WebSockets. None retries,
+waits or interprets."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import aiohttp
-from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TraceRequestRedirectParams, WSCloseCode, WSMsgType
+from aiohttp import (
+    ClientWebSocketResponse,
+    ClientWSTimeout,
+    TraceRequestRedirectParams,
+    WSCloseCode,
+    WSMsgType,
+)
 from multidict import CIMultiDict
 
 from agac.core.redact import Redactor
@@ -22,7 +29,13 @@ from agac.providers.bodies import encode, loads
 from agac.providers.dialect import STREAMED, Assembly, Begins, Heard, asking, too_large
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
-from agac.providers.transport import NO_WEBSOCKET, ConnectionSettings, GarbledStream, exception_rule, reason_of
+from agac.providers.transport import (
+    NO_WEBSOCKET,
+    ConnectionSettings,
+    GarbledStream,
+    exception_rule,
+    reason_of,
+)
 from agac.spec.workflow import Timeout
 
 if TYPE_CHECKING:
@@ -30,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class HttpReply(NamedTuple):
-    """An answer as it came, whatever its status; `duration` is the seconds from sending to its last byte. Names in
-    `headers` are found in any case of letters. A streamed answer's `body` is what its events say when they are put
-    together; `ttft` is the seconds from sending to its first token, be it of thinking, `time_to_response` those to the
-    first token of the answer itself."""
+    """An answer as it came, whatever its status; `duration` is the seconds from sending to its
+    last byte. Names in `headers` are found in any case of letters. A streamed answer's `body` is
+    what its events say when they are put together; `ttft` is the seconds from sending to its first
+    token, be it of thinking, `time_to_response` those to the first token of the answer itself."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,13 +56,14 @@ class HttpReply(NamedTuple):
     time_to_response: float | None = None
 
 
-# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON says an event's kind,
-# but for errors of some servers, whose kind is in `event` alone.
+# Server-sent events. Format: html.spec.whatwg.org, section 9.2.6. Only `data` is read: its JSON
+# says an event's kind, but for errors of some servers, whose kind is in `event` alone.
 
 DONE = b"[DONE]"  # OpenAI's last event of a chat completion, the one that is no JSON
 
 LAST_BYTES = 1.0
-"""Seconds that a stream may take to end once its last event has come, so that its connection can be used again."""
+"""Seconds that a stream may take to end once its last event has come, so that its connection can
+be used again."""
 
 
 def parsed_event(data: str | bytes) -> Any:
@@ -60,18 +74,23 @@ def parsed_event(data: str | bytes) -> Any:
 
 
 class Events:
-    """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none (the format says)."""
+    """Takes bytes and gives events of at most `most` bytes. One that no empty line ended is none
+    (the format says)."""
 
     __slots__ = ("_after_cr", "_begun", "_data", "_is_error", "_most", "_rest", "_size")
 
     def __init__(self, most: float = math.inf) -> None:
-        self._most, self._size, self._rest = most, 0, b""
+        self._most = most
+        self._size = 0
+        self._rest = b""
         self._data: list[bytes] = []
         self._after_cr = self._begun = self._is_error = False
 
     def feed(self, chunk: bytes) -> Iterator[Any]:
-        """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream, ReplyTooLarge."""
-        # a line ends in LF, in CR, or in CR LF, of which the chunk before may have brought the first half
+        """The events that are whole now: their JSON, None for `[DONE]`. Raises GarbledStream,
+        ReplyTooLarge."""
+        # a line ends in LF, in CR, or in CR LF, of which the chunk before may have brought the
+        # first half
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
@@ -93,8 +112,11 @@ class Events:
             raise ReplyTooLarge
 
     def _ended(self) -> Iterator[Any]:
-        data, is_error = b"\n".join(self._data).strip(), self._is_error
-        self._data, self._size, self._is_error = [], 0, False
+        data = b"\n".join(self._data).strip()
+        is_error = self._is_error
+        self._data = []
+        self._size = 0
+        self._is_error = False
         if data == DONE:
             yield None
         elif data and (event := parsed_event(data)) is not None:
@@ -107,8 +129,10 @@ class ReplyTooLarge(aiohttp.ClientPayloadError):
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the beginning will do."""
-    pieces, size = [], 0
+    """The decoded body, `most` bytes of it. Raises ReplyTooLarge for more; of an error the
+    beginning will do."""
+    pieces = []
+    size = 0
     while not response.content.at_eof():
         piece = await response.content.readany()
         pieces.append(piece)
@@ -122,8 +146,9 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, most: int) -> None:
-    """Reads a stream to its last event. Raises ClientPayloadError when it ended before that, GarbledStream: both as
-    when the connection is lost; ReplyTooLarge when an event, or the answer so far, has more than `most` bytes."""
+    """Reads a stream to its last event. Raises ClientPayloadError when it ended before that,
+    GarbledStream: both as when the connection is lost; ReplyTooLarge when an event, or the answer
+    so far, has more than `most` bytes."""
     events = Events(most)
     while not assembly.done and (chunk := await response.content.readany()):
         for event in events.feed(chunk):
@@ -134,7 +159,9 @@ async def _read_events(response: aiohttp.ClientResponse, assembly: Assembly, mos
         raise aiohttp.ClientPayloadError
     if response.content.at_eof():
         return
-    try:  # to the end, so that the connection is kept; what goes wrong now, or takes long, only costs the connection
+    # to the end, so that the connection is kept; what goes wrong now, or takes long, only costs the
+    # connection
+    try:
         async with asyncio.timeout(LAST_BYTES):
             await read_body(response, most)
     except (aiohttp.ClientError, OSError):
@@ -146,45 +173,67 @@ _BEGINS_EVENTS = (b"data:", b"event:")
 
 
 def _all_taken(body: bytes, assembly: Assembly) -> bool:
-    """Puts together the events of a body that came whole. Whether the answer is whole. Raises GarbledStream."""
+    """Puts together the events of a body that came whole. Whether the answer is whole. Raises
+    GarbledStream."""
     for event in Events().feed(body + b"\n\n"):
         assembly.take(event)
     return assembly.finish()
 
 
-def _assembled(assembly: Assembly, response: aiohttp.ClientResponse | None, started: float) -> HttpReply:
-    """An answer that came piece by piece and has ended now; `response` is that of server-sent events."""
+def _assembled(
+    assembly: Assembly, response: aiohttp.ClientResponse | None, started: float
+) -> HttpReply:
+    """An answer that came piece by piece and has ended now; `response` is that of server-sent
+    events."""
     status, said, whole = assembly.result()
     headers = said
     if response is not None:
         status = response.status if status == 200 else status
-        headers = CIMultiDict({**response.headers, **said}) if said else response.headers
-    body, duration = encode(whole), time.monotonic() - started
-    begun = (None if at is None else at - started for at in (assembly.begun_at, assembly.answering_at))
+        if said:
+            headers = CIMultiDict({**response.headers, **said})
+        else:
+            headers = response.headers
+    body = encode(whole)
+    duration = time.monotonic() - started
+    begun = (
+        None if at is None else at - started for at in (assembly.begun_at, assembly.answering_at)
+    )
     return HttpReply(status, headers, body, duration, *begun)
 
 
-# Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp itself repeats only
-# idempotent methods, and POST is none.
+# Every call is one POST through one pool of connections. No call is ever sent twice by it: aiohttp
+# itself repeats only idempotent methods, and POST is none.
 
 HEADER_BYTES = 1 << 18
-"""Of one line of headers of an answer: gateways add much, and an answer that is refused for it is paid all the same."""
+"""Of one line of headers of an answer: gateways add much, and an answer that is refused for it is
+paid all the same."""
 
 LARGE_BODY = 1 << 20
-"""Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up the others."""
+"""Bytes from which aiohttp wants a file rather than bytes, so that one huge write does not hold up
+the others."""
 
 
 @cache
 def _bounds(timeout: Timeout) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=timeout.total, connect=timeout.connect, sock_read=timeout.first_byte)
+    return aiohttp.ClientTimeout(
+        total=timeout.total, connect=timeout.connect, sock_read=timeout.first_byte
+    )
 
 
 class Sender:
     """A pool of connections to one provider. Opens with the first call; `close` it."""
 
-    def __init__(self, provider: Provider, redactor: Redactor, *, env: Mapping[str, str], stream: bool = False) -> None:
-        """`stream` asks for answers as server-sent events; a server that sends them whole anyway is understood. Raises
-        UsageError when the address, a header, a proxy or the certificates cannot be used."""
+    def __init__(
+        self,
+        provider: Provider,
+        redactor: Redactor,
+        *,
+        env: Mapping[str, str],
+        stream: bool = False,
+    ) -> None:
+        """`stream` asks for answers as server-sent events; a server that sends them whole anyway
+        is understood. Raises UsageError when the address, a header, a proxy or the certificates
+        cannot be used."""
         self.dialect = dialect = DIALECTS[provider.dialect]
         self.settings = ConnectionSettings(provider, dialect.path, env, redactor)
         self._assembly = dialect.assembly if stream else None
@@ -200,25 +249,30 @@ class Sender:
         self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False,
         begins: Begins = None, headers: Mapping[str, str] | None = None,
     ) -> HttpReply | Fault:  # fmt: skip
-        """POST `wire` and read the whole answer. A Fault only when there is none: an error status is an HttpReply.
-        `first_byte` bounds each silence, also within the body. `within` bounds this one call more tightly, in seconds.
-        `fresh`: over a connection of its own, where one from the pool may have been closed by the server meanwhile.
-        `begins` is called with the first token of a stream. `headers` are this call's own."""
+        """POST `wire` and read the whole answer. A Fault only when there is none: an error status
+        is an HttpReply. `first_byte` bounds each silence, also within the body. `within` bounds
+        this one call more tightly, in seconds. `fresh`: over a connection of its own, where one
+        from the pool may have been closed by the server meanwhile. `begins` is called with the
+        first token of a stream. `headers` are this call's own."""
         session = self._session or self.session()
         if fresh:
             session = self._unpooled = self._unpooled or self._opened(force_close=True)
         bounds = self.bounds(timeout, within)
         assembly = self._assembly() if self._assembly is not None else None
         if assembly is not None:
-            assembly.heard, assembly.begins = self.heard, begins
+            assembly.heard = self.heard
+            assembly.begins = begins
             wire = asking(wire, self._asks)
         data = wire if len(wire) < LARGE_BODY else io.BytesIO(wire)
         started = time.monotonic()
         try:
-            sent = session.post(self.settings.url, data=data, headers=headers, timeout=bounds, allow_redirects=False)
+            sent = session.post(
+                self.settings.url, data=data, headers=headers, timeout=bounds, allow_redirects=False
+            )
             async with sent as response:
                 if response.content_type == "text/event-stream" and response.status < 300:
-                    assembly = assembly or self.dialect.assembly()  # some servers stream though nobody asked for it
+                    # some servers stream though nobody asked for it
+                    assembly = assembly or self.dialect.assembly()
                     await _read_events(response, assembly, self.most)
                     return _assembled(assembly, response, started)
                 body = await read_body(response, self.most)
@@ -228,28 +282,41 @@ class Sender:
                     assembly = self.dialect.assembly()
                     if _all_taken(body, assembly):
                         return _assembled(assembly, response, started)
-                return HttpReply(response.status, response.headers, body, time.monotonic() - started)
-        except (aiohttp.ClientError, OSError) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
+                return HttpReply(
+                    response.status, response.headers, body, time.monotonic() - started
+                )
+        except (
+            aiohttp.ClientError,
+            OSError,
+        ) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
             return self.fault(problem, bounds)
 
     async def close(self) -> None:
         """Closes every connection; calls that are still waiting end in a Fault."""
-        sessions, self._session, self._unpooled = (self._session, self._unpooled), None, None
+        sessions = (self._session, self._unpooled)
+        self._session = None
+        self._unpooled = None
         for session in sessions:
             if session is not None:
                 await session.close()
 
     def session(self, trace: aiohttp.TraceConfig | None = None) -> aiohttp.ClientSession:
-        """The connections; they are there from the first call on. `trace` sees what goes over them."""
+        """The connections; they are there from the first call on. `trace` sees what goes over
+        them."""
         if self._session is None:
             # servers close idle connections after 60 s or more; ours must be the shorter
             self._session = self._opened(trace, keepalive_timeout=30.0)
         return self._session
 
-    def _opened(self, trace: aiohttp.TraceConfig | None = None, **pool: Any) -> aiohttp.ClientSession:
+    def _opened(
+        self, trace: aiohttp.TraceConfig | None = None, **pool: Any
+    ) -> aiohttp.ClientSession:
         if self.settings.provider.offline:
-            raise AssertionError(f"a call to {self.settings.provider.name} was to go out, and it is offline")
-        # the environment was read once: `trust_env` would read it, and .netrc, in a thread for every call
+            raise AssertionError(
+                f"a call to {self.settings.provider.name} was to go out, and it is offline"
+            )
+        # the environment was read once: `trust_env` would read it, and .netrc, in a thread for
+        # every call
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self.settings.tls or True, **pool),
             headers=self.settings.headers,
@@ -265,32 +332,44 @@ class Sender:
         """The bounds of one call, never more than `within`."""
         bounds = _bounds(timeout)
         if within is not None and (bounds.total is None or within < bounds.total):
-            bounds = aiohttp.ClientTimeout(total=within, connect=bounds.connect, sock_read=bounds.sock_read)
+            bounds = aiohttp.ClientTimeout(
+                total=within, connect=bounds.connect, sock_read=bounds.sock_read
+            )
         return bounds
 
     def fault(self, problem: BaseException, bounds: aiohttp.ClientTimeout) -> Fault:
         if isinstance(problem, ReplyTooLarge):
             return too_large(self.settings.provider)
-        rule = NO_WEBSOCKET if isinstance(problem, aiohttp.WSServerHandshakeError) else exception_rule(problem)
+        if isinstance(problem, aiohttp.WSServerHandshakeError):
+            rule = NO_WEBSOCKET
+        else:
+            rule = exception_rule(problem)
         return self.settings.fault(
             rule, reason_of(problem), getattr(problem, "status", ""),
             connect=bounds.connect, first_byte=bounds.sock_read, total=bounds.total,
         )  # fmt: skip
 
 
-# The Responses API over WebSockets: a socket carries one request at a time, so each call under way has its own.
+# The Responses API over WebSockets: a socket carries one request at a time, so each call under way
+# has its own.
 #
-# Facts: developers.openai.com/api/docs/guides/websocket-mode and the openai SDK 3.52's `responses.connect`, read
-# November 2026: the same path and headers as for POST; a `response.create` message is the body without `stream`; back
-# come the events of a stream; an `error` event holds status and headers; 60 minutes is the most that a socket lives.
+# Facts: developers.openai.com/api/docs/guides/websocket-mode and the openai SDK 3.52's
+# `responses.connect`, read November 2026: the same path and headers as for POST; a
+# `response.create` message is the body without `stream`; back come the events of a stream; an
+# `error` event holds status and headers; 60 minutes is the most that a socket lives.
 
 _log = logging.getLogger("agac.websocket")
 
 MAX_LIFETIME_S = 55 * 60.0
-"""Seconds after which a socket takes no further request: a call may take minutes, and at 60 the server ends it."""
+"""Seconds after which a socket takes no further request: a call may take minutes, and at 60 the
+server ends it."""
 
-STRIKES = 3  # sockets in a row that come to nothing, after which `auto` believes that something on the way ends them
-MOMENT = 1e-6  # seconds to look for what came while a socket lay idle: what is there is there already
+# sockets in a row that come to nothing, after which `auto` believes that something on the way ends
+# them
+STRIKES = 3
+MOMENT = (
+    1e-6  # seconds to look for what came while a socket lay idle: what is there is there already
+)
 
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504))
 """Statuses that say nothing of whether the server has WebSockets."""
@@ -312,13 +391,16 @@ class _Redirected(aiohttp.ClientError):
 
 
 class SocketSender:
-    """Sends as `Sender` does, over WebSockets. With `fallback` it goes on by server-sent events, for good, once the
-    server has shown that it has none; a call that was sent is never sent again by it."""
+    """Sends as `Sender` does, over WebSockets. With `fallback` it goes on by server-sent events,
+    for good, once the server has shown that it has none; a call that was sent is never sent again
+    by it."""
 
     def __init__(self, http: Sender, *, fallback: bool) -> None:
         """`http` is a streaming sender of the same provider, which this one owns."""
         assert http.dialect.socket_asks is not None
-        self._http, self._assembly, self._asks = http, http.dialect.assembly, http.dialect.socket_asks
+        self._http = http
+        self._assembly = http.dialect.assembly
+        self._asks = http.dialect.socket_asks
         self._fallback = fallback
         self._trace = aiohttp.TraceConfig()
         self._trace.on_request_redirect.append(_refuse)
@@ -328,22 +410,38 @@ class SocketSender:
         self._leaving: set[asyncio.Task[bool]] = set()
 
     async def send(
-        self, wire: bytes, timeout: Timeout, *, within: float | None = None, fresh: bool = False, begins: Begins = None
+        self,
+        wire: bytes,
+        timeout: Timeout,
+        *,
+        within: float | None = None,
+        fresh: bool = False,
+        begins: Begins = None,
     ) -> HttpReply | Fault:
-        """As `Sender.send`: an error event comes back as the answer with an error status that it stands for."""
+        """As `Sender.send`: an error event comes back as the answer with an error status that it
+        stands for."""
         if self._without:
             return await self._http.send(wire, timeout, within=within, fresh=fresh, begins=begins)
         bounds = self._http.bounds(timeout, within)
         started = time.monotonic()
         try:
             async with asyncio.timeout(bounds.total):
-                return await self._ask(await self._ready(bounds, fresh=fresh), wire, bounds, started, begins)
-        except (aiohttp.WSServerHandshakeError, aiohttp.ConnectionTimeoutError, _Redirected) as problem:
+                return await self._ask(
+                    await self._ready(bounds, fresh=fresh), wire, bounds, started, begins
+                )
+        except (
+            aiohttp.WSServerHandshakeError,
+            aiohttp.ConnectionTimeoutError,
+            _Redirected,
+        ) as problem:
             if not self._fallback:
                 return self._no_upgrade(problem, bounds)
         except (aiohttp.ClientError, OSError) as problem:
             return self._http.fault(problem, bounds)
-        left = None if within is None else max(MOMENT, within - (time.monotonic() - started))
+        if within is None:
+            left = None
+        else:
+            left = max(MOMENT, within - (time.monotonic() - started))
         return await self._http.send(wire, timeout, within=left, fresh=fresh, begins=begins)
 
     async def close(self) -> None:
@@ -353,7 +451,8 @@ class SocketSender:
         await self._http.close()
 
     async def _ready(self, bounds: aiohttp.ClientTimeout, *, fresh: bool) -> _Socket:
-        """A socket to which nothing was sent that is still to be answered: the one used last, or a new one."""
+        """A socket to which nothing was sent that is still to be answered: the one used last, or a
+        new one."""
         while self._idle and not fresh:
             socket = self._idle.pop()
             if time.monotonic() - socket.opened <= MAX_LIFETIME_S:
@@ -366,7 +465,9 @@ class SocketSender:
         closing = ClientWSTimeout(ws_close=1.0)  # seconds that the other side has to say goodbye
         try:
             async with asyncio.timeout(bounds.connect):
-                ws = await session.ws_connect(self._http.settings.url, timeout=closing, max_msg_size=self._http.most)
+                ws = await session.ws_connect(
+                    self._http.settings.url, timeout=closing, max_msg_size=self._http.most
+                )
             return _Socket(ws, time.monotonic())
         except aiohttp.WSServerHandshakeError as refused:
             self._strike(at_once=refused.status not in _PASSING)
@@ -379,10 +480,16 @@ class SocketSender:
             raise aiohttp.ConnectionTimeoutError from late
 
     async def _ask(
-        self, socket: _Socket, wire: bytes, bounds: aiohttp.ClientTimeout, started: float, begins: Begins
+        self,
+        socket: _Socket,
+        wire: bytes,
+        bounds: aiohttp.ClientTimeout,
+        started: float,
+        begins: Begins,
     ) -> HttpReply:
         assembly = self._assembly()
-        assembly.heard, assembly.begins = self._http.heard, begins
+        assembly.heard = self._http.heard
+        assembly.begins = begins
         began = sound = False
         try:
             await socket.ws.send_frame(asking(wire, self._asks), WSMsgType.TEXT)
@@ -425,13 +532,24 @@ class SocketSender:
         self._strikes += 1
         if self._fallback and not self._without and (at_once or self._strikes >= STRIKES):
             self._without = True
-            _log.info("%s takes no WebSockets: going on by server-sent events", self._http.settings.url.host)
+            _log.info(
+                "%s takes no WebSockets: going on by server-sent events",
+                self._http.settings.url.host,
+            )
 
-    def _no_upgrade(self, problem: aiohttp.ClientError, bounds: aiohttp.ClientTimeout) -> HttpReply | Fault:
+    def _no_upgrade(
+        self, problem: aiohttp.ClientError, bounds: aiohttp.ClientTimeout
+    ) -> HttpReply | Fault:
         """What a refused upgrade means where there is no other way. Its body is not to be had."""
         if isinstance(problem, _Redirected):
             return self._http.settings.redirected(problem.response.status, problem.response.headers)
-        if isinstance(problem, aiohttp.WSServerHandshakeError) and problem.status in {*_PASSING, 401, 402, 403, 407}:
+        if isinstance(problem, aiohttp.WSServerHandshakeError) and problem.status in {
+            *_PASSING,
+            401,
+            402,
+            403,
+            407,
+        }:
             return HttpReply(problem.status, problem.headers or {}, b"", duration=0.0)
         return self._http.fault(problem, bounds)
 
@@ -443,10 +561,15 @@ async def _refuse(
 
 
 def open_sender(
-    provider: Provider, transport: str, redactor: Redactor, env: Mapping[str, str], heard: Heard = None
+    provider: Provider,
+    transport: str,
+    redactor: Redactor,
+    env: Mapping[str, str],
+    heard: Heard = None,
 ) -> Sender | SocketSender:
-    """What sends by a transport: `body`, `sse`, `ws`, or `auto`, which goes on by events where there are no WebSockets.
-    `heard` gets the pieces of streams. Raises UsageError as `Sender` does."""
+    """What sends by a transport: `body`, `sse`, `ws`, or `auto`, which goes on by events where
+    there are no WebSockets. `heard` gets the pieces of streams. Raises UsageError as `Sender`
+    does."""
     sender = Sender(provider, redactor, env=env, stream=transport != "body")
     sender.heard = heard
     if transport in ("ws", "auto") and DIALECTS[provider.dialect].socket_asks is not None:
@@ -454,4 +577,5 @@ def open_sender(
     return sender
 
 
-Sending = Union[Sender, SocketSender, "Program"]  # what carries a request to a provider, and its answer back
+# what carries a request to a provider, and its answer back
+Sending = Union[Sender, SocketSender, "Program"]

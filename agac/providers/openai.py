@@ -1,4 +1,5 @@
-"""OpenAI's two APIs, as OpenAI and compatible servers have them: requests, answers, and the streams put together."""
+"""OpenAI's two APIs, as OpenAI and compatible servers have them: requests, answers, and the
+streams put together."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ from agac.providers.waits import rate_state
 
 
 def _headers(provider: Provider) -> dict[str, str]:
-    return {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
+    if provider.api_key:
+        return {"Authorization": f"Bearer {provider.api_key}"}
+    return {}
 
 
 def _messages(
@@ -41,7 +44,8 @@ def _messages(
     turn: Callable[[Message], list[dict[str, Any]]],
     provider: Provider,
 ) -> list[dict[str, Any]]:
-    """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given those of tools."""
+    """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given
+    those of tools."""
     wire: list[dict[str, Any]] = []
     for message in dialect.sendable(messages, provider.call_ids):
         if type(message) is Message:
@@ -57,21 +61,31 @@ def _messages(
     return wire
 
 
-def _keep(said: list[dict[str, Any]], request: Request, model: str, provider: Provider, kind: str) -> dict[str, Any]:
-    """What asks for the shared prefix to be kept. Where the model wants a mark at its end, the last message that takes
-    one gets it, on a part of the type `kind`; an assistant's takes none."""
-    if (prefix := request.prefix) is None or provider.cache != "openai":
+def _keep(
+    said: list[dict[str, Any]], request: Request, model: str, provider: Provider, kind: str
+) -> dict[str, Any]:
+    """What asks for the shared prefix to be kept. Where the model wants a mark at its end, the
+    last message that takes one gets it, on a part of the type `kind`; an assistant's takes none."""
+    prefix = request.prefix
+    if prefix is None or provider.cache != "openai":
         return {}
     told = request.messages[0].role != "system" and said[0].get("role") == "system"  # the schema
-    shared = [at for at in range(prefix.messages + told) if said[at].get("role") in ("system", "user")]
+    shared = [
+        at for at in range(prefix.messages + told) if said[at].get("role") in ("system", "user")
+    ]
     if shared and provider.marked and re.match(provider.marked, model):
-        part = {"type": kind, "text": said[shared[-1]]["content"], "prompt_cache_breakpoint": {"mode": "explicit"}}
+        part = {
+            "type": kind,
+            "text": said[shared[-1]]["content"],
+            "prompt_cache_breakpoint": {"mode": "explicit"},
+        }
         said[shared[-1]] = {**said[shared[-1]], "content": [part]}
     return {"prompt_cache_key": prefix.key}
 
 
 def _said(parts: Any, kind: str) -> tuple[str, str | None]:
-    """The text of a message's parts of type `kind`, and its refusal where there is one. Thinking belongs to neither."""
+    """The text of a message's parts of type `kind`, and its refusal where there is one. Thinking
+    belongs to neither."""
     texts: list[str] = []
     refusal: str | None = None
     for part in objects(parts):
@@ -85,34 +99,60 @@ def _said(parts: Any, kind: str) -> tuple[str, str | None]:
 def _flat_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
     """A tool: its arguments are held to their schema where that lies inside the strict subset."""
     strict = provider.strict_schema and strict_obstacle(tool.parameters) is None
-    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": strict}
+    told = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": strict,
+    }
     return {"type": "function", **told}
 
 
 def _nested_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
     """The same; `strict` is left out where it is false: a word that look-alikes may not know."""
     flat = _flat_function(tool, provider).items()
-    return {"type": "function", "function": {name: one for name, one in flat if name != "type" and one is not False}}
+    return {
+        "type": "function",
+        "function": {name: one for name, one in flat if name != "type" and one is not False},
+    }
 
 
 def _offered(request: Request, provider: Provider, describe: Describing) -> dict[str, JSONValue]:
     """The tools of a request, and how they may be used where that is not as usual."""
-    if not (request.tools or provider.server_tools) or not (tools := tools_of(request, provider, describe)):
+    if not (request.tools or provider.server_tools) or not (
+        tools := tools_of(request, provider, describe)
+    ):
         return {}
-    said: dict[str, JSONValue] = {} if request.tool_choice == "auto" else {"tool_choice": request.tool_choice}
-    return {"tools": tools, **said, **({} if request.parallel_tools else {"parallel_tool_calls": False})}
+    said: dict[str, JSONValue] = (
+        {} if request.tool_choice == "auto" else {"tool_choice": request.tool_choice}
+    )
+    return {
+        "tools": tools,
+        **said,
+        **({} if request.parallel_tools else {"parallel_tool_calls": False}),
+    }
 
 
 def _result_text(result: ToolResult) -> str:
     """A result; neither API has a mark for an error."""
-    return f"Error: {result.text}" if result.is_error else result.text
+    if result.is_error:
+        return f"Error: {result.text}"
+    return result.text
 
 
-# Chat completions. Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do differently, read
-# November 2026.
+# Chat completions. Facts: platform.openai.com/docs/api-reference/chat, and what look-alikes do
+# differently, read November 2026.
 
 _CHAT_PARAMS = (
-    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed", "service_tier"),
+    *(
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+        "seed",
+        "service_tier",
+    ),
     *("top_k", "min_p", "repetition_penalty"),
 )
 
@@ -121,7 +161,11 @@ def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, J
     shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
     params = request.params
     said = _messages(shape.instruction, request.messages, _chat_turn, provider)
-    wire: dict[str, JSONValue] = {"model": model, "messages": said, **_keep(said, request, model, provider, "text")}
+    wire: dict[str, JSONValue] = {
+        "model": model,
+        "messages": said,
+        **_keep(said, request, model, provider, "text"),
+    }
     wire |= _offered(request, provider, _nested_function)
     wire |= dialect.set_params(params, _CHAT_PARAMS, provider.renames)
     if params.max_tokens is not None:
@@ -140,9 +184,13 @@ def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, J
 def _chat_turn(message: Message) -> list[dict[str, Any]]:
     """A message with calls of tools, or one for each of the results."""
     if isinstance(message, ToolMessage):
-        return [{"role": "tool", "tool_call_id": one.call_id, "content": _result_text(one)} for one in message.results]
+        return [
+            {"role": "tool", "tool_call_id": one.call_id, "content": _result_text(one)}
+            for one in message.results
+        ]
     if isinstance(message, AssistantMessage):
-        if came := mapping(mapping(message.wire).get("message")):
+        came = mapping(mapping(message.wire).get("message"))
+        if came:
             asked = zip(objects(came.get("tool_calls")), message.calls, strict=False)
             return [{**came, "tool_calls": [_chat_call(*one) for one in asked]}]
         if message.calls:
@@ -152,7 +200,8 @@ def _chat_turn(message: Message) -> list[dict[str, Any]]:
 
 
 def _chat_call(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    """A call as it is sent back, with what else came with it (Gemini's signatures), but its place in a stream."""
+    """A call as it is sent back, with what else came with it (Gemini's signatures), but its place
+    in a stream."""
     function = {**mapping(came.get("function")), "name": call.name, "arguments": call.arguments}
     further = {name: value for name, value in came.items() if name != "index"}
     return {**further, "id": call.id, "type": "function", "function": function}
@@ -163,28 +212,49 @@ def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply 
     if not isinstance(choices, list):
         return dialect.unreadable(provider, status, "a body that is no chat completion")
     if not choices:  # neither an answer nor a reason: it is no empty answer
-        return replace(dialect.unreadable(provider, status, "no choice"), usage=dialect.usage_of(data.get("usage")))
+        return replace(
+            dialect.unreadable(provider, status, "no choice"),
+            usage=dialect.usage_of(data.get("usage")),
+        )
     choice = mapping(choices[0])
-    # thinking (`reasoning_content`, parts of type thinking) belongs to neither the answer nor the refusal
+    # thinking (`reasoning_content`, parts of type thinking) belongs to neither the answer nor the
+    # refusal
     message = mapping(choice.get("message"))
     content = message.get("content")
     answer, refusal = (content, None) if isinstance(content, str) else _said(content, "text")
     refusal = text(message, "refusal") or refusal
     end = ending(_finish_word(choice), CHAT_ENDINGS)
-    asked = [call for call in objects(message.get("tool_calls")) if isinstance(call.get("function"), dict)]
+    asked = [
+        call
+        for call in objects(message.get("tool_calls"))
+        if isinstance(call.get("function"), dict)
+    ]
     calls: tuple[ToolCall, ...] = ()
     wire: JSONValue = None
     if asked:  # what is empty is left out: not all that a server sends it takes, as `audio: null`
         calls = dialect.calls_of(
-            (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments")) for one in asked
+            (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments"))
+            for one in asked
         )
-        came = {name: value for name, value in message.items() if value not in (None, [], {}) or name == "content"}
+        came = {
+            name: value
+            for name, value in message.items()
+            if value not in (None, [], {}) or name == "content"
+        }
         wire = {"message": {**came, "role": "assistant", "tool_calls": asked}}
     return dialect.reply_of(
-        data, [answer], end, usage=dialect.usage_of(data.get("usage")), refusal=refusal, provider=provider, model=model,
-        calls=calls, wire=wire, wrote_more=bool(refusal) or _thought(message),
+        data,
+        [answer],
+        end,
+        usage=dialect.usage_of(data.get("usage")),
+        refusal=refusal,
+        provider=provider,
+        model=model,
+        calls=calls,
+        wire=wire,
+        wrote_more=bool(refusal) or _thought(message),
         sources=sources_of(data, CHAT_SOURCES, answer),
-    )  # fmt: skip
+    )
 
 
 def _finish_word(choice: Mapping[str, Any]) -> Any:
@@ -196,19 +266,30 @@ def _finish_word(choice: Mapping[str, Any]) -> Any:
 def _thought(message: Mapping[str, Any]) -> bool:
     """Returns whether a message holds thinking: in a field of its own, or as parts."""
     has_field = any(text(message, name) for name in ("reasoning_content", "reasoning"))
-    return has_field or any(part.get("type") == "thinking" for part in objects(message.get("content")))
+    return has_field or any(
+        part.get("type") == "thinking" for part in objects(message.get("content"))
+    )
 
 
-# Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently, read November 2026.
+# Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently,
+# read November 2026.
 
 _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", *top_level(CHAT_SOURCES))
 
 
 def _usage_in(event: Mapping[str, Any]) -> Any:
-    """The counts of tokens of a chunk: its own, those in `x_groq` (github.com/vercel/ai/issues/1651), or those of its
-    choice (Moonshot: github.com/northes/go-moonshot/issues/17)."""
+    """The counts of tokens of a chunk: its own, those in `x_groq`
+    (github.com/vercel/ai/issues/1651), or those of its choice (Moonshot:
+    github.com/northes/go-moonshot/issues/17)."""
     choice = next(iter(objects(event.get("choices"))), None)
-    return next((found for one in (event, event.get("x_groq"), choice) if (found := mapping(one).get("usage"))), None)
+    return next(
+        (
+            found
+            for one in (event, event.get("x_groq"), choice)
+            if (found := mapping(one).get("usage"))
+        ),
+        None,
+    )
 
 
 def _thoughts_in(content: list[Any]) -> Iterator[str]:
@@ -223,13 +304,18 @@ _LISTED = ("annotations", "executed_tools")
 
 
 class ChatAssembly(dialect.Assembly):
-    """A completion; without `[DONE]` at its end, the model must have said why it stopped, and so it must where nothing
-    came before `[DONE]`. The first choice counts."""
+    """A completion; without `[DONE]` at its end, the model must have said why it stopped, and so
+    it must where nothing came before `[DONE]`. The first choice counts."""
 
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
         # thinking is what look-alikes call reasoning
-        self._pieces: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
+        self._pieces: dict[str, list[str]] = {
+            "content": [],
+            "refusal": [],
+            "reasoning_content": [],
+            "reasoning": [],
+        }
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
         self._open: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._lists: dict[str, list[dict[str, Any]]] = {}
@@ -246,8 +332,10 @@ class ChatAssembly(dialect.Assembly):
             self._frame = event
         elif isinstance(event, dict):
             self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
-            usage, known = _usage_in(event), "usage" in self._frame
-            if usage is not None and (not known or any(dialect.usage_of(usage)[:2])):  # a later 0/0 takes nothing back
+            usage = _usage_in(event)
+            known = "usage" in self._frame
+            # a later 0/0 takes nothing back
+            if usage is not None and (not known or any(dialect.usage_of(usage)[:2])):
                 self._frame["usage"] = usage
             for choice in objects(event.get("choices")):
                 if choice.get("index") in (0, None):
@@ -262,7 +350,8 @@ class ChatAssembly(dialect.Assembly):
         if is_error(self._frame):
             return 200, dialect.NO_HEADERS, self._frame
         thought = {name: "".join(pieces) for name, pieces in self._pieces.items() if pieces}
-        content, refusal = thought.pop("content", ""), thought.pop("refusal", "")
+        content = thought.pop("content", "")
+        refusal = thought.pop("refusal", "")
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not (refusal or self._calls) else None,
@@ -275,11 +364,16 @@ class ChatAssembly(dialect.Assembly):
             message["tool_calls"] = [call for call, _ in self._calls]
         message |= self._lists
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
-        return 200, dialect.NO_HEADERS, {**self._frame, "object": "chat.completion", "choices": [choice]}
+        return (
+            200,
+            dialect.NO_HEADERS,
+            {**self._frame, "object": "chat.completion", "choices": [choice]},
+        )
 
     def _choice(self, choice: dict[str, Any]) -> None:
         delta = choice.get("delta")
-        if delta is None and not self.size:  # a server that does not stream may send its whole message as an event
+        # a server that does not stream may send its whole message as an event
+        if delta is None and not self.size:
             delta = choice.get("message")
         for name in self._pieces:
             self._piece(name, text(delta, name))
@@ -292,7 +386,8 @@ class ChatAssembly(dialect.Assembly):
         for call in objects(mapping(delta).get("tool_calls")):
             self._call(call)
         for name in _LISTED:
-            if listed := objects(mapping(delta).get(name)):
+            listed = objects(mapping(delta).get(name))
+            if listed:
                 self._lists.setdefault(name, []).extend(listed)
                 self.size += len(repr(listed))
         word = _finish_word(choice)
@@ -308,27 +403,42 @@ class ChatAssembly(dialect.Assembly):
         self.token(piece if answer else "", answer=answer)
 
     def _call(self, piece: dict[str, Any]) -> None:
-        """A piece of a call. Some servers leave the index or the id out, give all calls the same index, or each piece
-        an id of its own: with a name begins a call."""
-        index, function, named = str(piece.get("index")), mapping(piece.get("function")), text(piece, "id")
+        """A piece of a call. Some servers leave the index or the id out, give all calls the same
+        index, or each piece an id of its own: with a name begins a call."""
+        index = str(piece.get("index"))
+        function = mapping(piece.get("function"))
+        named = text(piece, "id")
         known = self._open.get(index)
-        other = index == "None" if known is None or not named else named != text(known[0], "id")
+        if known is None or not named:
+            other = index == "None"
+        else:
+            other = named != text(known[0], "id")
         if known is None or (other and function.get("name")):
             known = self._open[index] = ({"type": "function", "function": {}}, [])
             self._calls.append(known)
         call, pieces = known
         call |= {name: value for name, value in piece.items() if value and name not in call}
-        call["function"] |= {name: value for name, value in function.items() if value and name != "arguments"}
+        call["function"] |= {
+            name: value for name, value in function.items() if value and name != "arguments"
+        }
         pieces.append(dialect.arguments_text(function.get("arguments")))
         self.size += len(repr(piece))
         self.token("", answer=True)
 
 
-# The Responses API. Facts: developers.openai.com/api/reference/responses and the types of the openai SDK 3.52, read
-# November 2026.
+# The Responses API. Facts: developers.openai.com/api/reference/responses and the types of the
+# openai SDK 3.52, read November 2026.
 
 _RESPONSES_REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("stop", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p", "repetition_penalty"),
+    (
+        "stop",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+    ),
     "the Responses API has no such parameter; leave it out, or ask through chat completions",
 )
 """Absent from the API's reference: OpenAI answers them with 400, `unknown_parameter`."""
@@ -337,31 +447,45 @@ _RESPONSES_PARAMS = ("temperature", "top_p", "max_tokens", "service_tier")
 
 
 def _build_response(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /responses. `store` is false: nothing is kept. The first system message is `instructions`. But
-    where a schema travels as text it stays an item: JSON mode is refused unless `input` itself speaks of JSON
-    (instructions do not count everywhere; github.com/miracodeai/mira/pull/267, August 2026)."""
+    """The body of POST /responses. `store` is false: nothing is kept. The first system message is
+    `instructions`. But where a schema travels as text it stays an item: JSON mode is refused
+    unless `input` itself speaks of JSON (instructions do not count everywhere;
+    github.com/miracodeai/mira/pull/267, August 2026)."""
     shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
     params = request.params
     wire: dict[str, JSONValue] = {"model": model}
     said = _messages(shape.instruction, request.messages, _items_of_turn, provider)
     wire |= _keep(said, request, model, provider, "input_text")
     separate = shape.instruction is None and len(said) > 1 and said[0].get("role") == "system"
-    if separate and isinstance(said[0]["content"], str) and (instructions := said.pop(0)["content"]):  # without a mark
+    # without a mark
+    if (
+        separate
+        and isinstance(said[0]["content"], str)
+        and (instructions := said.pop(0)["content"])
+    ):
         wire["instructions"] = instructions
-    # answers given back need their type; where tools are offered all turns of a conversation begin with the same bytes
+    # answers given back need their type; where tools are offered all turns of a conversation begin
+    # with the same bytes
     typed = bool(request.tools) or any(item.get("role") not in ("system", "user") for item in said)
     wire["input"] = [{"type": "message", **item} for item in said] if typed else said
     wire |= _offered(request, provider, _flat_function)
     if provider.source_list is not None and params.web_search is not None:
         wire["include"] = [provider.source_list]
-    wire |= dialect.set_params(params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames})
+    wire |= dialect.set_params(
+        params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames}
+    )
     if params.reasoning is not None:
         wire["reasoning"] = {"effort": params.reasoning}
-    written: dict[str, JSONValue] = {} if params.verbosity is None else {"verbosity": params.verbosity}
-    if (form := shape.response_format) is not None:
+    written: dict[str, JSONValue] = (
+        {} if params.verbosity is None else {"verbosity": params.verbosity}
+    )
+    form = shape.response_format
+    if form is not None:
         # what chat completions nest under `json_schema` is next to the type here
         described = form.get("json_schema")
-        written["format"] = {"type": form["type"], **described} if isinstance(described, dict) else dict(form)
+        written["format"] = (
+            {"type": form["type"], **described} if isinstance(described, dict) else dict(form)
+        )
     if written:
         wire["text"] = written
     wire["store"] = False
@@ -369,29 +493,48 @@ def _build_response(request: Request, model: str, provider: Provider) -> dict[st
 
 
 def _items_of_turn(message: Message) -> list[dict[str, Any]]:
-    """Calls of tools, or results, as items; reasoning goes back with its content, as nothing is stored there."""
+    """Calls of tools, or results, as items; reasoning goes back with its content, as nothing is
+    stored there."""
     if isinstance(message, ToolMessage):
         kind = {"type": "function_call_output"}
-        return [{**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results]
+        return [
+            {**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results
+        ]
     if isinstance(message, AssistantMessage):
-        if came := objects(mapping(message.wire).get("output")):
+        came = objects(mapping(message.wire).get("output"))
+        if came:
             asked = [one for one in came if one.get("type") == "function_call"]
-            sent = {id(one): _call_item(one, call) for one, call in zip(asked, message.calls, strict=False)}
+            sent = {
+                id(one): _call_item(one, call)
+                for one, call in zip(asked, message.calls, strict=False)
+            }
             whole = ("encrypted_content", "content")
-            kept = [one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))]
+            kept = [
+                one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))
+            ]
             return [sent.get(id(one), one) for one in kept]
-        said = [{"role": "assistant", "content": message.text}] if message.text or not message.calls else []
+        if message.text or not message.calls:
+            said = [{"role": "assistant", "content": message.text}]
+        else:
+            said = []
         return said + [_call_item({}, call) for call in message.calls]
     return [{"role": message.role, "content": message.text}]
 
 
 def _call_item(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    return {**came, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+    return {
+        **came,
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
 
 
 def _read_response(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
-    """A response. Commentary on the way to the answer (`phase`) and items that say nothing are no answers; nor is
-    reasoning. The parts of an item belong together: it is one message. A cut one counts where none is complete."""
+    """A response. Commentary on the way to the answer (`phase`) and items that say nothing are no
+    answers; nor is reasoning. The parts of an item belong together: it is one message. A cut one
+    counts where none is complete."""
     output = mapping(data).get("output")
     if not isinstance(output, list):
         return dialect.unreadable(provider, status, "a body that is no response")
@@ -410,28 +553,45 @@ def _read_response(data: Any, status: int, provider: Provider, model: str) -> Re
             (texts if item.get("status") in (None, "completed") else cut).append(message)
     end = AnswerEnd(Finish.LENGTH if cut and not texts else Finish.STOP)
     if stage == "incomplete":
-        end = ending(mapping(data.get("incomplete_details")).get("reason") or stage, RESPONSE_ENDINGS)
+        end = ending(
+            mapping(data.get("incomplete_details")).get("reason") or stage, RESPONSE_ENDINGS
+        )
     asked = [item for item in objects(output) if item.get("type") == "function_call"]
-    calls = dialect.calls_of((text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked)
+    calls = dialect.calls_of(
+        (text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked
+    )
     return dialect.reply_of(
-        data, texts or cut[:1], end, usage=_response_usage(data), refusal=refusal, provider=provider, model=model,
-        calls=calls, wire={"output": output} if calls else None,
-        wrote_more=bool(refusal) or any(item.get("type") == "reasoning" for item in objects(output)),
+        data,
+        texts or cut[:1],
+        end,
+        usage=_response_usage(data),
+        refusal=refusal,
+        provider=provider,
+        model=model,
+        calls=calls,
+        wire={"output": output} if calls else None,
+        wrote_more=bool(refusal)
+        or any(item.get("type") == "reasoning" for item in objects(output)),
         sources=sources_of(data, RESPONSE_SOURCES, "".join(texts)),
-    )  # fmt: skip
+    )
 
 
 def _response_usage(data: dict[str, Any]) -> Usage:
-    """Tokens, and uses of the provider's own tools as it counts them (xAI: docs.x.ai/developers/tools), else the
-    searches among its items: opening a page that was found costs nothing."""
+    """Tokens, and uses of the provider's own tools as it counts them (xAI:
+    docs.x.ai/developers/tools), else the searches among its items: opening a page that was found
+    costs nothing."""
     usage = mapping(data.get("usage"))
     found = dialect.usage_of(usage)
     ran = dialect.uses_of(usage.get("server_side_tool_usage_details"), "_calls")
     billed = count(mapping(data.get("tool_usage")).get("web_search"), "num_requests")
     if not ran and billed is None:
-        searches = [item for item in objects(data.get("output")) if item.get("type") == "web_search_call"]
+        searches = [
+            item for item in objects(data.get("output")) if item.get("type") == "web_search_call"
+        ]
         billed = sum(text(item.get("action"), "type") in ("", "search") for item in searches)
-    return found._replace(server_tools=ran or {"web_search": billed or 0}) if ran or billed else found
+    if ran or billed:
+        return found._replace(server_tools=ran or {"web_search": billed or 0})
+    return found
 
 
 # Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.
@@ -443,7 +603,8 @@ _LAST = frozenset(("response.completed", "response.incomplete", "response.failed
 
 
 class ResponseAssembly(dialect.Assembly):
-    """A response: its last event has it whole. Some servers leave `output` empty there; items' own events fill it."""
+    """A response: its last event has it whole. Some servers leave `output` empty there; items' own
+    events fill it."""
 
     def __init__(self) -> None:
         self._items: list[Any] = []
@@ -469,7 +630,8 @@ class ResponseAssembly(dialect.Assembly):
             self._annotations.append(event)
             self.size += len(repr(event))
         elif kind in _LAST:
-            self.done, response = True, event.get("response")
+            self.done = True
+            response = event.get("response")
             if isinstance(response, dict) and not response.get("output") and self._items:
                 response = {**response, "output": self._items}
             self._body = _annotated(response, self._annotations)
@@ -480,26 +642,40 @@ class ResponseAssembly(dialect.Assembly):
         return self._status, self._headers, self._body
 
     def _failed(self, event: dict[str, Any]) -> None:
-        """An `error` event: flat over SSE; with `error`, `status` and the headers within over a WebSocket."""
+        """An `error` event: flat over SSE; with `error`, `status` and the headers within over a
+        WebSocket."""
         self.done = True
         error = event.get("error")
         if not isinstance(error, dict):
             error = {name: event.get(name) for name in ("code", "message", "param")}
         self._body = {"error": error}
-        status, said = event.get("status"), error.get("headers")
+        status = event.get("status")
+        said = error.get("headers")
         if type(status) is int and 400 <= status < 600:
             self._status = status
-        self._headers = {str(name).lower(): value for name, value in mapping(said).items() if isinstance(value, str)}
+        self._headers = {
+            str(name).lower(): value
+            for name, value in mapping(said).items()
+            if isinstance(value, str)
+        }
 
 
 def _annotated(response: Any, events: Iterable[dict[str, Any]]) -> Any:
-    """Returns a response in which parts that came without annotations have those of the stream's events."""
+    """Returns a response in which parts that came without annotations have those of the stream's
+    events."""
     output = objects(mapping(response).get("output"))
     bare: dict[int, tuple[dict[str, Any], list[Any]]] = {}
     for event in events:
-        item, place = count(event, "output_index"), count(event, "content_index")
-        content = objects(output[item].get("content")) if item is not None and item < len(output) else []
-        part = content[place] if place is not None and place < len(content) else None
+        item = count(event, "output_index")
+        place = count(event, "content_index")
+        if item is not None and item < len(output):
+            content = objects(output[item].get("content"))
+        else:
+            content = []
+        if place is not None and place < len(content):
+            part = content[place]
+        else:
+            part = None
         if part is not None and not part.get("annotations"):
             bare.setdefault(id(part), (part, []))[1].append(event.get("annotation"))
     for part, told in bare.values():
@@ -510,11 +686,21 @@ def _annotated(response: Any, events: Iterable[dict[str, Any]]) -> Any:
 CHAT = dialect.Dialect(
     path="/chat/completions",
     # what else a look-alike takes is in its row; OpenAI takes all of it
-    refused={"verbosity": "only the Responses API is asked for it here; write responses/…, or leave it out"},
-    headers=_headers, build=_build_chat, shaping=openai_format, read=_read_chat, read_error=read_openai_error,
-    rules=OPENAI_RULES, rates=rate_state, assembly=ChatAssembly,
+    refused={
+        "verbosity": (
+            "only the Responses API is asked for it here; write responses/…, or leave it out"
+        )
+    },
+    headers=_headers,
+    build=_build_chat,
+    shaping=openai_format,
+    read=_read_chat,
+    read_error=read_openai_error,
+    rules=OPENAI_RULES,
+    rates=rate_state,
+    assembly=ChatAssembly,
     asks_usage=b'"stream_options":{"include_usage":true},',
-)  # fmt: skip
+)
 
 RESPONSES = replace(
     CHAT, path="/responses", refused=_RESPONSES_REFUSED, build=_build_response, read=_read_response,

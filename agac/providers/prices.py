@@ -1,5 +1,5 @@
-"""What a call costs in US dollars: prices from agac.yml, the provider's row or the price library, of tiers and batches.
-A price that nobody knows is None: it is said, not guessed, and never 0."""
+"""What a call costs in US dollars: prices from agac.yml, the provider's row or the price library,
+of tiers and batches. A price that nobody knows is None: it is said, not guessed, and never 0."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ BATCH = "batch"  # in the place of a service tier: what requests cost in batches
 DAY = 86_400  # seconds
 
 Hours = Literal["then", "dearest", "cheapest"]
-"""Some models cost more at some hours: their price at that time, or the highest or lowest of a day."""
+"""Some models cost more at some hours: their price at that time, or the highest or lowest of a
+day."""
 
 
-def price_of(provider: Provider, model: str, service_tier: str | None = None, at: float | None = None) -> Price | None:
-    """A model's price `at` a time (seconds since 1970; None: now), with those of the tools that its provider runs,
-    which no tier changes: see `_tokens`."""
+def price_of(
+    provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
+) -> Price | None:
+    """A model's price `at` a time (seconds since 1970; None: now), with those of the tools that
+    its provider runs, which no tier changes: see `_tokens`."""
     return _price(provider, model, service_tier, "then", at)
 
 
 def dearest_price(
     provider: Provider, model: str, service_tier: str | None = None, at: float | None = None
 ) -> Price | None:
-    """What a model costs at most on the day of `at` (UTC) and the next one, whatever the hour: for quotes and budgets.
-    Each kind of token has its own highest price."""
+    """What a model costs at most on the day of `at` (UTC) and the next one, whatever the hour: for
+    quotes and budgets. Each kind of token has its own highest price."""
     return _price(provider, model, service_tier, "dearest", at)
 
 
@@ -46,59 +49,81 @@ def cheapest_price(
     return _price(provider, model, service_tier, "cheapest", at)
 
 
-def _price(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float | None) -> Price | None:
+def _price(
+    provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float | None
+) -> Price | None:
     price = _tokens(provider, model, service_tier, hours, time.time() if at is None else at)
-    return replace(price, uses=provider.tool_prices) if price is not None and provider.tool_prices else price
+    if price is not None and provider.tool_prices:
+        return replace(price, uses=provider.tool_prices)
+    return price
 
 
-def _tokens(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
-    """A model's price: agac.yml's, else the price library's, else None. `service_tier` (`flex`, `priority`)
-    picks the library's price for it; a price from agac.yml is multiplied by its own factor for the tier where it has
-    one. `BATCH` is the ordinary price times the factor that agac.yml names, else the provider's own, unless the library
-    has a price for it. The first look-up imports the library: a third of a second."""
+def _tokens(
+    provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float
+) -> Price | None:
+    """A model's price: agac.yml's, else the price library's, else None. `service_tier` (`flex`,
+    `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
+    factor for the tier where it has one. `BATCH` is the ordinary price times the factor that
+    agac.yml names, else the provider's own, unless the library has a price for it. The first
+    look-up imports the library: a third of a second."""
     own = _own(provider, model)
     price = own or _listed(provider, model, None, hours, at)
-    factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(service_tier or "") if own else None
+    if own:
+        factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(
+            service_tier or ""
+        )
+    else:
+        factor = None
     if own is None and service_tier:
         listed = _listed(provider, model, service_tier, hours, at)
         if service_tier != BATCH or listed != price:
             return listed
     if service_tier == BATCH and factor is None:
         factor = provider.batch.price_factor if provider.batch else 1.0
-    return price if price is None or factor is None else _times(price, factor)
+    if price is None or factor is None:
+        return price
+    return _times(price, factor)
 
 
-def _listed(provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
+def _listed(
+    provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float
+) -> Price | None:
     if provider.price_id is None:
         return None
     name, _, route = model.partition(":") if provider.routed else (model, "", "")
-    if provider.routed and not route:  # who runs the model, and at what price, is decided call by call
+    # who runs the model, and at what price, is decided call by call
+    if provider.routed and not route:
         return None
     price_id = f"{provider.price_id}_{route}" if route else provider.price_id
     return _library_price(price_id, name, service_tier, hours, at)
 
 
 def lacks_tier(provider: Provider, model: str, service_tier: str) -> bool:
-    """Whether the price library knows the model and knows no price of its own for the tier: it is not offered there."""
+    """Whether the price library knows the model and knows no price of its own for the tier: it is
+    not offered there."""
     if provider.price_id is None or not provider.tiers_priced or _own(provider, model) is not None:
         return False
     now = time.time()
     ordinary = _library_price(provider.price_id, model, None, "dearest", now)
-    return ordinary is not None and ordinary == _library_price(provider.price_id, model, service_tier, "dearest", now)
+    return ordinary is not None and ordinary == _library_price(
+        provider.price_id, model, service_tier, "dearest", now
+    )
 
 
 def _own(provider: Provider, model: str) -> Price | None:
     """The price that agac.yml gives, or the row."""
-    return provider.prices.get(model) or provider.prices.get("*")  # of every model that is not named
+    # of every model that is not named
+    return provider.prices.get(model) or provider.prices.get("*")
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of tokens, is unknown.
-    Tokens that cost nothing need not be counted."""
+    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of
+    tokens, is unknown. Tokens that cost nothing need not be counted."""
     if price is None:
         return None
     uses = 0.0
-    if used := usage.server_tools:
+    used = usage.server_tools
+    if used:
         if not used.keys() <= price.uses.keys():
             return None
         uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
@@ -108,14 +133,22 @@ def cost(usage: Usage, price: Price | None) -> float | None:
         return None
     price = _at_size(price, usage.input_tokens)
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
-    cached_price = price.input if price.cached_input is None else price.cached_input
-    written, kept = min(usage.cache_write_tokens or 0, usage.input_tokens - cached), 0.0
+    if price.cached_input is None:
+        cached_price = price.input
+    else:
+        cached_price = price.cached_input
+    written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
+    kept = 0.0
     if written:
         lasting = min(usage.cache_write_1h_tokens or 0, written)
         write = price.input if price.cache_write is None else price.cache_write
-        kept = (written - lasting) * write + lasting * (write if price.cache_write_1h is None else price.cache_write_1h)
+        kept = (written - lasting) * write + lasting * (
+            write if price.cache_write_1h is None else price.cache_write_1h
+        )
     fresh = (usage.input_tokens - cached - written) * price.input
-    return (fresh + kept + cached * cached_price + usage.output_tokens * price.output) / 1_000_000 + uses
+    return (
+        fresh + kept + cached * cached_price + usage.output_tokens * price.output
+    ) / 1_000_000 + uses
 
 
 def _has_free_tokens(price: Price) -> bool:
@@ -125,16 +158,23 @@ def _has_free_tokens(price: Price) -> bool:
 
 
 def dated_versions(provider: Provider, model: str) -> list[str]:
-    """Names with a date or version at their end that the price library knows, oldest first; it may lack some."""
+    """Names with a date or version at their end that the price library knows, oldest first; it may
+    lack some."""
     from genai_prices.data_snapshot import get_snapshot
 
     def named(clause: Any) -> list[str]:
         inner = [name for one in getattr(clause, "or_", ()) for name in named(one)]
         return [*inner, *([clause.equals] if hasattr(clause, "equals") else [])]
 
-    found = (row for one in get_snapshot().providers if one.id == provider.price_id for row in one.models)
+    found = (
+        row for one in get_snapshot().providers if one.id == provider.price_id for row in one.models
+    )
     names = {name for row in found for name in (row.id, *named(row.match))}
-    return sorted(name for name in names if re.fullmatch(re.escape(model) + r"[-@]\d{3,4}(-?\d\d-?\d\d)?", name))
+    return sorted(
+        name
+        for name in names
+        if re.fullmatch(re.escape(model) + r"[-@]\d{3,4}(-?\d\d-?\d\d)?", name)
+    )
 
 
 _COLUMNS = {
@@ -144,7 +184,9 @@ _COLUMNS = {
 
 
 def _times(price: Price, factor: float) -> Price:
-    known = {name: value * factor for name in _COLUMNS if (value := getattr(price, name)) is not None}
+    known = {
+        name: value * factor for name in _COLUMNS if (value := getattr(price, name)) is not None
+    }
     return Price(**known, above=tuple((start, _times(step, factor)) for start, step in price.above))
 
 
@@ -163,11 +205,15 @@ class _Schedule:
         """The same number of seconds since 1970 for all times between two changes of the price."""
         day, second = divmod(int(at), DAY)
         passed = bisect_right(self.dates, day)
-        return (self.dates[passed - 1] if passed else 0) * DAY + self.times[bisect_right(self.times, second) - 1]
+        return (self.dates[passed - 1] if passed else 0) * DAY + self.times[
+            bisect_right(self.times, second) - 1
+        ]
 
     def periods(self, day: int) -> tuple[int, ...]:
         """All periods of a day (since 1970) and of the next one, in order."""
-        begins = (self.period((day + more) * DAY + second) for more in (0, 1) for second in self.times)
+        begins = (
+            self.period((day + more) * DAY + second) for more in (0, 1) for second in self.times
+        )
         return tuple(dict.fromkeys(begins))
 
 
@@ -180,8 +226,12 @@ def _schedule(price_id: str, model: str) -> _Schedule | None:
         _, found = get_snapshot().find_provider_model(model, None, price_id, None)
     except LookupError:
         return None
-    conditional = [*(found.prices if isinstance(found.prices, list) else ()), *(found.price_variants or ())]
-    dates, times = set[int](), {0}
+    conditional = [
+        *(found.prices if isinstance(found.prices, list) else ()),
+        *(found.price_variants or ()),
+    ]
+    dates = set[int]()
+    times = {0}
     for price in conditional:
         begins = getattr(price.constraint, "start_date", None)
         dates |= set() if begins is None else {(begins - date(1970, 1, 1)).days}
@@ -197,7 +247,9 @@ def _second_of_day(bound: time_of_day) -> int:
     return utc.hour * 3600 + utc.minute * 60 + utc.second
 
 
-def _library_price(price_id: str, model: str, service_tier: str | None, hours: Hours, at: float) -> Price | None:
+def _library_price(
+    price_id: str, model: str, service_tier: str | None, hours: Hours, at: float
+) -> Price | None:
     """The library's price. What it says of a period is read once."""
     schedule = _schedule(price_id, model)
     if schedule is None:
@@ -223,7 +275,9 @@ def _of_all(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
     """For each kind of token, and for each size of a request, the price that `pick` takes."""
     base = _picked(prices, pick)
     starts = sorted({start for price in prices for start, _ in price.above})
-    steps = ((start, _picked([_at_size(price, start) for price in prices], pick)) for start in starts)
+    steps = (
+        (start, _picked([_at_size(price, start) for price in prices], pick)) for start in starts
+    )
     return replace(base, above=tuple(steps))
 
 
@@ -231,7 +285,8 @@ def _picked(prices: Sequence[Price], pick: Callable[..., float]) -> Price:
     known = dict[str, Any]()
     for name in _COLUMNS:
         values = [getattr(price, name) for price in prices]
-        if any(value is not None for value in values):  # a kind of input without a price costs what all input does
+        # a kind of input without a price costs what all input does
+        if any(value is not None for value in values):
             pairs = zip(values, prices, strict=True)
             known[name] = pick(price.input if value is None else value for value, price in pairs)
     return Price(**known)
@@ -257,11 +312,14 @@ def _price_in(price_id: str, model: str, service_tier: str | None, period: int) 
     starts = {0, *(tier.start + 1 for column in columns for tier in getattr(column, "tiers", ()))}
     known = {start: step for start in sorted(starts) if (step := _flat(columns, start)) is not None}
     base = known.pop(0, None)
-    return replace(base, above=tuple(known.items())) if base else None
+    if base:
+        return replace(base, above=tuple(known.items()))
+    return None
 
 
 def _flat(columns: list[Any], input_tokens: int) -> Price | None:
-    """The library's columns for a call of this size; None when it lacks the input's or the output's price."""
+    """The library's columns for a call of this size; None when it lacks the input's or the
+    output's price."""
     found: list[float | None] = []
     for column in columns:
         value = getattr(column, "base", column)
@@ -269,4 +327,6 @@ def _flat(columns: list[Any], input_tokens: int) -> Price | None:
             value = tier.price if input_tokens > tier.start else value
         found.append(None if value is None else float(value))
     known = dict(zip(_COLUMNS, found, strict=True))
-    return None if known["input"] is None or known["output"] is None else Price(**known)  # type: ignore[arg-type]
+    if known["input"] is None or known["output"] is None:
+        return None
+    return Price(**known)  # type: ignore[arg-type]

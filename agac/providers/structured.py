@@ -1,5 +1,5 @@
-"""How a JSON Schema is sent to each dialect's providers. Whatever is sent, the answer is validated here afterwards;
-this only decides how many answers fail that."""
+"""How a JSON Schema is sent to each dialect's providers. Whatever is sent, the answer is validated
+here afterwards; this only decides how many answers fail that."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ INSTRUCTION = """\
 Answer with one JSON value that satisfies the JSON Schema below, and with nothing else: no prose, no code fence.
 
 JSON Schema:
-"""
-"""What a model is asked where its provider cannot hold it to a schema; the schema's JSON follows as the last line."""
+"""  # noqa: E501
+"""What a model is asked where its provider cannot hold it to a schema; the schema's JSON follows
+as the last line."""
 
 INSTRUCTION_BESIDE_TOOLS = """\
 You may call tools first. Give your final answer as one JSON value that satisfies the JSON Schema below, and nothing
 else: no prose, no code fence.
 
 JSON Schema:
-"""
-"""The same for a model that may call tools before it answers. It is in each request of the conversation."""
+"""  # noqa: E501
+"""The same for a model that may call tools before it answers. It is in each request of the
+conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a schema adds to a request: a `response_format`, a text ending the system message, both or neither."""
+    """What a schema adds to a request: a `response_format`, a text ending the system message, both
+    or neither."""
 
     response_format: dict[str, JSONValue] | None = None
     instruction: str | None = None
@@ -41,22 +44,29 @@ _PLAIN = Shape()
 _MOST_SHAPES = 256
 
 Shaping = Callable[[Schema, Provider], dict[str, JSONValue] | None]
-"""A schema as a dialect's `response_format`, for a provider that is held to schemas; None: it takes another form."""
+"""A schema as a dialect's `response_format`, for a provider that is held to schemas; None: it
+takes another form."""
 
 _shapes: dict[tuple[int, str, bool, Shaping, bool], tuple[Schema, Shape]] = {}
 
 
-def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping, *, in_words: bool = False) -> Shape:
-    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the Schema value.
-    `in_words`: as an instruction alone, beside tools (`Request.schema_in_words`)."""
+def shape_of(
+    schema: Schema | None, provider: Provider, shaping: Shaping, *, in_words: bool = False
+) -> Shape:
+    """How `schema` is sent to `provider`. Walked once a schema: all tasks of a stage share the
+    Schema value. `in_words`: as an instruction alone, beside tools (`Request.schema_in_words`)."""
     if schema is None:
         return _PLAIN
     key = (id(schema), provider.structured, provider.strict_schema, shaping, in_words)
-    if (kept := _shapes.get(key)) is not None:
+    kept = _shapes.get(key)
+    if kept is not None:
         return kept[1]
     if len(_shapes) >= _MOST_SHAPES:
         _shapes.clear()
-    form = None if in_words or provider.structured == "none" else shaping(schema, provider)
+    if in_words or provider.structured == "none":
+        form = None
+    else:
+        form = shaping(schema, provider)
     shape = Shape(form)
     if form is None or form["type"] != "json_schema":
         text = json.dumps(schema.body, ensure_ascii=False, separators=(",", ":"))
@@ -68,37 +78,75 @@ def shape_of(schema: Schema | None, provider: Provider, shaping: Shaping, *, in_
 
 Describing = Callable[[ToolDefinition, Provider], dict[str, JSONValue]]
 
-_tools: dict[tuple[int, bool, Describing], tuple[tuple[ToolDefinition, ...], list[dict[str, JSONValue]]]] = {}
+_tools: dict[
+    tuple[int, bool, Describing], tuple[tuple[ToolDefinition, ...], list[dict[str, JSONValue]]]
+] = {}
 
 
-def tools_of(request: Request, provider: Provider, describe: Describing) -> list[dict[str, JSONValue]]:
-    """What a model is told of its tools, those that the provider runs first. The stage's own are described once where
-    all of its requests hold the same tuple."""
+def tools_of(
+    request: Request, provider: Provider, describe: Describing
+) -> list[dict[str, JSONValue]]:
+    """What a model is told of its tools, those that the provider runs first. The stage's own are
+    described once where all of its requests hold the same tuple."""
     bound = provider.uses_bound
-    asked = [(entry, getattr(request.params, name)) for name, entry in provider.server_tools.items()]
-    ran = [{**entry, **({bound: int(uses)} if bound and uses != "on" else {})} for entry, uses in asked if uses]
+    asked = [
+        (entry, getattr(request.params, name)) for name, entry in provider.server_tools.items()
+    ]
+    ran = [
+        {**entry, **({bound: int(uses)} if bound and uses != "on" else {})}
+        for entry, uses in asked
+        if uses
+    ]
     key = (id(request.tools), provider.strict_schema, describe)
-    if (kept := _tools.get(key)) is None:
+    kept = _tools.get(key)
+    if kept is None:
         if len(_tools) >= _MOST_SHAPES:
             _tools.clear()
         kept = _tools[key] = (request.tools, [describe(tool, provider) for tool in request.tools])
     return ran + kept[1] if ran else kept[1]
 
 
-# OpenAI. platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict: true` accepts. Other
-# keywords are refused with a 400 for every row, so one that the page does not name counts as an obstacle.
+# OpenAI. platform.openai.com/docs/guides/structured-outputs, read November 2026: what `strict:
+# true` accepts. Other keywords are refused with a 400 for every row, so one that the page does not
+# name counts as an obstacle.
 
-_STRICT_KEYWORDS = frozenset((
-    "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "definitions", "description", "enum",
-    "exclusiveMaximum", "exclusiveMinimum", "format", "items", "maxItems", "maximum", "minItems", "minimum",
-    "multipleOf", "pattern", "properties", "required", "title", "type",
-))  # fmt: skip
-_STRICT_FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"))
+_STRICT_KEYWORDS = frozenset(
+    (
+        "$defs",
+        "$ref",
+        "$schema",
+        "additionalProperties",
+        "anyOf",
+        "const",
+        "definitions",
+        "description",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maxItems",
+        "maximum",
+        "minItems",
+        "minimum",
+        "multipleOf",
+        "pattern",
+        "properties",
+        "required",
+        "title",
+        "type",
+    )
+)
+_STRICT_FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid")
+)
 _DEFINED = ("$defs", "definitions")
 _STRICT_DEPTH = 10
 _STRICT_PROPERTIES = 5000
 _STRICT_ENUM_VALUES = 1000
-_STRICT_CHARACTERS = 120_000  # of the names of properties and definitions, and of the values of enums and consts
+_STRICT_CHARACTERS = (
+    120_000  # of the names of properties and definitions, and of the values of enums and consts
+)
 _STRICT_LARGE_ENUM = 250  # values; the texts of one with more have a bound of their own
 _STRICT_LARGE_ENUM_CHARACTERS = 15_000
 
@@ -116,20 +164,26 @@ def openai_format(schema: Schema, provider: Provider) -> dict[str, JSONValue] | 
 
 
 def is_enforced(schema: Schema, provider: Provider, shaping: Shaping) -> bool:
-    """Whether a provider holds its answers to the schema: it is sent in a form in which it is kept."""
+    """Whether a provider holds its answers to the schema: it is sent in a form in which it is
+    kept."""
     form = shape_of(schema, provider, shaping).response_format or {}
     return "schema" in form or bool(mapping(form.get("json_schema")).get("strict"))
 
 
-_SIMPLEST = Schema("simplest", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+_SIMPLEST = Schema(
+    "simplest", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+)
 _SIMPLEST.body["additionalProperties"] = False
 
 
 def unenforced(schema: Schema, provider: Provider, shaping: Shaping) -> str | None:
-    """Why a provider that can hold its answers to schemas does not to this one; None: it does, or never can."""
+    """Why a provider that can hold its answers to schemas does not to this one; None: it does, or
+    never can."""
     if is_enforced(schema, provider, shaping) or not is_enforced(_SIMPLEST, provider, shaping):
         return None
-    return (provider.strict_schema and strict_obstacle(schema.body)) or "it says more than the provider understands"
+    return (
+        provider.strict_schema and strict_obstacle(schema.body)
+    ) or "it says more than the provider understands"
 
 
 def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
@@ -141,15 +195,28 @@ def strict_obstacle(schema: Mapping[str, JSONValue]) -> str | None:
     waiting: list[tuple[Any, int, str]] = [(schema, 0, "")]
     while waiting:
         node, depth, way = waiting.pop()
-        why = f"more than {_STRICT_DEPTH} levels are nested" if depth > _STRICT_DEPTH else _node_obstacle(node)
+        why: str | None
+        if depth > _STRICT_DEPTH:
+            why = f"more than {_STRICT_DEPTH} levels are nested"
+        else:
+            why = _node_obstacle(node)
         if why:
             return f"{why} (at {way})" if way else why
-        own, way = mapping(node.get("properties")), f"{way}." if way else ""
+        own = mapping(node.get("properties"))
+        way = f"{way}." if way else ""
         size.add(node, own)
         waiting += [(part, depth + 1, f"{way}{name}") for name, part in own.items()]
-        waiting += [(one, depth, f"{kind}.{key}") for kind in _DEFINED for key, one in mapping(node.get(kind)).items()]
+        waiting += [
+            (one, depth, f"{kind}.{key}")
+            for kind in _DEFINED
+            for key, one in mapping(node.get(kind)).items()
+        ]
         waiting += [(node["items"], depth + 1, f"{way}items")] if "items" in node else []
-        waiting += [(one, depth, f"{way}anyOf") for one in node["anyOf"]] if isinstance(node.get("anyOf"), list) else []
+        waiting += (
+            [(one, depth, f"{way}anyOf") for one in node["anyOf"]]
+            if isinstance(node.get("anyOf"), list)
+            else []
+        )
     return size.obstacle()
 
 
@@ -173,7 +240,8 @@ class _StrictSize:
         self.enum_values += len(values)
         names = [*own, *(name for kind in _DEFINED for name in mapping(node.get(kind)))]
         self.characters += sum(map(len, names)) + sum(texts)
-        if isinstance(const := node.get("const"), str):
+        const = node.get("const")
+        if isinstance(const, str):
             self.characters += len(const)
         if len(values) > _STRICT_LARGE_ENUM:
             self.large_enum = max(self.large_enum, sum(texts))
@@ -184,24 +252,29 @@ class _StrictSize:
             return "it has too many properties or values of enums"
         if self.large_enum > _STRICT_LARGE_ENUM_CHARACTERS:
             return (
-                f"an enum of over {_STRICT_LARGE_ENUM} values has {self.large_enum:,} characters, and "
-                f"{_STRICT_LARGE_ENUM_CHARACTERS:,} are taken"
+                f"an enum of over {_STRICT_LARGE_ENUM} values has {self.large_enum:,} characters, "
+                f"and {_STRICT_LARGE_ENUM_CHARACTERS:,} are taken"
             )
         if self.characters > _STRICT_CHARACTERS:
-            return f"its names and values have {self.characters:,} characters, and {_STRICT_CHARACTERS:,} are taken"
+            return (
+                f"its names and values have {self.characters:,} characters, and "
+                f"{_STRICT_CHARACTERS:,} are taken"
+            )
         return None
 
 
 def _node_obstacle(node: Any) -> str | None:
     if not isinstance(node, dict):
         return "true and false are no schemas there"
-    if others := sorted(node.keys() - _STRICT_KEYWORDS):
+    others = sorted(node.keys() - _STRICT_KEYWORDS)
+    if others:
         return f"`{others[0]}` is not known there"
     if not node.keys() & {"type", "anyOf", "$ref"}:
         return "a value has no type"
     if "$ref" in node and len(node) > 1 and not node.keys() <= {"$ref", *_DEFINED}:
         return "a `$ref` stands beside other keywords"
-    if isinstance(name := node.get("format"), str) and name not in _STRICT_FORMATS:
+    name = node.get("format")
+    if isinstance(name, str) and name not in _STRICT_FORMATS:
         return f"the format {name!r} is not known there"
     if "object" not in _kinds(node) and "properties" not in node:
         return None
@@ -209,21 +282,44 @@ def _node_obstacle(node: Any) -> str | None:
         return "an object lacks `additionalProperties: false`"
     required = frozenset(node.get("required") or ())
     optional = [name for name in mapping(node.get("properties")) if name not in required]
-    return f"{optional[0]!r} is not in `required`" if optional else None
+    if optional:
+        return f"{optional[0]!r} is not in `required`"
+    return None
 
 
 def _kinds(node: Mapping[str, Any]) -> list[Any]:
-    return node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+    kinds = node.get("type")
+    return kinds if isinstance(kinds, list) else [kinds]
 
 
-# Anthropic holds answers to part of the language, with every object closed. Facts: platform.claude.com, Structured
-# outputs, and what the anthropic SDK 2.12 makes of schemas, read November 2026. As there, a bound that cannot be held
-# is written into a description.
+# Anthropic holds answers to part of the language, with every object closed. Facts:
+# platform.claude.com, Structured outputs, and what the anthropic SDK 2.12 makes of schemas, read
+# November 2026. As there, a bound that cannot be held is written into a description.
 
-_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid")
+_FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "uri",
+    "ipv4",
+    "ipv6",
+    "uuid",
+)
 _KEPT_AS_THEY_ARE = ("type", "enum", "const", "title", "description", "required")
 _BOUNDS = (
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
+    *(
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+    ),
     *("format", "minItems", "maxItems", "uniqueItems", "minProperties"),
 )
 """Bounds of a value, in the order in which a description names them."""
@@ -253,7 +349,11 @@ def anthropic_format(schema: Schema, provider: Provider) -> dict[str, JSONValue]
 def _closed_root(body: Mapping[str, Any]) -> dict[str, JSONValue]:
     """The whole schema. Raises ValueError, also for one that is larger than Anthropic compiles."""
     # references must name definitions, and never come back to where they are
-    named = {f"#/{kind}/{name}": part for kind in _DEFINED for name, part in (body.get(kind) or {}).items()}
+    named = {
+        f"#/{kind}/{name}": part
+        for kind in _DEFINED
+        for name, part in (body.get(kind) or {}).items()
+    }
     if not _references(body) <= named.keys():
         raise _Beyond
     TopologicalSorter({name: _references(part) for name, part in named.items()}).prepare()
@@ -262,7 +362,9 @@ def _closed_root(body: Mapping[str, Any]) -> dict[str, JSONValue]:
         if kind in body:
             closed[kind] = {name: _closed(part) for name, part in body[kind].items()}
     nodes = [node for node in _dicts(closed) if "type" in node or "anyOf" in node]
-    optional = sum(len(set(n["properties"]) - set(n.get("required") or ())) for n in nodes if "properties" in n)
+    optional = sum(
+        len(set(n["properties"]) - set(n.get("required") or ())) for n in nodes if "properties" in n
+    )
     unions = sum("anyOf" in node or isinstance(node["type"], list) for node in nodes)
     if optional > _MOST_OPTIONAL or unions > _MOST_UNIONS:
         raise _Beyond
@@ -276,7 +378,9 @@ def _references(schema: Any) -> set[str]:
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from _dicts(part)
 
 
@@ -285,12 +389,15 @@ def _closed(node: Any) -> dict[str, JSONValue]:
         raise _Beyond
     if "$ref" in node:
         return {"$ref": node["$ref"]}
-    if any(isinstance(value, (dict, list)) for value in (*(node.get("enum") or ()), node.get("const"))):
+    if any(
+        isinstance(value, (dict, list)) for value in (*(node.get("enum") or ()), node.get("const"))
+    ):
         raise _Beyond
     closed: dict[str, JSONValue] = {name: node[name] for name in _KEPT_AS_THEY_ARE if name in node}
     kinds = _kinds(node)
     if "object" in kinds or "properties" in node:
-        # one that says nothing of other properties is closed; one that asks for others cannot be sent
+        # one that says nothing of other properties is closed; one that asks for others cannot be
+        # sent
         properties = node.get("properties")
         if not properties or node.get("additionalProperties", False) is not False:
             raise _Beyond
@@ -301,7 +408,8 @@ def _closed(node: Any) -> dict[str, JSONValue]:
     # `oneOf` is widened to `anyOf`; what `allOf` joins must not be closed apart, nor be a reference
     if "allOf" in node or {"anyOf", "oneOf"} <= node.keys():
         raise _Beyond
-    if (parts := node.get("anyOf", node.get("oneOf"))) is not None:
+    parts = node.get("anyOf", node.get("oneOf"))
+    if parts is not None:
         closed["anyOf"] = [_closed(part) for part in parts]
     return closed | _bounds(node)
 
@@ -315,6 +423,10 @@ def _bounds(node: Mapping[str, Any]) -> dict[str, JSONValue]:
     if bounds.get("minItems") in (0, 1):
         held["minItems"] = bounds.pop("minItems")
     if bounds:
-        words = "{" + ", ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in bounds.items())
-        held["description"] = f"{node['description']}\n\n{words}}}" if node.get("description") else words + "}"
+        words = "{" + ", ".join(
+            f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in bounds.items()
+        )
+        held["description"] = (
+            f"{node['description']}\n\n{words}}}" if node.get("description") else words + "}"
+        )
     return held

@@ -1,7 +1,7 @@
 """Thinking that a server leaves in the text of an answer, told apart from the answer.
 
-Servers that are told how a model marks its thinking send it apart. Others leave it in the text, with its marks, or with
-the last one alone where the prompt already ends with the first."""
+Servers that are told how a model marks its thinking send it apart. Others leave it in the text,
+with its marks, or with the last one alone where the prompt already ends with the first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ MARKS: tuple[tuple[str, str, str], ...] = (
     ("[THINK]", "[/THINK]", "Magistral: vllm-project/vllm, mistral_reasoning_parser.py"),
     ("◁think▷", "◁/think▷", "Kimi-VL: huggingface.co/moonshotai/Kimi-VL-A3B-Thinking"),
     ("<thought>", "</thought>", "Gemini: ai.google.dev/gemini-api/docs/openai, include_thoughts"),
-    ("<thinking>", "</thinking>", "Amazon Nova: docs.aws.amazon.com/nova/latest/userguide/tool-choice.html"),
-    ("<|START_THINKING|>", "<|END_THINKING|>", "Command A Reasoning: docs.cohere.com/docs/reasoning"),
+    (
+        "<thinking>",
+        "</thinking>",
+        "Amazon Nova: docs.aws.amazon.com/nova/latest/userguide/tool-choice.html",
+    ),
+    (
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "Command A Reasoning: docs.cohere.com/docs/reasoning",
+    ),
 )
 """How thinking begins and ends, with the models that write so and the source."""
 
@@ -32,16 +40,21 @@ _FENCED = re.compile(r"\A```(?:json|JSON)?[ \t]*\r?\n(.*?)\r?\n?```\Z", re.DOTAL
 
 
 MAX_LOOKED_AT = 100
-"""Marks of a text that are looked at: a text may hold millions of them, and each look takes some time."""
+"""Marks of a text that are looked at: a text may hold millions of them, and each look takes some
+time."""
 
 
 def without_thinking(text: str, *, cut: bool = False) -> str:
-    """Returns the answer in a text: what stands after its thinking, or the text as it is where it holds none.
+    """Returns the answer in a text: what stands after its thinking, or the text as it is where it
+    holds none.
 
-    `cut`: the text has no proper end, so that thinking without an end is all of it. A mark within the text of an answer
-    is left alone: in quotes, in a block of code, in JSON, or as a word of a sentence."""
+    `cut`: the text has no proper end, so that thinking without an end is all of it. A mark within
+    the text of an answer is left alone: in quotes, in a block of code, in JSON, or as a word of a
+    sentence."""
     if not any(end in text for _, end, _ in MARKS):
-        return "" if cut and text.startswith(_BEGINS, _next_word(text, 0)) else text
+        if cut and text.startswith(_BEGINS, _next_word(text, 0)):
+            return ""
+        return text
     for begin, end, _ in MARKS:
         if end in text:
             text = _without(text, begin, end, cut=cut)
@@ -49,7 +62,8 @@ def without_thinking(text: str, *, cut: bool = False) -> str:
 
 
 class LeadingThinking:
-    """Takes a streamed answer in pieces, and gives back those after the thinking that the answer begins with."""
+    """Takes a streamed answer in pieces, and gives back those after the thinking that the answer
+    begins with."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -57,7 +71,8 @@ class LeadingThinking:
         self._is_over = False
 
     def answer_in(self, piece: str) -> str:
-        """Returns what of the answer this piece brings: nothing within thinking, or while it may become a mark."""
+        """Returns what of the answer this piece brings: nothing within thinking, or while it may
+        become a mark."""
         if self._is_over:
             return piece
         self._held += piece
@@ -77,13 +92,15 @@ class LeadingThinking:
         bare = self._held[_next_word(self._held, 0) :]
         for begin, end, _ in MARKS:
             if bare.startswith(begin):
-                self._held, self._end = "", end
+                self._held = ""
+                self._end = end
                 return self.answer_in(bare[len(begin) :])
         might_be = bare and any(begin.startswith(bare) for begin in _BEGINS)
         return "" if might_be else self._over(self._held)
 
     def _over(self, rest: str) -> str:
-        held, self._held = "" if self._is_over else rest, ""
+        held = "" if self._is_over else rest
+        self._held = ""
         self._is_over = True
         return held
 
@@ -94,7 +111,8 @@ def _without(text: str, begin: str, end: str, *, cut: bool) -> str:
         return ""
     if start != 0:
         return text[max(start, 0) :]
-    if begin in text[: text.find(end)] or _is_json(text):  # the text speaks of both marks, or holds one as data
+    # the text speaks of both marks, or holds one as data
+    if begin in text[: text.find(end)] or _is_json(text):
         return text
     rest = text[text.rfind(end) + len(end) :].lstrip()
     if _is_json(rest):
@@ -104,8 +122,8 @@ def _without(text: str, begin: str, end: str, *, cut: bool) -> str:
 
 
 def _after_thinking(text: str, begin: str, end: str) -> int:
-    """Returns where the text goes on after the thinking that it begins with: 0 where it begins with none, -1 where the
-    thinking has no end."""
+    """Returns where the text goes on after the thinking that it begins with: 0 where it begins
+    with none, -1 where the thinking has no end."""
     start = 0
     for _ in range(MAX_LOOKED_AT):
         at = _next_word(text, start)
@@ -125,7 +143,8 @@ def _next_word(text: str, start: int) -> int:
 
 
 def _first_end(text: str, start: int, end: str) -> int:
-    """Returns where thinking ends that begins before `start`: at the first mark that is not quoted, else the first."""
+    """Returns where thinking ends that begins before `start`: at the first mark that is not
+    quoted, else the first."""
     first = at = text.find(end, start)
     for _ in range(MAX_LOOKED_AT):
         if at < 0 or not _is_quoted(text, at, end):
@@ -135,7 +154,8 @@ def _first_end(text: str, start: int, end: str) -> int:
 
 
 def _lone_end(text: str, end: str) -> int:
-    """Returns where thinking ends whose beginning is not in the text; -1 where each mark is only spoken of."""
+    """Returns where thinking ends whose beginning is not in the text; -1 where each mark is only
+    spoken of."""
     if text.startswith(("{", "["), _next_word(text, 0)):
         return -1
     at = text.find(end)
@@ -147,8 +167,8 @@ def _lone_end(text: str, end: str) -> int:
 
 
 def _is_mention(text: str, at: int, end: str) -> bool:
-    """Whether an answer speaks of the mark: in quotes or code, or with a blank before it in a line that it is part
-    of. Thinking ends at the end of a line, or a paragraph."""
+    """Whether an answer speaks of the mark: in quotes or code, or with a blank before it in a line
+    that it is part of. Thinking ends at the end of a line, or a paragraph."""
     if _is_quoted(text, at, end) or text.count("```", 0, at) % 2:
         return True
     if text[at - 1 : at] not in (" ", "\t", "(", "[", "{"):
@@ -157,14 +177,16 @@ def _is_mention(text: str, at: int, end: str) -> bool:
 
 
 def _is_quoted(text: str, at: int, end: str) -> bool:
-    before, after = text[at - 1 : at] if at else "", text[at + len(end) : at + len(end) + 1]
+    before = text[at - 1 : at] if at else ""
+    after = text[at + len(end) : at + len(end) + 1]
     return bool(before and after) and before in _QUOTES and after in _QUOTES
 
 
 def _is_json(text: str) -> bool:
     """Whether the text is a JSON object or array, alone or as one fenced block."""
     bare = text.strip()
-    if fenced := _FENCED.match(bare):
+    fenced = _FENCED.match(bare)
+    if fenced:
         bare = fenced.group(1).strip()
     if not bare.startswith(("{", "[")):
         return False

@@ -1,4 +1,5 @@
-"""The way to a provider: its address, the headers, the proxy and the certificates, and what a way that fails means."""
+"""The way to a provider: its address, the headers, the proxy and the certificates, and what a way
+that fails means."""
 
 from __future__ import annotations
 
@@ -28,10 +29,15 @@ CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
-    """The proxy that the environment names for `url`, credentials included; None: straight. HTTPS_PROXY or HTTP_PROXY
-    by the URL's scheme, else ALL_PROXY, in either case (lower wins); NO_PROXY's hosts and every loopback address
-    are reached straight, since a proxy's loopback is another machine's. Raises UsageError for what is no HTTP proxy."""
-    found = {name.lower(): (name, way) for name, way in sorted(env.items()) if way and name.lower().endswith("_proxy")}
+    """The proxy that the environment names for `url`, credentials included; None: straight.
+    HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else ALL_PROXY, in either case (lower wins);
+    NO_PROXY's hosts and every loopback address are reached straight, since a proxy's loopback is
+    another machine's. Raises UsageError for what is no HTTP proxy."""
+    found = {
+        name.lower(): (name, way)
+        for name, way in sorted(env.items())
+        if way and name.lower().endswith("_proxy")
+    }
     name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
     excepted = found.get("no_proxy", ("", ""))[1]
     if not text or is_loopback(url.host or ""):
@@ -41,7 +47,9 @@ def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
     proxy = URL(text if "://" in text else f"http://{text}")
     if proxy.scheme not in ("http", "https") or not proxy.host:
         problem = f"{name} names a {proxy.scheme} proxy; agac goes through http proxies only"
-        raise UsageError(problem, remedy=f"Set {name} to http://host:port, or add {url.host} to NO_PROXY.")
+        raise UsageError(
+            problem, remedy=f"Set {name} to http://host:port, or add {url.host} to NO_PROXY."
+        )
     return proxy
 
 
@@ -54,18 +62,25 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(env: Mapping[str, str]) -> ssl.SSLContext:
-    """Certificates of the environment's file, else the system's. Raises UsageError for a file without any."""
+    """Certificates of the environment's file, else the system's. Raises UsageError for a file
+    without any."""
     variable = next((variable for variable in CA_VARIABLES if env.get(variable)), None)
     if variable is None:
         return ssl.create_default_context()
     file = Path(env[variable])
     try:
         folder = file.is_dir()
-        return ssl.create_default_context(cafile=None if folder else str(file), capath=str(file) if folder else None)
+        return ssl.create_default_context(
+            cafile=None if folder else str(file), capath=str(file) if folder else None
+        )
     except (OSError, ssl.SSLError) as problem:
-        reason = "holds no certificates" if isinstance(problem, ssl.SSLError) else "cannot be read"
+        if isinstance(problem, ssl.SSLError):
+            reason = "holds no certificates"
+        else:
+            reason = "cannot be read"
         raise UsageError(
-            f"{variable}: {file} {reason}", remedy=f"Set {variable} to a PEM file of certificates, or unset it."
+            f"{variable}: {file} {reason}",
+            remedy=f"Set {variable} to a PEM file of certificates, or unset it.",
         ) from problem
 
 
@@ -76,12 +91,17 @@ def _user_agent() -> str:
 
 
 class ConnectionSettings:
-    """What calls to a provider need: `url`, headers, proxy, certificates (None: none of it); faults in its words."""
+    """What calls to a provider need: `url`, headers, proxy, certificates (None: none of it);
+    faults in its words."""
 
-    def __init__(self, provider: Provider, path: str, env: Mapping[str, str], redactor: Redactor) -> None:
-        """`path` is put after the provider's base URL. Raises UsageError when the address, a header, a proxy or the
-        certificates cannot be used; a value that cannot stand in a header is not shown."""
-        self.provider, self._redactor = provider, redactor
+    def __init__(
+        self, provider: Provider, path: str, env: Mapping[str, str], redactor: Redactor
+    ) -> None:
+        """`path` is put after the provider's base URL. Raises UsageError when the address, a
+        header, a proxy or the certificates cannot be used; a value that cannot stand in a header
+        is not shown."""
+        self.provider = provider
+        self._redactor = redactor
         try:
             self.url = URL(provider.base_url + path)
             (self.url.host or "").encode("idna")  # refuses what the resolver would stumble over
@@ -91,20 +111,37 @@ class ConnectionSettings:
             problem = f"the base_url of {provider.name} is no address: '{provider.base_url}'"
             raise UsageError(problem, remedy="Write it as https://host/path in agac.yml.")
         own = DIALECTS[provider.dialect].headers(provider)
-        self.headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": _user_agent()}
+        self.headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "User-Agent": _user_agent(),
+        }
         self.headers |= {**own, **provider.headers}
         for name, value in self.headers.items():
             if not value.isprintable() or not value.isascii():
-                source = provider.key_variable if name in own and provider.key_variable else f"the header {name}"
+                if name in own and provider.key_variable:
+                    source = provider.key_variable
+                else:
+                    source = f"the header {name}"
                 raise UsageError(
                     f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
-                    remedy="Copy the value again; line breaks and typographic quotes are the usual reason.",
+                    remedy=(
+                        "Copy the value again; line breaks and typographic quotes are the "
+                        "usual reason."
+                    ),
                 )
         self.proxy = proxy_for(self.url, env)
-        self.tls = tls_context(env) if "https" in (self.url.scheme, self.proxy and self.proxy.scheme) else None
+        self.tls: ssl.SSLContext | None
+        if "https" in (self.url.scheme, self.proxy and self.proxy.scheme):
+            self.tls = tls_context(env)
+        else:
+            self.tls = None
 
-    def fault(self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None) -> Fault:
-        """What an exception of a request means, in the words of its rule; `said` is the status that came with it."""
+    def fault(
+        self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None
+    ) -> Fault:
+        """What an exception of a request means, in the words of its rule; `said` is the status
+        that came with it."""
         words: dict[str, object] = {
             "provider": self.provider.name,
             "host": self.url.host,
@@ -130,8 +167,8 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRule:
-    """What an exception means. `sentence` and `remedy` have the fields `{provider} {host} {proxy} {reason} {connect}
-    {first_byte} {total} {status} {base_url}`."""
+    """What an exception means. `sentence` and `remedy` have the fields `{provider} {host} {proxy}
+    {reason} {connect} {first_byte} {total} {status} {base_url}`."""
 
     kind: FaultKind
     type: ErrorType
@@ -140,7 +177,10 @@ class ExceptionRule:
     ambiguous: bool = False  # the request may have been sent: the provider may have done the work
 
 
-_RETRY, _FATAL, _FAILED, _LATE = FaultKind.RETRY, FaultKind.FATAL, ErrorType.PROVIDER_ERROR, ErrorType.TIMEOUT
+_RETRY = FaultKind.RETRY
+_FATAL = FaultKind.FATAL
+_FAILED = ErrorType.PROVIDER_ERROR
+_LATE = ErrorType.TIMEOUT
 
 NO_WEBSOCKET = ExceptionRule(
     *(_FATAL, _FAILED, "{provider} accepts no WebSocket at {base_url} ({status})"),
@@ -150,7 +190,10 @@ NO_WEBSOCKET = ExceptionRule(
 _REDIRECTED = ExceptionRule(
     _FATAL,
     _FAILED,
-    "{provider} ({base_url}) answered {status} and points to {reason}; a key is not carried on to another address",
+    (
+        "{provider} ({base_url}) answered {status} and points to {reason}; a key is not carried "
+        "on to another address"
+    ),
     "Write the address that serves the API as base_url of {provider}.",
 )
 
@@ -164,68 +207,126 @@ _BEFORE_SENDING = {
         _RETRY, _LATE, "no connection to {provider} ({host}) within {connect} s (timeout.connect)"
     ): (aiohttp.ConnectionTimeoutError,),
     ExceptionRule(
-        _RETRY, _FAILED, "{provider} ({host}) cannot be reached: {reason}",
+        _RETRY,
+        _FAILED,
+        "{provider} ({host}) cannot be reached: {reason}",
         "Check that the server runs and that its base_url, {base_url}, is right.",
     ): (aiohttp.ClientConnectorError,),  # of a Unix socket too
     ExceptionRule(
-        _RETRY, _FAILED, "{provider}: the host {host} cannot be found: {reason}",
+        _RETRY,
+        _FAILED,
+        "{provider}: the host {host} cannot be found: {reason}",
         "Check the host in its base_url, {base_url}, and that this machine is online.",
     ): (aiohttp.ClientConnectorDNSError,),
     ExceptionRule(
-        _RETRY, _FAILED, "the proxy {proxy} cannot be reached: {reason}",
-        "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} to NO_PROXY.",
+        _RETRY,
+        _FAILED,
+        "the proxy {proxy} cannot be reached: {reason}",
+        (
+            "Check the variable that names it (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY), or add {host} "
+            "to NO_PROXY."
+        ),
     ): (aiohttp.ClientProxyConnectionError,),
     ExceptionRule(
-        _FATAL, _FAILED, "the proxy {proxy} refused the way to {host} ({status})",
-        "Give its credentials in the variable (http://user:password@host:port), or add {host} to NO_PROXY.",
+        _FATAL,
+        _FAILED,
+        "the proxy {proxy} refused the way to {host} ({status})",
+        (
+            "Give its credentials in the variable (http://user:password@host:port), or add {host} "
+            "to NO_PROXY."
+        ),
     ): (aiohttp.ClientHttpProxyError,),
     ExceptionRule(
-        _RETRY, _FAILED, "no TLS connection to {provider} ({host}): {reason}",
+        _RETRY,
+        _FAILED,
+        "no TLS connection to {provider} ({host}): {reason}",
         "Check that its base_url, {base_url}, is right: https only where the server speaks TLS.",
     ): (aiohttp.ClientSSLError, aiohttp.ClientConnectorSSLError, ssl.SSLError),
     ExceptionRule(
-        _FATAL, _FAILED, "the certificate of {host} is not trusted: {reason}",
-        "Set SSL_CERT_FILE to a PEM file with the certificates that sign it (a company's proxy has its own).",
-    ): (aiohttp.ClientConnectorCertificateError, aiohttp.ServerFingerprintMismatch, ssl.SSLCertVerificationError),
+        _FATAL,
+        _FAILED,
+        "the certificate of {host} is not trusted: {reason}",
+        (
+            "Set SSL_CERT_FILE to a PEM file with the certificates that sign it (a company's "
+            "proxy has its own)."
+        ),
+    ): (
+        aiohttp.ClientConnectorCertificateError,
+        aiohttp.ServerFingerprintMismatch,
+        ssl.SSLCertVerificationError,
+    ),
     ExceptionRule(
-        _FATAL, _FAILED, "{base_url} is no address", "Write the base_url of {provider} as https://host/path."
+        _FATAL,
+        _FAILED,
+        "{base_url} is no address",
+        "Write the base_url of {provider} as https://host/path.",
     ): (
         *(aiohttp.InvalidURL, aiohttp.InvalidUrlClientError, aiohttp.NonHttpUrlClientError),
-        *(aiohttp.InvalidUrlRedirectClientError, aiohttp.NonHttpUrlRedirectClientError, aiohttp.RedirectClientError),
+        *(
+            aiohttp.InvalidUrlRedirectClientError,
+            aiohttp.NonHttpUrlRedirectClientError,
+            aiohttp.RedirectClientError,
+        ),
     ),
-}  # fmt: skip
+}
 
 _AFTERWARDS = {
-    ExceptionRule(_RETRY, _LATE, "{provider} sent nothing for {first_byte} s (timeout.first_byte)"): (
-        *(aiohttp.SocketTimeoutError, aiohttp.ServerTimeoutError),
-    ),
-    ExceptionRule(_RETRY, _LATE, "{provider} did not finish within {total} s (timeout.total)"): (TimeoutError,),
     ExceptionRule(
-        _RETRY, _FAILED, "the connection to {provider} ({host}) was lost before the answer was complete"
+        _RETRY, _LATE, "{provider} sent nothing for {first_byte} s (timeout.first_byte)"
+    ): (*(aiohttp.SocketTimeoutError, aiohttp.ServerTimeoutError),),
+    ExceptionRule(_RETRY, _LATE, "{provider} did not finish within {total} s (timeout.total)"): (
+        TimeoutError,
+    ),
+    ExceptionRule(
+        _RETRY,
+        _FAILED,
+        "the connection to {provider} ({host}) was lost before the answer was complete",
     ): (
-        *(aiohttp.ServerDisconnectedError, aiohttp.ServerConnectionError, aiohttp.ClientConnectionResetError),
-        *(aiohttp.ClientOSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError),
+        *(
+            aiohttp.ServerDisconnectedError,
+            aiohttp.ServerConnectionError,
+            aiohttp.ClientConnectionResetError,
+        ),
+        *(
+            aiohttp.ClientOSError,
+            aiohttp.ClientConnectionError,
+            aiohttp.ClientPayloadError,
+            OSError,
+        ),
         aiohttp.ClientError,
     ),
-    ExceptionRule(_RETRY, _FAILED, "{provider} ({host}) streamed an event that is not JSON"): (GarbledStream,),
+    ExceptionRule(_RETRY, _FAILED, "{provider} ({host}) streamed an event that is not JSON"): (
+        GarbledStream,
+    ),
     ExceptionRule(_RETRY, _FAILED, "what {host} sent is not HTTP"): (
         *(aiohttp.ClientResponseError, aiohttp.ContentTypeError, aiohttp.TooManyRedirects),
     ),
-}  # fmt: skip
+}
 """The work may have been done."""
 
 EXCEPTION_RULES: dict[type[BaseException], ExceptionRule] = {
     **{kind: rule for rule, kinds in _BEFORE_SENDING.items() for kind in kinds},
-    **{kind: replace(rule, ambiguous=True) for rule, kinds in _AFTERWARDS.items() for kind in kinds},
+    **{
+        kind: replace(rule, ambiguous=True) for rule, kinds in _AFTERWARDS.items() for kind in kinds
+    },
 }
-"""Every exception that a request can end in. Classes are named one by one: a new one of aiohttp fails a test."""
+"""Every exception that a request can end in. Classes are named one by one: a new one of aiohttp
+fails a test."""
 
 
 _ENCODED = ExceptionRule(
-    _FATAL, _FAILED, "{host} compressed its answer in a way that was not asked for and cannot be read here: {reason}",
-    "Let the server, or the gateway before it, send gzip or nothing; or install what the message names.",
+    _FATAL,
+    _FAILED,
+    (
+        "{host} compressed its answer in a way that was not asked for and cannot be read here: "
+        "{reason}"
+    ),
+    (
+        "Let the server, or the gateway before it, send gzip or nothing; or install what the "
+        "message names."
+    ),
     ambiguous=True,
-)  # fmt: skip
+)
 """The next answer would be lost in the same way, and each one is paid."""
 
 
@@ -252,10 +353,15 @@ def reason_of(problem: BaseException) -> str:
     if isinstance(problem, ssl.SSLError):
         return (problem.reason or "TLS failed").replace("_", " ").lower()
     strerror = str(getattr(problem, "strerror", None) or problem)
-    number = getattr(problem, "errno", None) or next(iter(re.findall(r"\[Errno (\d+)\]", strerror)), None)
-    if number and "Connect call failed" in strerror:  # asyncio puts an address there, or one for each try
+    number = getattr(problem, "errno", None) or next(
+        iter(re.findall(r"\[Errno (\d+)\]", strerror)), None
+    )
+    # asyncio puts an address there, or one for each try
+    if number and "Connect call failed" in strerror:
         return os.strerror(int(number)).lower()
-    return strerror if getattr(problem, "strerror", None) else type(problem).__name__
+    if getattr(problem, "strerror", None):
+        return strerror
+    return type(problem).__name__
 
 
 # The same for the SDKs of batch APIs, which have an HTTP library of their own.
@@ -271,32 +377,56 @@ _LOST: dict[str, ExceptionRule] = {
     "UnsupportedProtocol": EXCEPTION_RULES[aiohttp.NonHttpUrlClientError],
     "ProxyError": EXCEPTION_RULES[aiohttp.ClientHttpProxyError],
 }
-"""What the exceptions of the SDKs' HTTP library (httpx2) mean, by their names; any other is a lost connection."""
+"""What the exceptions of the SDKs' HTTP library (httpx2) mean, by their names; any other is a lost
+connection."""
 
 _UNCONNECTED: dict[type[BaseException], type[BaseException]] = {
     gaierror: aiohttp.ClientConnectorDNSError,
     ssl.SSLCertVerificationError: aiohttp.ClientConnectorCertificateError,
     ssl.SSLError: aiohttp.ClientConnectorSSLError,
 }
-"""Why a connection does not come about: the standard library's exceptions, and aiohttp's with the same meaning."""
+"""Why a connection does not come about: the standard library's exceptions, and aiohttp's with the
+same meaning."""
 
 _WRAPPERS = ("APIConnectionError", "APITimeoutError")
 
 
 def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:
-    """Why a request got no answer. One that never left is not ambiguous; nor is any that creates nothing."""
-    # not by `__context__`: what went wrong before, and was being handled, says nothing of this request
-    own = problem.__cause__ or problem if type(problem).__name__ in _WRAPPERS else problem
+    """Why a request got no answer. One that never left is not ambiguous; nor is any that creates
+    nothing."""
+    # not by `__context__`: what went wrong before, and was being handled, says nothing of this
+    # request
+    if type(problem).__name__ in _WRAPPERS:
+        own = problem.__cause__ or problem
+    else:
+        own = problem
     names = [kind.__name__ for kind in type(own).__mro__]
     causes = [own]
-    rule = next((_LOST[name] for name in names if name in _LOST), EXCEPTION_RULES[aiohttp.ClientConnectionError])
+    rule = next(
+        (_LOST[name] for name in names if name in _LOST),
+        EXCEPTION_RULES[aiohttp.ClientConnectionError],
+    )
     if "ConnectError" in names:
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        while (
+            cause := causes[-1].__cause__ or causes[-1].__context__
+        ) is not None and cause not in causes:
             causes.append(cause)
-        nobody = aiohttp.ClientConnectorError if settings.proxy is None else aiohttp.ClientProxyConnectionError
-        known = (like for kind, like in _UNCONNECTED.items() if any(isinstance(cause, kind) for cause in causes))
+        if settings.proxy is None:
+            nobody = aiohttp.ClientConnectorError
+        else:
+            nobody = aiohttp.ClientProxyConnectionError
+        known = (
+            like
+            for kind, like in _UNCONNECTED.items()
+            if any(isinstance(cause, kind) for cause in causes)
+        )
         rule = EXCEPTION_RULES[next(known, nobody)]
     elif "ProxyError" in names and str(own).startswith("5"):
         rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
-    reason = f"the proxy answered {str(own)[:3]}" if "ProxyError" in names else reason_of(causes[-1])
-    return replace(settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates)
+    if "ProxyError" in names:
+        reason = f"the proxy answered {str(own)[:3]}"
+    else:
+        reason = reason_of(causes[-1])
+    return replace(
+        settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates
+    )

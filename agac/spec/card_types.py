@@ -1,7 +1,7 @@
-"""Cards that are made of other cards (chain, parallel, router, evaluator_optimizer, MAKER), as the stages that they
-become. A stage N with such a card becomes parts called `N/…` and N itself, in the order in which a row meets them; a
-member that is made of others again becomes `N/member/…` and `N/member` in the same way. A MAKER is its worker alone,
-which is asked for a vote."""
+"""Cards that are made of other cards (chain, parallel, router, evaluator_optimizer, MAKER), as the
+stages that they become. A stage N with such a card becomes parts called `N/…` and N itself, in the
+order in which a row meets them; a member that is made of others again becomes `N/member/…` and
+`N/member` in the same way. A MAKER is its worker alone, which is asked for a vote."""
 
 from __future__ import annotations
 
@@ -23,30 +23,44 @@ from agac.spec.templates import literal_text
 from agac.spec.workflow import ProjectSpec
 from agac.spec.yaml import Document
 
-ONLY_A_TOOL = "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
+ONLY_A_TOOL = (
+    "a card with `tool_only: true` is only for other agents to call and cannot run a stage"
+)
 REQUEST = "\0"  # stands for the message of the stage in the prompts of its parts
 MOST_PARTS = 500  # of a stage; what each part needs is looked at for every other one
 MOST_LEVELS = 50  # of cards of which each names the next; real ones have two or three
 RATINGS = get_args(cards.EvaluatorOptimizerFile.model_fields["min_rating"].annotation)
 
 _VERDICT = {"rating": "|".join(RATINGS), "needs_improvement": "boolean", "feedback": "string"}
-_JUDGE = f"Request:\n{REQUEST}\n\nAnswer:\n%s\n\nRate the answer: POOR, FAIR, GOOD or EXCELLENT. Say whether it needs "
+_JUDGE = (
+    f"Request:\n{REQUEST}\n\nAnswer:\n%s\n\nRate the answer: POOR, FAIR, GOOD or "
+    "EXCELLENT. Say whether it needs "
+)
 _JUDGE += "improvement, and in `feedback` what exactly should be better."
 _REFINE = (
-    f"Request:\n{REQUEST}\n\nYour answer:\n%s\n\nIt was rated ${{%s.rating}}. What should be better:\n${{%s.feedback}}"
+    f"Request:\n{REQUEST}\n\nYour answer:\n%s\n\nIt was rated ${{%s.rating}}. What should "
+    f"be better:\n${{%s.feedback}}"
 )
 _AGAIN = "Write the whole answer again, so that it is better."
-_ROUTE = "Choose the agent that can answer the message best; do not answer it yourself. The agents are:"
+_ROUTE = (
+    "Choose the agent that can answer the message best; do not answer it yourself. The agents are:"
+)
 
 _UNFIT = {
-    "explode": "explode the list at a stage before it", "group_by": "make one text of a group at a stage before it",
-    "instructions": "write them into the cards that it names", "messages": "name them in the cards that it names",
-    "tools": "name them in the cards that it names", "skills": "name them in the cards that it names",
-    **dict.fromkeys(("reads", "on_tool_failure"), "only a stage with a card of type agent has tools of its own"),
+    "explode": "explode the list at a stage before it",
+    "group_by": "make one text of a group at a stage before it",
+    "instructions": "write them into the cards that it names",
+    "messages": "name them in the cards that it names",
+    "tools": "name them in the cards that it names",
+    "skills": "name them in the cards that it names",
+    **dict.fromkeys(
+        ("reads", "on_tool_failure"), "only a stage with a card of type agent has tools of its own"
+    ),
     "max_turns": "write `request_params: {max_iterations: …}` into the cards that it names",
-    "tools_mode": "give --tools-mode to the run", "tool_stubs": "give --tool-stubs to the run",
+    "tools_mode": "give --tools-mode to the run",
+    "tool_stubs": "give --tool-stubs to the run",
     "runtime": "give the stage a card of type agent, or none",
-}  # fmt: skip
+}
 """Keys of a stage that no card which is made of others goes with, and what to do instead."""
 
 OF_ANSWERS = frozenset({"output_schema", "output_field", "reply", "checks"})
@@ -57,11 +71,12 @@ _OF_ONE = ("replicas", "vote", "escalate", "expect")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPart(StagePart):
-    """One of the stages that a stage becomes. `card` is the file of the card that is asked; None: the results `joined`
-    are put together, each under its label. REQUEST stands in `prompt`, a template, for the stage's own message. `when`
-    has to hold beside the stage's. `gives`: its answer may be the stage's result. `schema` is what the answer of a
-    judge looks like, `system` what stands below its instruction, `keys` are other keys of its stage. `choices`: the
-    routers that have to choose it, each with the agent that is chosen."""
+    """One of the stages that a stage becomes. `card` is the file of the card that is asked; None:
+    the results `joined` are put together, each under its label. REQUEST stands in `prompt`, a
+    template, for the stage's own message. `when` has to hold beside the stage's. `gives`: its
+    answer may be the stage's result. `schema` is what the answer of a judge looks like, `system`
+    what stands below its instruction, `keys` are other keys of its stage. `choices`: the routers
+    that have to choose it, each with the agent that is chosen."""
 
     card: Path | None = None
     joined: tuple[tuple[str, str], ...] = ()
@@ -77,12 +92,17 @@ class CardPart(StagePart):
 def card_parts(
     stages: Sequence[StageFile], document: Document, project: ProjectSpec
 ) -> tuple[dict[str, tuple[CardPart, ...]], list[Problem]]:
-    """By their names the stages whose cards are made of others, with what they become; without parts where something is
-    wrong with the cards. A card of type agent is left to whoever reads it."""
-    found, problems = dict[str, tuple[CardPart, ...]](), list[Problem]()
+    """By their names the stages whose cards are made of others, with what they become; without
+    parts where something is wrong with the cards. A card of type agent is left to whoever reads
+    it."""
+    found = dict[str, tuple[CardPart, ...]]()
+    problems = list[Problem]()
     for index, stage in enumerate(stages):
         name = stage.agent if stage.enabled and not stage.operations else None
-        path = find_card(name, project)[0] if name and not is_reference(name) else None
+        if name and not is_reference(name):
+            path = find_card(name, project)[0]
+        else:
+            path = None
         if path is None or stage.name in found:
             continue
         called = set[str]()
@@ -100,31 +120,42 @@ def card_parts(
 
 
 def becomes_stages(path: Path, project: ProjectSpec) -> str | None:
-    """The type of the card in that file, where it is made of others; None of one that is asked itself."""
+    """The type of the card in that file, where it is made of others; None of one that is asked
+    itself."""
     keys = read_card(path, project, None, trusted=False)[0]
     return keys.type if type(keys) in _MADE else None
 
 
 def most_calls(parts: Sequence[CardPart], calls: Mapping[str, int], depth: int = 0) -> int:
-    """How many calls a row needs at most, with those of each part by its name: of each router's agents one is asked."""
+    """How many calls a row needs at most, with those of each part by its name: of each router's
+    agents one is asked."""
     routes: dict[str, dict[str, list[CardPart]]] = defaultdict(lambda: defaultdict(list))
     for part in (one for one in parts if len(one.choices) > depth):
         route, agent = part.choices[depth]
         routes[route][agent].append(part)
-    most = (max(most_calls(some, calls, depth + 1) for some in agents.values()) for agents in routes.values())
+    most = (
+        max(most_calls(some, calls, depth + 1) for some in agents.values())
+        for agents in routes.values()
+    )
     return sum(calls[part.name] for part in parts if len(part.choices) == depth) + sum(most)
 
 
 def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple[str, str]]:
-    """The keys of a stage that do not go with its card of this type, each with what to do instead."""
+    """The keys of a stage that do not go with its card of this type, each with what to do
+    instead."""
     wrong = dict(_UNFIT)
     if any(part.joined and part.gives for part in parts):
-        wrong |= dict.fromkeys((*OF_ANSWERS, *_OF_ONE), "name a card as `fan_in` that makes one answer of all")
+        wrong |= dict.fromkeys(
+            (*OF_ANSWERS, *_OF_ONE), "name a card as `fan_in` that makes one answer of all"
+        )
     elif sum(part.gives for part in parts) > 1:
-        wrong |= dict.fromkeys(_OF_ONE, "let it follow as a stage of its own, whose card makes the final answer")
+        wrong |= dict.fromkeys(
+            _OF_ONE, "let it follow as a stage of its own, whose card makes the final answer"
+        )
     if any(part.gives and "vote" in part.keys for part in parts):
         wrong |= dict.fromkeys(
-            ("replicas", "vote"), "write k, max_samples and match_strategy into the card of type MAKER"
+            ("replicas", "vote"),
+            "write k, max_samples and match_strategy into the card of type MAKER",
         )
     given = [key for key in wrong if key in stage.model_fields_set]
     return [(key, f"{key} does not go with a card of type {kind}; {wrong[key]}") for key in given]
@@ -132,8 +163,9 @@ def _unfit(stage: StageFile, kind: str, parts: Sequence[CardPart]) -> list[tuple
 
 @dataclass(slots=True)
 class _Expander:
-    """Makes the parts of one stage. `names` are taken; `kinds` are the types of the cards that are made of others, the
-    stage's first; `called`: the names of agents that parts call; `open`: the files of cards that are being read."""
+    """Makes the parts of one stage. `names` are taken; `kinds` are the types of the cards that are
+    made of others, the stage's first; `called`: the names of agents that parts call; `open`: the
+    files of cards that are being read."""
 
     project: ProjectSpec
     names: set[str]
@@ -161,25 +193,35 @@ class _Expander:
             self.problems.append(document.problem(("tool_only",), ONLY_A_TOOL))
         if (below[0] or keys.instruction) and not isinstance(keys, cards.RouterFile):
             message = f"has no effect: a card of type {keys.type} asks no model itself; remove it"
-            where = document.where(("instruction",), key=True) if keys.instruction else below[1]
+            if keys.instruction:
+                where = document.where(("instruction",), key=True)
+            else:
+                where = below[1]
             self.problems.append(Problem(where, message, "warning"))
-        outer, self.open, self._document = (self.open, self._document), (*self.open, slot.card), document
+        outer = (self.open, self._document)
+        self.open = (*self.open, slot.card)
+        self._document = document
         parts = making(self, keys, slot)
         self.open, self._document = outer
         return parts
 
     def _asked(self, slot: CardPart, name: str, *path: str | int) -> list[CardPart]:
-        """The parts of a slot that the member `name` fills, which the open card names at this path."""
+        """The parts of a slot that the member `name` fills, which the open card names at this
+        path."""
         card, reason = member_file(name, self.open[-1], self.project)
         if card in self.open:
             way = [one.stem for one in (*self.open[self.open.index(card) :], card)]
             reason = f"these cards name each other in a circle: {' → '.join(way)}"
         elif len(self.open) >= MOST_LEVELS:
-            reason = f"more than {MOST_LEVELS} cards name each other in a row; let one of them name fewer"
+            reason = (
+                f"more than {MOST_LEVELS} cards name each other in a row; let one of them "
+                "name fewer"
+            )
         elif len(self.names) > MOST_PARTS:
             if self.is_large:
                 return [slot]
-            self.is_large, reason = True, f"a stage becomes more than {MOST_PARTS} stages; let its cards name fewer"
+            self.is_large = True
+            reason = f"a stage becomes more than {MOST_PARTS} stages; let its cards name fewer"
         if reason or card is None:
             self.problems.append(self._document.problem(path, reason))
             return [slot]
@@ -187,12 +229,19 @@ class _Expander:
 
     def _inner(self, slot: CardPart, name: str, **keys: Any) -> CardPart:
         """A part below a slot whose answer is not that of the slot."""
-        own = {"needs": slot.needs, "when": slot.when, "choices": slot.choices, "gives": False, **keys}
+        own = {
+            "needs": slot.needs,
+            "when": slot.when,
+            "choices": slot.choices,
+            "gives": False,
+            **keys,
+        }
         return CardPart(name=self._free(slot, name), **own)
 
     def _free(self, slot: CardPart, name: str) -> str:
         """A name below that of a slot which no other part has, of letters, digits, `_` and `-`."""
-        start, number = f"{slot.name}/{re.sub('[^A-Za-z0-9_-]+', '_', Path(name).stem)}", 1
+        start = f"{slot.name}/{re.sub('[^A-Za-z0-9_-]+', '_', Path(name).stem)}"
+        number = 1
         free = start
         while free in self.names or free.endswith(ESCALATED):
             number += 1
@@ -201,19 +250,28 @@ class _Expander:
         return free
 
     def chain(self, keys: cards.ChainFile, slot: CardPart) -> list[CardPart]:
-        found, said = list[CardPart](), list[tuple[str, str]]()
+        found = list[CardPart]()
+        said = list[tuple[str, str]]()
         for place, name in enumerate(keys.sequence):
             replies = "".join(f"\n\nReply of {one}:\n${{{part}}}" for one, part in said)
-            prompt = slot.prompt + replies if keys.cumulative or not said else f"${{{said[-1][1]}}}"
+            if keys.cumulative or not said:
+                prompt = slot.prompt + replies
+            else:
+                prompt = f"${{{said[-1][1]}}}"
             is_last = place == len(keys.sequence) - 1
-            one = replace(slot, prompt=prompt) if is_last else self._inner(slot, name, prompt=prompt)
+            if is_last:
+                one = replace(slot, prompt=prompt)
+            else:
+                one = self._inner(slot, name, prompt=prompt)
             one = replace(one, needs=(found[-1].name,)) if found else one
             found += self._asked(one, name, "sequence", place)
             said.append((name, one.name))
         return found
 
     def parallel(self, keys: cards.ParallelFile, slot: CardPart) -> list[CardPart]:
-        found, said, needs = list[CardPart](), list[tuple[str, str]](), list[str]()
+        found = list[CardPart]()
+        said = list[tuple[str, str]]()
+        needs = list[str]()
         for place, name in enumerate(keys.fan_out):
             one = self._inner(slot, name, prompt=slot.prompt)
             found += self._asked(one, name, "fan_out", place)
@@ -221,64 +279,107 @@ class _Expander:
             needs.append(found[-1].name)
         if keys.fan_in is None:
             if slot.schema:
-                message = "texts side by side rate nothing, and it is an `evaluator`; add a fan_in, whose card rates"
+                message = (
+                    "texts side by side rate nothing, and it is an `evaluator`; add a "
+                    "fan_in, whose card rates"
+                )
                 self.problems.append(self._document.problem((), message))
             return [*found, replace(slot, card=None, joined=tuple(said), needs=tuple(needs))]
         replies = "\n\n".join(f"{name}:\n${{{part}}}" for name, part in said)
         prompt = f"{slot.prompt}\n\n{replies}" if keys.include_request else replies
-        return [*found, *self._asked(replace(slot, prompt=prompt, needs=tuple(needs)), keys.fan_in, "fan_in")]
+        return [
+            *found,
+            *self._asked(replace(slot, prompt=prompt, needs=tuple(needs)), keys.fan_in, "fan_in"),
+        ]
 
     def router(self, keys: cards.RouterFile, slot: CardPart) -> list[CardPart]:
         if len(keys.agents) == 1:
             return self._asked(slot, keys.agents[0], "agents", 0)
         choice = {"agent": {"type": "string", "enum": keys.agents}, "reason": {"type": "string"}}
-        schema = {"type": "object", "properties": choice, "required": [*choice], "additionalProperties": False}
+        schema = {
+            "type": "object",
+            "properties": choice,
+            "required": [*choice],
+            "additionalProperties": False,
+        }
         route = self._inner(slot, "route", card=self.open[-1], prompt=slot.prompt, schema=schema)
-        found, agents = [route], list[str]()
+        found = [route]
+        agents = list[str]()
         for place, name in enumerate(keys.agents):
             chosen = f'{PARTS}["{route.name}"].agent == {json.dumps(name)}'
             when = f"{slot.when} && {chosen}" if slot.when else chosen
-            one = replace(slot, when=when, needs=(found[-1].name,), choices=(*slot.choices, (route.name, name)))
+            one = replace(
+                slot,
+                when=when,
+                needs=(found[-1].name,),
+                choices=(*slot.choices, (route.name, name)),
+            )
             if place:
                 one = replace(one, name=self._free(slot, name), amends=slot.name)
             found += self._asked(one, name, "agents", place)
             file, _ = member_file(name, self.open[-1], self.project)
-            told = read_card(file, self.project, None, trusted=False)[0].description if file else None
+            if file:
+                told = read_card(file, self.project, None, trusted=False)[0].description
+            else:
+                told = None
             agents.append(f"- {name}: {told}" if told else f"- {name}")
         return [replace(route, system="\n".join([_ROUTE, "", *agents])), *found[1:]]
 
-    def evaluator_optimizer(self, keys: cards.EvaluatorOptimizerFile, slot: CardPart) -> list[CardPart]:
-        found, answer, again = self._asked(slot, keys.generator, "generator"), f"${{{slot.name}}}", None
+    def evaluator_optimizer(
+        self, keys: cards.EvaluatorOptimizerFile, slot: CardPart
+    ) -> list[CardPart]:
+        found = self._asked(slot, keys.generator, "generator")
+        answer = f"${{{slot.name}}}"
+        again = None
         enough = json.dumps(RATINGS[RATINGS.index(keys.min_rating) :])
         ask = literal_text(keys.refinement_instruction or _AGAIN)
         request = slot.prompt
         for turn in range(1, keys.max_refinements + 1):
             whens = (slot.when, f'{PARTS}["{again}"] != null' if again else None)
             when = " && ".join(filter(None, whens)) or None
-            judge = self._inner(slot, f"judge-{turn}", when=when, needs=(found[-1].name,), schema=_VERDICT)
+            judge = self._inner(
+                slot, f"judge-{turn}", when=when, needs=(found[-1].name,), schema=_VERDICT
+            )
             judge = replace(judge, prompt=(_JUDGE % answer).replace(REQUEST, request))
             found += self._asked(judge, keys.evaluator, "evaluator")
-            verdict, again = f'{PARTS}["{judge.name}"]', self._free(slot, f"refine-{turn}")
-            when = " && ".join(filter(None, (slot.when, f"{verdict} != null", f"!({verdict}.rating in {enough})")))
-            prompt = (_REFINE % (answer, judge.name, judge.name)).replace(REQUEST, request) + f"\n\n{ask}"
-            refine = replace(slot, name=again, amends=slot.name, needs=(found[-1].name,), when=when, prompt=prompt)
+            verdict = f'{PARTS}["{judge.name}"]'
+            again = self._free(slot, f"refine-{turn}")
+            when = " && ".join(
+                filter(None, (slot.when, f"{verdict} != null", f"!({verdict}.rating in {enough})"))
+            )
+            prompt = (_REFINE % (answer, judge.name, judge.name)).replace(
+                REQUEST, request
+            ) + f"\n\n{ask}"
+            refine = replace(
+                slot,
+                name=again,
+                amends=slot.name,
+                needs=(found[-1].name,),
+                when=when,
+                prompt=prompt,
+            )
             found += self._asked(refine, keys.generator, "generator")
         return found
 
     def maker(self, keys: cards.MakerFile, slot: CardPart) -> list[CardPart]:
         how = {"lead": keys.k, "match": keys.match_strategy, "max_length": keys.red_flag_max_length}
         vote = VoteFile(**{key: value for key, value in how.items() if value is not None})  # type: ignore[arg-type]
-        asked, before = {**slot.keys, "replicas": keys.max_samples, "vote": vote}, len(self.kinds)
+        asked = {**slot.keys, "replicas": keys.max_samples, "vote": vote}
+        before = len(self.kinds)
         found = self._asked(replace(slot, keys=asked), keys.worker, "worker")
         if len(self.kinds) > before:
             message = (
-                f"{keys.worker} is made of other cards; name one that is asked itself, and let a MAKER be a part of it"
+                f"{keys.worker} is made of other cards; name one that is asked itself, and "
+                "let a MAKER be a part of it"
             )
             self.problems.append(self._document.problem(("worker",), message))
         return found
 
 
 _MADE: dict[type[cards.CardKeys], Callable[[_Expander, Any, CardPart], list[CardPart]]] = {
-    cards.ChainFile: _Expander.chain, cards.ParallelFile: _Expander.parallel, cards.RouterFile: _Expander.router,
-    cards.EvaluatorOptimizerFile: _Expander.evaluator_optimizer, cards.MakerFile: _Expander.maker,
-}  # fmt: skip
+    cards.ChainFile: _Expander.chain,
+    cards.ParallelFile: _Expander.parallel,
+    cards.RouterFile: _Expander.router,
+    cards.EvaluatorOptimizerFile: _Expander.evaluator_optimizer,
+    cards.MakerFile: _Expander.maker,
+}

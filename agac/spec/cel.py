@@ -1,5 +1,5 @@
-"""CEL expressions as text and as a tree with places; the library that computes them gives first names only. It accepted
-what is parsed here, so that this parser may be lenient."""
+"""CEL expressions as text and as a tree with places; the library that computes them gives first
+names only. It accepted what is parsed here, so that this parser may be lenient."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-MAX_DEPTH = 50  # brackets in brackets, and steps of one expression (`a.b.c`, `a + b + c`): more is not written by hand
+# brackets in brackets, and steps of one expression (`a.b.c`, `a + b + c`): more is not written by
+# hand
+MAX_DEPTH = 50
 
-TYPES = frozenset({"int", "uint", "double", "string", "bool", "bytes", "list", "map", "null_type", "type"})
-"""Words that mean a type, as in `type(x) == string`; a field of that name is read as `row.string`."""
+TYPES = frozenset(
+    {"int", "uint", "double", "string", "bool", "bytes", "list", "map", "null_type", "type"}
+)
+"""Words that mean a type, as in `type(x) == string`; a field of that name is read as `row.string`.
+"""
 
-MACROS = {"all": (2,), "exists": (2,), "exists_one": (2,), "existsOne": (2,), "map": (2, 3), "filter": (2,)}
+MACROS = {
+    "all": (2,),
+    "exists": (2,),
+    "exists_one": (2,),
+    "existsOne": (2,),
+    "map": (2, 3),
+    "filter": (2,),
+}
 """Each with the numbers of its arguments; the first names what the others see of each element."""
 
 WORDS = {"true": True, "false": False, "null": None}
@@ -47,7 +59,8 @@ Chain = tuple[str | int, ...]  # `classify.items[0].name` as ("classify", "items
 
 @cache
 def cel_library() -> Any:
-    """The library that computes CEL, without its command line: the terminal libraries of that take 0.1 to 0.3 s."""
+    """The library that computes CEL, without its command line: the terminal libraries of that take
+    0.1 to 0.3 s."""
     nothing = ModuleType("cel.cli")
     absent = sys.modules.setdefault(nothing.__name__, nothing) is nothing
     try:
@@ -59,7 +72,8 @@ def cel_library() -> Any:
 
 
 class Token(NamedTuple):
-    """One piece of the text: `kind` is text, number, name, sign, bad or end; `start` counts characters from 0."""
+    """One piece of the text: `kind` is text, number, name, sign, bad or end; `start` counts
+    characters from 0."""
 
     kind: str
     text: str
@@ -72,7 +86,9 @@ class Token(NamedTuple):
 
 def tokens(text: str) -> list[Token]:
     """The pieces of any text, without spaces and comments, closed by one of kind `end`."""
-    found = [Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text)]
+    found = [
+        Token(str(match.lastgroup), match[0], match.start()) for match in _TOKEN.finditer(text)
+    ]
     return [*(token for token in found if token.kind != "space"), Token("end", "", len(text))]
 
 
@@ -84,13 +100,15 @@ class Unparsed(Exception):
 class CelNode:
     """A part of an expression, which stands at `text[start:end]`. By `kind`:
 
-    literal (`value`), name (`value`), select (`parts[0]`.`value`), index (`parts[0]`[`parts[1]`]), call (`value`, the
-    arguments), method (`value`, what stands before the dot, the arguments), macro (`value`, what stands before the dot,
-    the bound name, one or two bodies), has (the select), list, map (keys and values in turn), op (`value`, operands:
-    one, two, three for `?:`, any number for `&&` and `||`).
+    literal (`value`), name (`value`), select (`parts[0]`.`value`), index (`parts[0]`[`parts[1]`]),
+    call (`value`, the arguments), method (`value`, what stands before the dot, the arguments),
+    macro (`value`, what stands before the dot, the bound name, one or two bodies), has (the
+    select), list, map (keys and values in turn), op (`value`, operands: one, two, three for `?:`,
+    any number for `&&` and `||`).
 
-    `chain`: the way that it is, None when it is none or goes over an index that only a row can tell. `way`: the same
-    from what the row shows, where a macro's bound name is the first element of its list; None where that is not known.
+    `chain`: the way that it is, None when it is none or goes over an index that only a row can
+    tell. `way`: the same from what the row shows, where a macro's bound name is the first element
+    of its list; None where that is not known.
     """
 
     kind: str
@@ -109,14 +127,16 @@ class CelNode:
             yield from part.walk()
 
     def computed(self) -> Iterator[CelNode]:
-        """This node and the parts that are computed for it: none of a way, and no name that a macro binds."""
+        """This node and the parts that are computed for it: none of a way, and no name that a
+        macro binds."""
         yield self
         for place, part in enumerate(self.parts if self.chain is None else ()):
             if self.kind != "macro" or place != 1:
                 yield from part.computed()
 
     def references(self) -> dict[Chain, CelNode]:
-        """Every way that is read, as far as the text says it, and where it is first; without macros' own names."""
+        """Every way that is read, as far as the text says it, and where it is first; without
+        macros' own names."""
         found: dict[Chain, CelNode] = {}
         for node in self.computed():
             if node.chain is not None and node.chain == node.way and node.chain[0] not in TYPES:
@@ -134,14 +154,18 @@ def shown(chain: Chain) -> str:
 
 
 def spot(text: str, offset: int) -> str:
-    """The place of a character within the guard: `at column 5`, and the line where there are several."""
+    """The place of a character within the guard: `at column 5`, and the line where there are
+    several."""
     line = text.count("\n", 0, offset) + 1
     column = offset - text.rfind("\n", 0, offset)
-    return f"at line {line}, column {column} of the guard" if "\n" in text.strip() else f"at column {column}"
+    if "\n" in text.strip():
+        return f"at line {line}, column {column} of the guard"
+    return f"at column {column}"
 
 
 def parse(text: str) -> CelNode:
-    """The tree of an expression that CEL accepts. Raises `Unparsed` for what guards do not know, and deep nesting."""
+    """The tree of an expression that CEL accepts. Raises `Unparsed` for what guards do not know,
+    and deep nesting."""
     parser = _Parser(text)
     node = parser.expression()
     if parser.next.kind != "end":
@@ -154,7 +178,9 @@ class _Parser:
         self._tokens = tokens(text)
         self._at = 0
         self._open = 0
-        self._bound: dict[str, Chain | None] = {}  # by macros, each with the way to its first element
+        self._bound: dict[
+            str, Chain | None
+        ] = {}  # by macros, each with the way to its first element
 
     @property
     def next(self) -> Token:
@@ -178,16 +204,26 @@ class _Parser:
     def _node(self, kind: str, value: Any, parts: tuple[CelNode, ...], start: int) -> CelNode:
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > 2 * MAX_DEPTH:
-            raise Unparsed("the expression has too many steps; split it, or compute it in a python stage", start)
+            raise Unparsed(
+                "the expression has too many steps; split it, or compute it in a python stage",
+                start,
+            )
         chain, way = self._ways(kind, value, parts)
         return CelNode(kind, value, parts, start, self._tokens[self._at - 1].end, depth, chain, way)
 
-    def _ways(self, kind: str, value: Any, parts: tuple[CelNode, ...]) -> tuple[Chain | None, Chain | None]:
+    def _ways(
+        self, kind: str, value: Any, parts: tuple[CelNode, ...]
+    ) -> tuple[Chain | None, Chain | None]:
         if kind == "name":
             return (value,), self._bound.get(value, (value,))
         if kind not in ("select", "index") or (before := parts[0].chain) is None:
             return None, None
-        key = value if kind == "select" else parts[1].value if parts[1].kind == "literal" else None
+        if kind == "select":
+            key = value
+        elif parts[1].kind == "literal":
+            key = parts[1].value
+        else:
+            key = None
         if type(key) is not str and (type(key) is not int or key < 0):
             return None, None
         return (*before, key), (*parts[0].way, key) if parts[0].way else None
@@ -207,15 +243,20 @@ class _Parser:
 
     def _binary(self, least: int) -> CelNode:
         left = self._unary()
-        while self.next.kind in ("sign", "name") and (rank := _RANK.get(self.next.text, 0)) >= least:
+        while (
+            self.next.kind in ("sign", "name") and (rank := _RANK.get(self.next.text, 0)) >= least
+        ):
             sign = self._take().text
             right = self._binary(rank + 1)
             many = sign in ("&&", "||") and left.kind == "op" and left.value == sign
-            left = self._node("op", sign, (*left.parts, right) if many else (left, right), left.start)
+            left = self._node(
+                "op", sign, (*left.parts, right) if many else (left, right), left.start
+            )
         return left
 
     def _unary(self) -> CelNode:
-        first, signs = self.next, ""
+        first = self.next
+        signs = ""
         while self._is("!", "-"):
             signs += self._take().text
         node = self._member()
@@ -231,7 +272,9 @@ class _Parser:
         while self._is(".", "[", "{"):
             sign = self._take()
             if sign.text == "{":
-                raise Unparsed("message types (`Name{…}`) do not exist in guards; compare fields", node.start)
+                raise Unparsed(
+                    "message types (`Name{…}`) do not exist in guards; compare fields", node.start
+                )
             if sign.text == "[":
                 key = self.expression()
                 self._want("]")
@@ -241,15 +284,21 @@ class _Parser:
             if self._is("("):
                 arguments = self._arguments("(", ")", node if name in MACROS else None)
                 macro = len(arguments) in MACROS.get(name, ()) and arguments[0].kind == "name"
-                node = self._node("macro" if macro else "method", name, (node, *arguments), node.start)
+                node = self._node(
+                    "macro" if macro else "method", name, (node, *arguments), node.start
+                )
             else:
                 node = self._node("select", name, (node,), node.start)
         return node
 
-    def _arguments(self, opening: str, closing: str, over: CelNode | None = None) -> tuple[CelNode, ...]:
-        """Expressions between brackets, with `,` or `:` between them. `over`: the first is the name of its elements."""
+    def _arguments(
+        self, opening: str, closing: str, over: CelNode | None = None
+    ) -> tuple[CelNode, ...]:
+        """Expressions between brackets, with `,` or `:` between them. `over`: the first is the
+        name of its elements."""
         self._want(opening)
-        outer, found = self._bound, list[CelNode]()
+        outer = self._bound
+        found = list[CelNode]()
         while not self._is(closing):
             found.append(self.expression())
             if over is not None and len(found) == 1:
@@ -273,9 +322,13 @@ class _Parser:
             return replace(self.expression(), start=token.start, end=self._want(")").end)
         if token.text == ".":
             raise Unparsed("a name starts with a dot; write it without", token.start)
-        if token.kind in ("text", "number"):  # the library knows the escapes of texts and the forms of numbers
+        # the library knows the escapes of texts and the forms of numbers
+        if token.kind in ("text", "number"):
             # the smallest whole number has no positive one
-            value = 2**63 if token.text == str(2**63) else cel_library().compile(token.text).execute()
+            if token.text == str(2**63):
+                value = 2**63
+            else:
+                value = cel_library().compile(token.text).execute()
             return self._node("literal", value, (), token.start)
         if token.text in WORDS:
             return self._node("literal", WORDS[token.text], (), token.start)
@@ -286,22 +339,28 @@ class _Parser:
         return self._node("has" if has else "call", token.text, arguments, token.start)
 
 
-# Where the library differs from CEL, functions of ours take the place of its own. A function of ours cannot have the
-# name of one of the library's, so calls are written in other words before they are compiled.
+# Where the library differs from CEL, functions of ours take the place of its own. A function of
+# ours cannot have the name of one of the library's, so calls are written in other words before they
+# are compiled.
 
 _BOUND = "agac_value"
 _REWRITTEN = frozenset({"size", "string", "timestamp"})
-_INSTANT = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})([.][0-9]+)?([+-][0-9]{2}:[0-9]{2})")
+_INSTANT = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt "
+    r"][0-9]{2}:[0-9]{2}:[0-9]{2})([.][0-9]+)?([+-][0-9]{2}:[0-9]{2})"
+)
 
 
 class CelProgram:
-    """An expression that the library accepts, ready to be computed as CEL says. Raises ValueError for a text that it
-    does not accept, and Unparsed."""
+    """An expression that the library accepts, ready to be computed as CEL says. Raises ValueError
+    for a text that it does not accept, and Unparsed."""
 
     def __init__(self, text: str) -> None:
         self._program = cel_library().compile(text)
         tree = parse(text)
-        self._calls_ours = any(node.kind in ("call", "method") and node.value in _REWRITTEN for node in tree.walk())
+        self._calls_ours = any(
+            node.kind in ("call", "method") and node.value in _REWRITTEN for node in tree.walk()
+        )
         if self._calls_ours:
             self._program = cel_library().compile(_in_other_words(tree, text))
 
@@ -314,8 +373,11 @@ class CelProgram:
 
 
 def _in_other_words(tree: CelNode, text: str) -> str:
-    """The text of an expression, with calls of ours in place of what the library computes otherwise than CEL says."""
-    has_times = any(node.kind == "call" and node.value in ("timestamp", "duration") for node in tree.walk())
+    """The text of an expression, with calls of ours in place of what the library computes
+    otherwise than CEL says."""
+    has_times = any(
+        node.kind == "call" and node.value in ("timestamp", "duration") for node in tree.walk()
+    )
 
     def written(node: CelNode) -> str:
         if node.kind in ("call", "method") and node.value in _REWRITTEN and len(node.parts) == 1:
@@ -326,7 +388,8 @@ def _in_other_words(tree: CelNode, text: str) -> str:
                 return _by_kind(node.value, argument, has_times)
             # computed once
             return f"[{argument}].map({_BOUND}, {_by_kind(node.value, _BOUND, has_times)})[0]"
-        pieces, at = list[str](), node.start
+        pieces = list[str]()
+        at = node.start
         for part in node.parts:
             pieces += [text[at : part.start], written(part)]
             at = part.end
@@ -336,7 +399,8 @@ def _in_other_words(tree: CelNode, text: str) -> str:
 
 
 def is_plain_way(node: CelNode) -> bool:
-    """Whether a part only names a value, so that it can be written twice: that takes less than to copy the value."""
+    """Whether a part only names a value, so that it can be written twice: that takes less than to
+    copy the value."""
     if node.kind == "index":
         key = node.parts[1]
         return is_plain_way(node.parts[0]) and (key.kind == "literal" or is_plain_way(key))
@@ -351,13 +415,16 @@ def _by_kind(function: str, value: str, has_times: bool) -> str:
     if has_times:
         is_duration = f'type({value}) == type(duration("0s"))'
         is_time = f'type({value}) == type(timestamp("1970-01-01T00:00:00Z"))'
-        text = f"({is_duration} ? agac_seconds({value}) : {is_time} ? agac_time_text({text}) : {text})"
+        text = (
+            f"({is_duration} ? agac_seconds({value}) : {is_time} ? agac_time_text({text}) : {text})"
+        )
     return f'(type({value}) == type(true) ? ({value} ? "true" : "false") : {text})'
 
 
 def _in_utc(value: Any) -> Any:
-    """A time with an offset as the same time in UTC, in which CEL's functions read it. What is none is left as it
-    is, for the library to refuse: it writes a line to a log where a function raises."""
+    """A time with an offset as the same time in UTC, in which CEL's functions read it. What is
+    none is left as it is, for the library to refuse: it writes a line to a log where a function
+    raises."""
     moment = _INSTANT.fullmatch(value) if isinstance(value, str) else None
     if moment is None:
         return value
@@ -370,7 +437,8 @@ def _in_utc(value: Any) -> Any:
 
 
 def _time_text(text: str) -> str:
-    """A time in UTC as CEL writes it, `2026-01-31T12:00:00.5Z`; `text` is what the library writes."""
+    """A time in UTC as CEL writes it, `2026-01-31T12:00:00.5Z`; `text` is what the library
+    writes."""
     moment, point, fraction = text.removesuffix("+00:00").partition(".")
     fraction = fraction.rstrip("0")
     return f"{moment}{point if fraction else ''}{fraction}Z"

@@ -1,4 +1,5 @@
-"""What every mapping of every file is made of: the model that all of them are, and the values that several have."""
+"""What every mapping of every file is made of: the model that all of them are, and the values that
+several have."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from agac.spec import validation as check
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 TimeText = Annotated[str, Field(json_schema_extra=check.TIME_FORM)]
-Duration = Annotated[float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)]
+Duration = Annotated[
+    float, BeforeValidator(check.duration, json_schema_input_type=TimeText | float)
+]
 ShareText = Annotated[str, Field(json_schema_extra=check.SHARE_FORM)]
 Share = Annotated[float, BeforeValidator(check.share, json_schema_input_type=ShareText | float)]
 
@@ -38,7 +41,8 @@ class FileModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _has_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses None. For a key that may be left out `validation.validate` takes a written `null` for no key."""
+        """Refuses None. For a key that may be left out `validation.validate` takes a written
+        `null` for no key."""
         if value is None:
             optional = not cls.model_fields[info.field_name or ""].is_required()
             raise check.no_value(optional=optional)
@@ -67,10 +71,18 @@ WebAddress = Annotated[NonEmpty, AfterValidator(check.web_address)]
 Variable = Annotated[str, AfterValidator(check.one_variable)]
 SizeText = Annotated[str, Field(json_schema_extra=check.SIZE_FORM)]
 Size = Annotated[int, BeforeValidator(check.size, json_schema_input_type=SizeText | int)]
-Deadline = Annotated[Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})]
+Deadline = Annotated[
+    Any, AfterValidator(check.deadline), Field(json_schema_extra={"type": ["string", "number"]})
+]
 TextOrList = str | list[str]
-Paths = Annotated[list[NonEmpty], Field(min_length=1), BeforeValidator(check.paths, json_schema_input_type=TextOrList)]
-StageNames = Annotated[list[str], BeforeValidator(check.one_or_many, json_schema_input_type=TextOrList)]
+Paths = Annotated[
+    list[NonEmpty],
+    Field(min_length=1),
+    BeforeValidator(check.paths, json_schema_input_type=TextOrList),
+]
+StageNames = Annotated[
+    list[str], BeforeValidator(check.one_or_many, json_schema_input_type=TextOrList)
+]
 FieldPath = Annotated[NonEmpty, AfterValidator(check.field_path)]
 _OneOrMore = BeforeValidator(check.field_or_fields, json_schema_input_type=TextOrList)
 FieldPaths = Annotated[list[FieldPath], _OneOrMore, AfterValidator(check.no_repeats)]

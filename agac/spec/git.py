@@ -1,9 +1,11 @@
-"""A project's repository of git, read through git's plumbing: commits by their names, what two of them share, and the
-files of a commit. Nothing is checked out, no file of the project is touched, and no hook or filter runs.
+"""A project's repository of git, read through git's plumbing: commits by their names, what two of
+them share, and the files of a commit. Nothing is checked out, no file of the project is touched,
+and no hook or filter runs.
 
-A change that somebody proposes shapes the working tree, so git never looks for a repository by itself: agac finds the
-folder `.git`, which git lets no commit hold, and names it. Git then reads no configuration but that folder's own,
-fetches nothing, and follows no replaced object. Paths that git prints are checked before anything is written there."""
+A change that somebody proposes shapes the working tree, so git never looks for a repository by
+itself: agac finds the folder `.git`, which git lets no commit hold, and names it. Git then reads
+no configuration but that folder's own, fetches nothing, and follows no replaced object. Paths that
+git prints are checked before anything is written there."""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ MAIN = {
     "origin/main": "refs/remotes/origin/main",
     "origin/master": "refs/remotes/origin/master",
 }
-"""Where a repository keeps what was reviewed, the first of these that it has, with the full name of the ref: a tag may
-have the short name too."""
+"""Where a repository keeps what was reviewed, the first of these that it has, with the full name
+of the ref: a tag may have the short name too."""
 
 MAX_OUTPUT = 64 << 20
 """Bytes that git may print for one question: some 500,000 files of a commit."""
@@ -97,44 +99,62 @@ class Git:
 
     @staticmethod
     def found(top: Path | None, git_dir: Path | None, env: Mapping[str, str]) -> Git:
-        """Finds the program. Raises UsageError where there is none, or where it is a file below `top`, the working
-        tree."""
+        """Finds the program. Raises UsageError where there is none, or where it is a file below
+        `top`, the working tree."""
         program = shutil.which("git", path=env.get("PATH"))
         if program is None:
             raise UsageError("git is not installed, or not on PATH", remedy=_REMEDY)
         path = Path(program).absolute()
         if top is not None and path.resolve().is_relative_to(top):
             remedy = "Take relative folders, and those of the project, out of PATH."
-            raise UsageError(f"the first git on PATH is a file of the working tree: {path}", remedy=remedy)
+            raise UsageError(
+                f"the first git on PATH is a file of the working tree: {path}", remedy=remedy
+            )
         return Git(str(path), git_dir, env)
 
     def setting(self, name: str) -> str | None:
-        """A setting as it holds for the user in this repository; None: there is none. It is only read, so the user's
-        own files count here, and nothing in them is started."""
+        """A setting as it holds for the user in this repository; None: there is none. It is only
+        read, so the user's own files count here, and nothing in them is started."""
         command = [self.program, "-C", Path.cwd().anchor, "config", "--get", name]
         if self.git_dir is not None:
             command[1:3] = [f"--git-dir={self.git_dir}"]
-        own = {key: value for key, value in self.env.items() if not key.startswith("GIT_") or "CONFIG" in key}
-        ended = subprocess.run(command, capture_output=True, env={**own, "LC_ALL": "C"}, check=False)  # noqa: S603
-        return None if ended.returncode else ended.stdout.decode("utf-8", "replace")
+        own = {
+            key: value
+            for key, value in self.env.items()
+            if not key.startswith("GIT_") or "CONFIG" in key
+        }
+        ended = subprocess.run(  # noqa: S603
+            command, capture_output=True, env={**own, "LC_ALL": "C"}, check=False
+        )
+        if ended.returncode:
+            return None
+        return ended.stdout.decode("utf-8", "replace")
 
     def ask(self, *words: str) -> str | None:
-        """What git printed; None where it refused. Raises UsageError for more than MAX_OUTPUT bytes."""
+        """What git printed; None where it refused. Raises UsageError for more than MAX_OUTPUT
+        bytes."""
         with self.started(*words) as process:
             assert process.stdout is not None
             printed = process.stdout.read(MAX_OUTPUT + 1)
             if len(printed) > MAX_OUTPUT:
                 process.kill()
                 remedy = "Name a commit with fewer files, or a folder that holds the version."
-                raise UsageError(f"git {words[0]} printed more than {MAX_OUTPUT:,} bytes", remedy=remedy)
-        return None if process.returncode else printed.decode("utf-8", "surrogateescape")
+                raise UsageError(
+                    f"git {words[0]} printed more than {MAX_OUTPUT:,} bytes", remedy=remedy
+                )
+        if process.returncode:
+            return None
+        return printed.decode("utf-8", "surrogateescape")
 
     @contextmanager
-    def started(self, *words: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+    def started(
+        self, *words: str, stdin: IO[bytes] | int = subprocess.DEVNULL
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """Git at work for the block, which it does not outlive; its output is a pipe."""
         settings = [word for one in _SETTINGS for word in ("-c", one)]
         command = [self.program, "--no-pager", f"--git-dir={self.git_dir}", *settings, *words]
-        own = {key: value for key, value in self.env.items() if not key.startswith("GIT_")}  # hooks and jobs set some
+        # hooks and jobs set some
+        own = {key: value for key, value in self.env.items() if not key.startswith("GIT_")}
         with subprocess.Popen(  # noqa: S603 - git, with words of ours and names that were checked
             command,
             cwd=self.git_dir,
@@ -160,17 +180,22 @@ class Repository:
 
     @staticmethod
     def of(root: Path, env: Mapping[str, str]) -> Repository:
-        """The one around this folder. Raises UsageError: there is none, it is of another user, or there is no git."""
+        """The one around this folder. Raises UsageError: there is none, it is of another user, or
+        there is no git."""
         folder = root.resolve()
         top, git_dir = _found_above(folder)
         below = folder.relative_to(top).as_posix()
         return Repository("" if below == "." else f"{below}/", Git.found(top, git_dir, env))
 
     def commit(self, ref: str) -> str:
-        """The full name of the commit that a branch, a tag or an abbreviated name means. Raises UsageError."""
+        """The full name of the commit that a branch, a tag or an abbreviated name means. Raises
+        UsageError."""
         name = self.commit_or_none(ref)
         if name is None:
-            fetch = f"`git fetch origin {ref.removeprefix('origin/')}` gets what others pushed, as FETCH_HEAD"
+            fetch = (
+                f"`git fetch origin {ref.removeprefix('origin/')}` gets what others "
+                "pushed, as FETCH_HEAD"
+            )
             remedy = f"Name a branch, a tag, a commit or a folder; {plain(fetch)}."
             shallow = self._shallow()
             remedy += f" {_WHOLE}" if shallow else ""
@@ -182,32 +207,42 @@ class Repository:
         if not _can_be_name(ref):
             return None
         for name in (ref, f"origin/{ref}"):  # a clone has no branches of its own but one
-            if commit := self._resolved(name):
+            commit = self._resolved(name)
+            if commit:
                 return commit
         return None
 
     def made_at(self, commit: str) -> float:
         """When a commit was made, in seconds since 1970."""
-        return float((self.git.ask("rev-list", "--max-count=1", "--timestamp", commit) or "0").split()[0])
+        return float(
+            (self.git.ask("rev-list", "--max-count=1", "--timestamp", commit) or "0").split()[0]
+        )
 
     def main(self) -> tuple[str, str]:
-        """The name of what was reviewed, as people write it, and its commit. Raises UsageError: the repository has none
-        of the usual names."""
+        """The name of what was reviewed, as people write it, and its commit. Raises UsageError:
+        the repository has none of the usual names."""
         for name, ref in MAIN.items():
-            if commit := self._resolved(ref):
+            commit = self._resolved(ref)
+            if commit:
                 return name, commit
-        remedy = "Name the commit to compare with; in CI fetch the branch that the change is for first."
-        raise UsageError(f"this repository has none of {', '.join(MAIN)}{self._shallow()}", remedy=remedy)
+        remedy = (
+            "Name the commit to compare with; in CI fetch the branch that the change is for first."
+        )
+        raise UsageError(
+            f"this repository has none of {', '.join(MAIN)}{self._shallow()}", remedy=remedy
+        )
 
     def merge_base(self, commit: str, shown: str) -> str:
-        """The last commit that HEAD shares with `commit`, which messages call `shown`. Raises UsageError."""
+        """The last commit that HEAD shares with `commit`, which messages call `shown`. Raises
+        UsageError."""
         name = self.git.ask("merge-base", "HEAD", commit)
         if name is None:
             raise UsageError(f"HEAD and {shown} share no commit{self._shallow()}", remedy=_WHOLE)
         return name.strip()
 
     def merged_into(self, head: str | None) -> str | None:
-        """The commit that `head` was merged into to make HEAD, as forges do for a job; None: HEAD is no such merge."""
+        """The commit that `head` was merged into to make HEAD, as forges do for a job; None: HEAD
+        is no such merge."""
         names = (self.git.ask("rev-list", "--parents", "--max-count=1", "HEAD") or "").split()
         return names[1] if names[2:] == [head] else None
 
@@ -216,8 +251,9 @@ class Repository:
         return int(self.git.ask("rev-list", "--count", f"{commit}..{other}") or 0)
 
     def entries(self, commit: str) -> list[Entry]:
-        """The project's files in a commit, without submodules, agac's state, and files that no path of a project can
-        name; none where its folder is missing. Raises UsageError for paths that lead out of the project."""
+        """The project's files in a commit, without submodules, agac's state, and files that no
+        path of a project can name; none where its folder is missing. Raises UsageError for paths
+        that lead out of the project."""
         text = self.git.ask("ls-tree", "-r", "-z", "--full-tree", f"{commit}:{self.prefix}") or ""
         entries = list[Entry]()
         for line in text.split("\0")[:-1]:  # MODE blob NAME, and the path
@@ -229,16 +265,16 @@ class Repository:
         return entries
 
     def at_top(self, commit: str) -> dict[str, str]:
-        """The names that a commit has in the project's folder, agac's state included, and what stands for the content
-        of each."""
+        """The names that a commit has in the project's folder, agac's state included, and what
+        stands for the content of each."""
         text = self.git.ask("ls-tree", "-z", "--full-tree", f"{commit}:{self.prefix}") or ""
         lines = (line.partition("\t") for line in text.split("\0")[:-1])
         return {path: header for header, _, path in lines}
 
     def write(self, entries: Sequence[Entry], folder: Path) -> list[str]:
-        """Writes files of a commit below a folder, as they are stored: links last. Gives those whose content is in git
-        LFS, and elsewhere: they are not written. Raises UsageError for a clone that lacks one, and for a file that
-        cannot be written."""
+        """Writes files of a commit below a folder, as they are stored: links last. Gives those
+        whose content is in git LFS, and elsewhere: they are not written. Raises UsageError for a
+        clone that lacks one, and for a file that cannot be written."""
         pointers = list[str]()
         with tempfile.TemporaryFile() as names:
             in_order = sorted(entries, key=lambda entry: entry.mode == _LINK)
@@ -257,7 +293,9 @@ class Repository:
 
     def _shallow(self) -> str:
         is_shallow = (self.git.ask("rev-parse", "--is-shallow-repository") or "").strip() == "true"
-        return ", of which this clone has the newest commits alone (it is shallow)" if is_shallow else ""
+        if is_shallow:
+            return ", of which this clone has the newest commits alone (it is shallow)"
+        return ""
 
 
 def user_name(root: Path, env: Mapping[str, str]) -> str | None:
@@ -265,18 +303,21 @@ def user_name(root: Path, env: Mapping[str, str]) -> str | None:
     try:
         top, git_dir = _found_above(root.resolve())
     except UsageError:
-        top, git_dir = None, None
+        top = None
+        git_dir = None
     try:
         return Git.found(top, git_dir, env).setting("user.name")
     except UsageError:
         return None
 
 
-# Finding the repository: git would take a folder of the change for one that holds files with the right names.
+# Finding the repository: git would take a folder of the change for one that holds files with the
+# right names.
 
 
 def _found_above(folder: Path) -> tuple[Path, Path]:
-    """The nearest folder with `.git`, from `folder` upward, and the repository's own folder. Raises UsageError."""
+    """The nearest folder with `.git`, from `folder` upward, and the repository's own folder.
+    Raises UsageError."""
     for top in (folder, *folder.parents):
         git = top / ".git"
         if os.path.lexists(git):
@@ -302,12 +343,15 @@ def _git_dir(git: Path) -> Path:
 
 
 def _refuse_foreign(git_dir: Path, folder: Path) -> None:
-    """Raises UsageError where the repository is neither ours, nor root's, nor of the one who owns the project."""
+    """Raises UsageError where the repository is neither ours, nor root's, nor of the one who owns
+    the project."""
     if not hasattr(os, "getuid"):
         return
     if git_dir.stat().st_uid not in (os.getuid(), 0, folder.stat().st_uid):
         remedy = f"{_REMEDY} Or make the repository yours."
-        raise UsageError(f"the repository {git_dir} around the project belongs to another user", remedy=remedy)
+        raise UsageError(
+            f"the repository {git_dir} around the project belongs to another user", remedy=remedy
+        )
 
 
 def _can_be_name(ref: str) -> bool:
@@ -325,16 +369,20 @@ def _can_be_name(ref: str) -> bool:
 
 
 def refuse_path(path: str, commit: str) -> None:
-    """Raises UsageError for a path of a commit that leads out of the folder that it is relative to."""
+    """Raises UsageError for a path of a commit that leads out of the folder that it is relative
+    to."""
     parts = path.split("/")
     leads_out = not {"", ".", ".."}.isdisjoint(parts)
     if os.name == "nt":
         leads_out = leads_out or not {"\\", ":"}.isdisjoint(path)
     if leads_out:
         remedy = (
-            "No project has such a file, and git makes none: look at who made the commit, and compare with another."
+            "No project has such a file, and git makes none: look at who made the commit, "
+            "and compare with another."
         )
-        raise UsageError(f"commit {commit[:12]} holds a file with the path {plain(repr(path))}", remedy=remedy)
+        raise UsageError(
+            f"commit {commit[:12]} holds a file with the path {plain(repr(path))}", remedy=remedy
+        )
 
 
 def _is_state(path: str) -> bool:
@@ -345,11 +393,13 @@ _HEADER = re.compile(rb"[0-9a-f]+ blob ([0-9]+)\n\Z")  # NAME blob SIZE
 
 
 def _write_next(entry: Entry, content: IO[bytes], folder: Path) -> bool:
-    """Writes a file of which git prints the content next. False: it is a pointer of git LFS. Raises UsageError."""
+    """Writes a file of which git prints the content next. False: it is a pointer of git LFS.
+    Raises UsageError."""
     header = _HEADER.match(content.readline(_MAX_POINTER))
     if header is None:  # a clone without contents, which cannot fetch this one
         raise UsageError(
-            f"git has no content of {plain(entry.path)} in this clone", remedy="Run `git fetch --refetch`."
+            f"git has no content of {plain(entry.path)} in this clone",
+            remedy="Run `git fetch --refetch`.",
         )
     size = int(header[1])
     first = content.read(min(size, _PIECE))
@@ -364,7 +414,9 @@ def _write_next(entry: Entry, content: IO[bytes], folder: Path) -> bool:
                 _write_file(target, first, rest)
         except OSError as error:
             what = f"{plain(entry.path)} of the commit cannot be written: {error.strerror or error}"
-            raise UsageError(what, remedy="Make room there, or compare with another commit.") from None
+            raise UsageError(
+                what, remedy="Make room there, or compare with another commit."
+            ) from None
     for _ in rest:
         pass  # what was not written has to be read, too
     content.read(1)  # the line end after each content
@@ -379,8 +431,8 @@ def _pieces(content: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def _target(path: str, folder: Path) -> Path | None:
-    """Where a file is written; None: no path of a project can name it (`~notes.md`), so nothing can miss it. Raises
-    UsageError for a file below a link of the same commit."""
+    """Where a file is written; None: no path of a project can name it (`~notes.md`), so nothing
+    can miss it. Raises UsageError for a file below a link of the same commit."""
     try:
         target = inside(folder, path)
     except OutsideProject:
@@ -399,8 +451,8 @@ def _write_file(target: Path, first: bytes, rest: Iterator[bytes]) -> None:
 
 
 def _write_link(target: Path, content: bytes, folder: Path) -> None:
-    """Makes a link that stays inside the folder by its words. Others are not made: what is read through them is refused
-    in the present version, too."""
+    """Makes a link that stays inside the folder by its words. Others are not made: what is read
+    through them is refused in the present version, too."""
     text = content.decode("utf-8", "surrogateescape")
     if not text or len(content) >= _MAX_POINTER or "\0" in text or Path(text).is_absolute():
         return

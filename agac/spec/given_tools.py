@@ -1,5 +1,5 @@
-"""What a program gives and is told: tools in the key `tools` of a stage, which are functions and those that agac brings
-with their keys; and messages with Python where files have YAML."""
+"""What a program gives and is told: tools in the key `tools` of a stage, which are functions and
+those that agac brings with their keys; and messages with Python where files have YAML."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from agac.spec.yaml import parse_yaml
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that agac brings, as `agac.Tool.read_file`; called it is the same with these keys of a tool besides, as
-    `agac.Tool.http_get(allow=["example.com"], rate=2)`."""
+    """A tool that agac brings, as `agac.Tool.read_file`; called it is the same with these keys of
+    a tool besides, as `agac.Tool.http_get(allow=["example.com"], rate=2)`."""
 
     read_file: ClassVar[Tool]
     http_get: ClassVar[Tool]
@@ -42,7 +42,8 @@ for _name in ("read_file", "http_get", "run_sql", "web_search"):
 
 @dataclass(slots=True)
 class GivenTools:
-    """What a workflow's stages were given: `functions` by the sources of their tools, `servers` by name."""
+    """What a workflow's stages were given: `functions` by the sources of their tools, `servers` by
+    name."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -52,7 +53,9 @@ class GivenTools:
         if not isinstance(stages, list | tuple):
             return stages
         return [
-            {**one, "tools": self._keys(one["tools"])} if isinstance(one, Mapping) and "tools" in one else one
+            {**one, "tools": self._keys(one["tools"])}
+            if isinstance(one, Mapping) and "tools" in one
+            else one
             for one in stages
         ]
 
@@ -71,14 +74,21 @@ class GivenTools:
             return {one.name: dict(one.keys)}
         if isinstance(one, McpServer):
             keys = {name: getattr(one, name) for name in _OF_SERVERS}
-            self.servers[one.name] = {name: value for name, value in keys.items() if value is not None}
+            self.servers[one.name] = {
+                name: value for name, value in keys.items() if value is not None
+            }
             return {one.name: {}}
         if not callable(one):
-            remedy = "Give functions, agac.Tool.read_file and the like, agac.McpServer(…), or names as files have them."
+            remedy = (
+                "Give functions, agac.Tool.read_file and the like, agac.McpServer(…), or "
+                "names as files have them."
+            )
             raise UsageError(f"tools: {one!r:.60} is no tool", remedy=remedy)
         source = source_of(one)
         if self.functions.setdefault(source, one) != one:  # a method is another object each time
-            raise UsageError(f"tools: two functions are called {source}", remedy="Rename one of them.")
+            raise UsageError(
+                f"tools: two functions are called {source}", remedy="Rename one of them."
+            )
         return {source: {}}
 
 
@@ -93,14 +103,18 @@ _KEYS = StageFile.model_fields.keys() | WorkflowFile.model_fields.keys()
 
 
 def in_python(problem: Problem, form: str) -> Problem:
-    """The problem with the keys that it tells to write as Python has them; `form` has a `key` and its `value`."""
+    """The problem with the keys that it tells to write as Python has them; `form` has a `key` and
+    its `value`."""
     message = problem.message.replace(_FLAG, "")
     return replace(problem, message=_YAML.sub(lambda span: _python_of(span, form), message))
 
 
 def _python_of(span: re.Match[str], form: str) -> str:
     written = parse_yaml(span[1], "").data
-    key = next(iter(written)) if isinstance(written, dict) and len(written) == 1 else None
+    if isinstance(written, dict) and len(written) == 1:
+        key = next(iter(written))
+    else:
+        key = None
     if not isinstance(written, dict) or key not in _KEYS:
         return span[0]
     value = written[key]
@@ -111,5 +125,8 @@ def _tools(written: Any) -> str:
     """The tools of a mapping, as a program gives those that agac brings."""
     if not isinstance(written, dict) or not written.keys() <= vars(Tool).keys():
         return repr(written)
-    with_keys = {name: ", ".join(f"{key}={value!r}" for key, value in keys.items()) for name, keys in written.items()}
+    with_keys = {
+        name: ", ".join(f"{key}={value!r}" for key, value in keys.items())
+        for name, keys in written.items()
+    }
     return f"[{', '.join(f'agac.Tool.{name}({keys})' for name, keys in with_keys.items())}]"

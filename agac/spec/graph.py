@@ -1,7 +1,8 @@
-"""The graph of stages: their order by `needs`, and the levels of rows that walk through them. A level is a set of rows
-that walk alike. The input's rows are one; stages make others of rows that are there: `explode` makes children of the
-items of a list, a function that gives a list children of its rows, `group_by` groups, and `dedupe` a child of each row
-that it keeps. A row of any level walks through the stages of its level."""
+"""The graph of stages: their order by `needs`, and the levels of rows that walk through them. A
+level is a set of rows that walk alike. The input's rows are one; stages make others of rows that
+are there: `explode` makes children of the items of a list, a function that gives a list children
+of its rows, `group_by` groups, and `dedupe` a child of each row that it keeps. A row of any level
+walks through the stages of its level."""
 
 from __future__ import annotations
 
@@ -23,26 +24,29 @@ if TYPE_CHECKING:
     from agac.spec.yaml import Document
 
 Makes = Literal["items", "rows", "groups", "kept"]
-"""What a stage makes of rows: a child of each item (`explode`), children of the rows that a function gives in a list,
-groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
+"""What a stage makes of rows: a child of each item (`explode`), children of the rows that a
+function gives in a list, groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 
 ESCALATED = "/escalate"
-"""What follows a stage's name in that of the stage which asks a stronger model about some of its rows."""
+"""What follows a stage's name in that of the stage which asks a stronger model about some of its
+rows."""
 
 MAX_STAGES = 10_000
-"""The most stages that a workflow may have, with those that cards and `escalate` make of one stage. What each of so
-many sees takes some 500 MB."""
+"""The most stages that a workflow may have, with those that cards and `escalate` make of one
+stage. What each of so many sees takes some 500 MB."""
 
-MOST_REVIEWS = 10  # of which each works on the result of the one before it: there is one name more for each of them
+# of which each works on the result of the one before it: there is one name more for each of them
+MOST_REVIEWS = 10
 
 PARTS = "parts"  # the name under which the guard of a part sees the results of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """One of several stages that a stage becomes; one has its name, and the others add to that. `needs` are parts
-    before it; without any it follows what the stage needs. `amends` is as that of a StageNode."""
+    """One of several stages that a stage becomes; one has its name, and the others add to that.
+    `needs` are parts before it; without any it follows what the stage needs. `amends` is as that
+    of a StageNode."""
 
     name: str
     needs: tuple[str, ...] = ()
@@ -55,7 +59,8 @@ def stage_of(name: str) -> str:
 
 
 def is_hidden(name: str, viewer: str) -> bool:
-    """Whether the stage `viewer` has no name for the result of another: parts are seen by parts of the same stage."""
+    """Whether the stage `viewer` has no name for the result of another: parts are seen by parts of
+    the same stage."""
     return "/" in name and (name.endswith(ESCALATED) or stage_of(name) != stage_of(viewer))
 
 
@@ -63,14 +68,16 @@ def is_hidden(name: str, viewer: str) -> bool:
 class StageNode:
     """A stage as a part of the graph, which is all that levels and orders are made of.
 
-    `index` counts stages from 0: in their file, once they are in order as a row meets them. `needs` are the stages that
-    it follows, `ancestors` all those upstream whose results it sees: none beyond a group. Both are names in the order
-    in which a row meets them. `rows_of` is the ancestor after which the row has the fields that this stage sees, None:
-    the input's. `makes` is what it makes of rows; `changes_rows`: they have other fields from this stage on.
+    `index` counts stages from 0: in their file, once they are in order as a row meets them.
+    `needs` are the stages that it follows, `ancestors` all those upstream whose results it sees:
+    none beyond a group. Both are names in the order in which a row meets them. `rows_of` is the
+    ancestor after which the row has the fields that this stage sees, None: the input's. `makes` is
+    what it makes of rows; `changes_rows`: they have other fields from this stage on.
 
-    `amends` names an ancestor on the same rows: where this stage is not skipped, its result takes the place of that
-    one's for all that is downstream of both, and where results are written. `amended` are the ancestors that do so,
-    each with the name under which its result is seen; the last one counts."""
+    `amends` names an ancestor on the same rows: where this stage is not skipped, its result takes
+    the place of that one's for all that is downstream of both, and where results are written.
+    `amended` are the ancestors that do so, each with the name under which its result is seen; the
+    last one counts."""
 
     name: str
     index: int
@@ -89,7 +96,8 @@ class StageNode:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The stages that its guard sees as `parts`: those that became of the same stage of the file as itself."""
+        """The stages that its guard sees as `parts`: those that became of the same stage of the
+        file as itself."""
         own = () if self.is_escalation else self.ancestors
         return tuple(name for name in own if stage_of(name) == stage_of(self.name))
 
@@ -105,32 +113,39 @@ S = TypeVar("S", bound=StageNode)
 def seen_after(
     needs: Sequence[StageNode], stages: Mapping[str, StageNode], viewer: str
 ) -> tuple[tuple[str, ...], str | None]:
-    """What `viewer` sees after the stages `needs` of one level, by a group of its members too: the stages upstream, in
-    the order of `stages` (those that a row meets before, by name), and the one that changed the row's fields last."""
+    """What `viewer` sees after the stages `needs` of one level, by a group of its members too: the
+    stages upstream, in the order of `stages` (those that a row meets before, by name), and the one
+    that changed the row's fields last."""
     upstream = {need.name for need in needs}.union(*(need.ancestors for need in needs))
     forms = {need.rows_after for need in needs}
     last = max(forms, key=lambda name: len(stages[name].ancestors) + 1 if name else 0, default=None)
     seen = tuple(filter(upstream.__contains__, stages))
-    if any(map(contains, seen, repeat("/"))):  # only these may be hidden, and most workflows have none
+    # only these may be hidden, and most workflows have none
+    if any(map(contains, seen, repeat("/"))):
         seen = tuple(name for name in seen if stages[name].amends or not is_hidden(name, viewer))
     return seen, last
 
 
 def amended_name(name: str, stages: Mapping[str, StageNode]) -> str:
-    """The stage in whose place the result of the stage `name` stands; its own name where it amends none."""
+    """The stage in whose place the result of the stage `name` stands; its own name where it amends
+    none."""
     while (first := stages[name].amends) is not None and first in stages:
         name = first
     return name
 
 
 def giving(name: str, stages: Sequence[S]) -> list[S]:
-    """The stages that may give what the stage `name` comes to: the last one that amends it first, itself last."""
+    """The stages that may give what the stage `name` comes to: the last one that amends it first,
+    itself last."""
     by_name = {stage.name: stage for stage in stages}
     return [stage for stage in reversed(stages) if amended_name(stage.name, by_name) == name]
 
 
-def amended_by(names: Iterable[str], stages: Mapping[str, StageNode]) -> tuple[tuple[str, str], ...]:
-    """Of these stages, as a row meets them, those that amend others, each with one that it stands for."""
+def amended_by(
+    names: Iterable[str], stages: Mapping[str, StageNode]
+) -> tuple[tuple[str, str], ...]:
+    """Of these stages, as a row meets them, those that amend others, each with one that it stands
+    for."""
     found = []
     for name in names:
         first = stages[name].amends
@@ -142,9 +157,10 @@ def amended_by(names: Iterable[str], stages: Mapping[str, StageNode]) -> tuple[t
 
 @dataclass(frozen=True)
 class Level(Generic[S]):
-    """Rows that walk alike. `maker` made them; None: they are the input's. `stages` are those they walk through;
-    `makers` those that make further rows of them, once they have come to their end. Rows that a function gave in a list
-    walk through what follows the function, as does a row for which it gave a single one, where it is."""
+    """Rows that walk alike. `maker` made them; None: they are the input's. `stages` are those they
+    walk through; `makers` those that make further rows of them, once they have come to their end.
+    Rows that a function gave in a list walk through what follows the function, as does a row for
+    which it gave a single one, where it is."""
 
     maker: S | None
     stages: tuple[S, ...]
@@ -169,44 +185,57 @@ class Levels(Generic[S]):
         return {level.origin: level for level in self.all}
 
     def leads_to(self, function: S, names: Collection[str]) -> bool:
-        """Whether the rows that a function gives in a list, or the results of the function itself, come to one of these
-        stages: one that they walk through, or that makes further rows of them."""
+        """Whether the rows that a function gives in a list, or the results of the function itself,
+        come to one of these stages: one that they walk through, or that makes further rows of
+        them."""
         level = self.by_origin[function.index]
-        return function.name in names or any(stage.name in names for stage in (*level.stages, *level.makers))
+        return function.name in names or any(
+            stage.name in names for stage in (*level.stages, *level.makers)
+        )
 
 
 def levels_of(stages: Sequence[S]) -> Levels[S]:
     """The levels of stages in the order in which rows meet them; of a workflow without problems."""
     places = _Places(stages)
     made = [stage for stage in stages if stage.makes is not None]
-    walking, making = dict[str | None, list[S]](), dict[str | None, list[S]]()  # by what made the rows that they are on
+    walking = dict[str | None, list[S]]()  # by what made the rows that they are on
+    making = dict[str | None, list[S]]()
     for stage in stages:
         walking.setdefault(places.home[stage.name], []).append(stage)
     for stage in made:
         if stage.makes != "rows":
             making.setdefault(places.base[stage.name], []).append(stage)
-    found = [Level(maker, tuple(places.on(walking, maker)), tuple(places.on(making, maker))) for maker in (None, *made)]
+    found = [
+        Level(maker, tuple(places.on(walking, maker)), tuple(places.on(making, maker)))
+        for maker in (None, *made)
+    ]
     return Levels(tuple(stages), tuple(found))
 
 
 def homes(stages: Sequence[StageNode]) -> dict[str, str | None]:
-    """What made the rows that each stage gives results to, by the stage's name; None: they are the input's, or come of
-    a function that stands in the place of the row it was given."""
+    """What made the rows that each stage gives results to, by the stage's name; None: they are the
+    input's, or come of a function that stands in the place of the row it was given."""
     return _Places(stages).home
 
 
 def descent(stages: Sequence[S], maker: S | None) -> tuple[S, ...]:
-    """The stages that made the rows of this maker, one after the other: of the input's, or of nothing (groups)."""
+    """The stages that made the rows of this maker, one after the other: of the input's, or of
+    nothing (groups)."""
     by_name = {stage.name: stage for stage in stages}
-    return tuple(by_name[name] for name in _Places(stages).lines[maker.name if maker else None] if name is not None)
+    return tuple(
+        by_name[name]
+        for name in _Places(stages).lines[maker.name if maker else None]
+        if name is not None
+    )
 
 
 class _Places:
-    """On which rows each stage works, as far as it is known before a function is called. `home` is what made the rows
-    that a stage gives results to, `_after` what made those that stages after it see, `base` what made those that the
-    stage begins with. `lines` is the descent of the rows that something made, the nearest last; `_functions` are those
-    upstream of a stage, and in `_functions_until` the stage is one of them. `apart` are stages that cannot meet their
-    needs in one row, each with two such needs."""
+    """On which rows each stage works, as far as it is known before a function is called. `home` is
+    what made the rows that a stage gives results to, `_after` what made those that stages after it
+    see, `base` what made those that the stage begins with. `lines` is the descent of the rows that
+    something made, the nearest last; `_functions` are those upstream of a stage, and in
+    `_functions_until` the stage is one of them. `apart` are stages that cannot meet their needs in
+    one row, each with two such needs."""
 
     def __init__(self, stages: Sequence[StageNode]) -> None:
         self.home: dict[str, str | None] = {}
@@ -219,7 +248,8 @@ class _Places:
         self._functions_until: dict[str, int] = {}
         self._makes = {stage.name: stage.makes for stage in stages}
         for stage in stages:
-            name, makes = stage.name, stage.makes
+            name = stage.name
+            makes = stage.makes
             base = self.base[name] = self._deepest(stage)
             self.home[name] = name if makes in ("items", "groups") else base
             self._after[name] = name if makes in ("items", "groups", "kept") else base
@@ -240,8 +270,11 @@ class _Places:
             self.apart.append((stage.name, outside, deepest))
         return self._after[deepest]
 
-    def on(self, by_maker: Mapping[str | None, Sequence[S]], maker: StageNode | None) -> Iterator[S]:
-        """The stages on rows of this maker; `by_maker` has them by what made their rows before any function did."""
+    def on(
+        self, by_maker: Mapping[str | None, Sequence[S]], maker: StageNode | None
+    ) -> Iterator[S]:
+        """The stages on rows of this maker; `by_maker` has them by what made their rows before any
+        function did."""
         if maker is None or maker.makes != "rows":
             yield from by_maker.get(maker.name if maker else None, ())
             return
@@ -254,7 +287,8 @@ class _Places:
         return bool(self._functions[name] >> self._sets.positions[function] & 1)
 
     def beside_dedupe(self) -> Iterator[tuple[str, str]]:
-        """The makers that begin with the rows of which a stage keeps some, not upstream of it; each with that stage."""
+        """The makers that begin with the rows of which a stage keeps some, not upstream of it;
+        each with that stage."""
         makers: dict[str | None, list[str]] = {}  # by what made the rows that they begin with
         for maker in (name for name, makes in self._makes.items() if makes is not None):
             makers.setdefault(self.base[maker], []).append(maker)
@@ -267,10 +301,12 @@ class _Places:
 
 
 def graph(
-    stages: Sequence[StageFile], document: Document, parts: Mapping[str, Sequence[StagePart]] = MappingProxyType({})
+    stages: Sequence[StageFile],
+    document: Document,
+    parts: Mapping[str, Sequence[StagePart]] = MappingProxyType({}),
 ) -> tuple[list[StageNode], list[Problem]]:
-    """The stages that are enabled, each after all that it needs, otherwise in the file's order; with what is wrong. In
-    the place of a stage that has `parts`, by its name, stand these."""
+    """The stages that are enabled, each after all that it needs, otherwise in the file's order;
+    with what is wrong. In the place of a stage that has `parts`, by its name, stand these."""
     names = [stage.name for stage in stages]
     place = {name: index for index, name in reversed([*enumerate(names)])}
     before = [[], *([name] for name in names)]
@@ -288,7 +324,10 @@ def graph(
         for message in _wrong_needs(stage, names, place)
     ]
     _follow_what_they_explode(stages, needs, place)
-    found = [] if problems else _circles(dict(zip(names, needs, strict=True)), place)
+    if problems:
+        found = []
+    else:
+        found = _circles(dict(zip(names, needs, strict=True)), place)
     nodes: list[StageNode] = []
     if not (problems or found):
         nodes = _in_order(stages, needs, place)
@@ -296,9 +335,15 @@ def graph(
         if not found:
             nodes, found = _with_rows(_expanded(nodes, stages, parts))
             found += _not_to_amend(nodes)
-    problems += [document.problem(("stages", place[stage_of(name)], "needs"), message) for name, message in found]
+    problems += [
+        document.problem(("stages", place[stage_of(name)], "needs"), message)
+        for name, message in found
+    ]
     if problems and not nodes:
-        nodes = [StageNode(name=names[index], index=index, needs=tuple(wanted)) for index, wanted in enumerate(needs)]
+        nodes = [
+            StageNode(name=names[index], index=index, needs=tuple(wanted))
+            for index, wanted in enumerate(needs)
+        ]
     return nodes, problems
 
 
@@ -306,38 +351,52 @@ def _wrong_needs(stage: StageFile, names: Sequence[str], known: Container[str]) 
     """What is wrong with the needs of a stage; `known` has the `names` of all stages."""
     needs = stage.needs or []
     unknown = [need for need in needs if need not in known]
-    found = [f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown]
+    found = [
+        f"{need!r}, which does not exist; {did_you_mean(need, names, 'stages')}" for need in unknown
+    ]
     if stage.name in needs:
         found.append("itself; name the stage before it, or write `needs: []`")
     twice = first_repeated(needs)
-    return [*found, f"{twice!r} twice; name it once"] if twice is not None else found
+    if twice is not None:
+        return [*found, f"{twice!r} twice; name it once"]
+    return found
 
 
-def _follow_what_they_explode(stages: Sequence[StageFile], needs: list[list[str]], places: Mapping[str, int]) -> None:
-    """A stage without `needs` that explodes the result of a stage follows the stage before it, as all do, where this
-    works on the rows that have the result; else it follows the stage whose result it explodes."""
+def _follow_what_they_explode(
+    stages: Sequence[StageFile], needs: list[list[str]], places: Mapping[str, int]
+) -> None:
+    """A stage without `needs` that explodes the result of a stage follows the stage before it, as
+    all do, where this works on the rows that have the result; else it follows the stage whose
+    result it explodes."""
     for index, stage in enumerate(stages):
         source = (stage.explode or "").partition(".")[0]
         if stage.needs is not None or (place := places.get(source)) in (None, index):
             continue
-        left, seen = [index - 1] if index else [], set[int]()
+        left = [index - 1] if index else []
+        seen = set[int]()
         while left and place not in seen:
             at = left.pop()
             if at not in seen:
                 seen.add(at)
-                if at == place or stages[at].makes in (None, "rows", "kept") or not stages[at].enabled:
+                if (
+                    at == place
+                    or stages[at].makes in (None, "rows", "kept")
+                    or not stages[at].enabled
+                ):
                     left += [places[need] for need in needs[at] if need in places]
         if place not in seen:
             needs[index] = [source]
 
 
 _Finding = tuple[str, str]  # a stage, and what is wrong with what it needs
-MAX_PAIRS = 1_000  # of stages beside each other that are reported at once: there are as many as squares of stages
+# of stages beside each other that are reported at once: there are as many as squares of stages
+MAX_PAIRS = 1_000
 MAX_CIRCLES = 50  # that are reported at once: for each of them all stages are gone through
 
 
 def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_Finding]:
-    """One problem for each circle of stages that need each other, with the way around it; at most MAX_CIRCLES."""
+    """One problem for each circle of stages that need each other, with the way around it; at most
+    MAX_CIRCLES."""
     found: list[_Finding] = []
     while len(found) < MAX_CIRCLES:
         try:
@@ -349,45 +408,63 @@ def _circles(follows: dict[str, list[str]], place: Mapping[str, int]) -> list[_F
         first = min(circle, key=place.__getitem__)
         at = circle.index(first)
         shown = " → ".join([*circle[at:], *circle[:at], first])
-        found.append((first, f"these stages need each other in a circle: {shown}; let one of them start"))
+        found.append(
+            (first, f"these stages need each other in a circle: {shown}; let one of them start")
+        )
         for name in circle:
             del follows[name]
     return sorted(found, key=lambda one: place[one[0]])
 
 
-def _in_order(stages: Sequence[StageFile], needs: list[list[str]], place: Mapping[str, int]) -> list[StageNode]:
-    """Each stage after what it needs; among those that could be next the one that stands first in the file."""
+def _in_order(
+    stages: Sequence[StageFile], needs: list[list[str]], place: Mapping[str, int]
+) -> list[StageNode]:
+    """Each stage after what it needs; among those that could be next the one that stands first in
+    the file."""
     follows = {index: [place[need] for need in wanted] for index, wanted in enumerate(needs)}
-    real: dict[int, dict[str, None]] = {}  # what each stage needs: in the place of a disabled one what that needs
+    real: dict[
+        int, dict[str, None]
+    ] = {}  # what each stage needs: in the place of a disabled one what that needs
     for index in TopologicalSorter(follows).static_order():
         real[index] = {}
         for need in needs[index]:
             real[index] |= {need: None} if stages[place[need]].enabled else real[place[need]]
-    sorter = TopologicalSorter({index: map(place.__getitem__, real[index]) for index in real if stages[index].enabled})
+    sorter = TopologicalSorter(
+        {index: map(place.__getitem__, real[index]) for index in real if stages[index].enabled}
+    )
     sorter.prepare()
     ready: list[int] = []
     found: dict[str, StageNode] = {}
-    sets, seen = NameSets(), dict[str, int]()  # what sees each stage sees: the stage, and all upstream of it
+    sets = NameSets()  # what sees each stage sees: the stage, and all upstream of it
+    seen = dict[str, int]()
     while sorter.is_active():
         for index in sorter.get_ready():
             heappush(ready, index)
         index = heappop(ready)
         stage = stages[index]
-        above = joined(seen[need] for need in real[index]) if stage.group_by is None else 0
+        if stage.group_by is None:
+            above = joined(seen[need] for need in real[index])
+        else:
+            above = 0
         ancestors = sets.names(above)
         seen[stage.name] = above | sets.add(stage.name)
         found[stage.name] = StageNode(
-            name=stage.name, index=index, needs=tuple(sorted(real[index], key=sets.positions.__getitem__)),
-            ancestors=ancestors, makes=stage.makes, changes_rows=stage.changes_rows,
+            name=stage.name,
+            index=index,
+            needs=tuple(sorted(real[index], key=sets.positions.__getitem__)),
+            ancestors=ancestors,
+            makes=stage.makes,
+            changes_rows=stage.changes_rows,
             amends=_judged(stage, ancestors, real[index], found),
-        )  # fmt: skip
+        )
         sorter.done(index)
     return list(found.values())
 
 
 class NameSets:
-    """Sets of names of stages, each as a number that has one bit for each name, in the order in which a row meets them.
-    What is upstream of each of thousands of stages takes hundreds of megabytes as sets of names."""
+    """Sets of names of stages, each as a number that has one bit for each name, in the order in
+    which a row meets them. What is upstream of each of thousands of stages takes hundreds of
+    megabytes as sets of names."""
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
@@ -403,7 +480,9 @@ class NameSets:
 
     def names(self, members: int) -> tuple[str, ...]:
         """The names in a set, in order."""
-        return tuple(compress(self.positions, map(int, f"{members:b}"[::-1]))) if members else ()
+        if members:
+            return tuple(compress(self.positions, map(int, f"{members:b}"[::-1])))
+        return ()
 
 
 def joined(sets: Iterable[int]) -> int:
@@ -414,41 +493,66 @@ def joined(sets: Iterable[int]) -> int:
 def _judged(
     stage: StageFile, ancestors: Sequence[str], needs: Iterable[str], found: Mapping[str, StageNode]
 ) -> str | None:
-    """The stage on whose result people decide at this one; None where there is no such stage, or nobody does."""
+    """The stage on whose result people decide at this one; None where there is no such stage, or
+    nobody does."""
     if stage.review is None:
         return None
-    if (edit := stage.review.edit) is not None:
+    edit = stage.review.edit
+    if edit is not None:
         return edit if edit in ancestors else None
     only = tuple(needs)
     return amended_name(only[0], found) if len(only) == 1 else None
 
 
 def _too_many(
-    nodes: Sequence[StageNode], stages: Sequence[StageFile], parts: Mapping[str, Sequence[StagePart]]
+    nodes: Sequence[StageNode],
+    stages: Sequence[StageFile],
+    parts: Mapping[str, Sequence[StagePart]],
 ) -> list[_Finding]:
     """The stage with which a workflow has too many, and reviews in too long a row."""
-    count, depths = 0, dict[str, int]()
+    count = 0
+    depths = dict[str, int]()
     for node in nodes:
         count += len(parts.get(node.name, ())) or 1
         count += stages[node.index].escalate is not None
         if count > MAX_STAGES:
-            message = f"with stage {node.name!r} this has more than {MAX_STAGES:,} stages, with those of cards"
+            message = (
+                f"with stage {node.name!r} this has more than {MAX_STAGES:,} stages, with "
+                "those of cards"
+            )
             return [(node.name, f"{message} and of `escalate`; split it into several workflows")]
         depths[node.name] = depths[node.amends] + 1 if node.amends in depths else 0
         if depths[node.name] > MOST_REVIEWS:
-            message = f"stage {node.name!r} is the last of more than {MOST_REVIEWS} that review one another in a row"
+            message = (
+                f"stage {node.name!r} is the last of more than {MOST_REVIEWS} that review "
+                "one another in a row"
+            )
             return [(node.name, f"{message}; name the stage that gave it as `edit`")]
     return []
 
 
 def _apart(nodes: Sequence[StageNode]) -> list[_Finding]:
-    """Stages that follow others of which no row has both, and those that make rows of what may be dropped."""
-    places, makes = _Places(nodes), {node.name: node.makes for node in nodes}
-    rows = {name: rows_in_words(name if makes[name] == "kept" else home, makes) for name, home in places.home.items()}
+    """Stages that follow others of which no row has both, and those that make rows of what may be
+    dropped."""
+    places = _Places(nodes)
+    makes = {node.name: node.makes for node in nodes}
+    rows = {
+        name: rows_in_words(name if makes[name] == "kept" else home, makes)
+        for name, home in places.home.items()
+    }
     if places.apart:
-        apart = "stage {!r} follows {!r}, on {}, and {!r}, on {}; no row has both: let it follow one of them"
-        return [(name, apart.format(name, one, rows[one], other, rows[other])) for name, one, other in places.apart]
-    beside = "stage {!r} makes rows of those that {!r} may drop beside it; let one of them follow the other"
+        apart = (
+            "stage {!r} follows {!r}, on {}, and {!r}, on {}; no row has both: let it "
+            "follow one of them"
+        )
+        return [
+            (name, apart.format(name, one, rows[one], other, rows[other]))
+            for name, one, other in places.apart
+        ]
+    beside = (
+        "stage {!r} makes rows of those that {!r} may drop beside it; let one of them "
+        "follow the other"
+    )
     pairs = islice(places.beside_dedupe(), MAX_PAIRS)
     return [(maker, beside.format(maker, kept)) for maker, kept in pairs]
 
@@ -462,39 +566,58 @@ def rows_in_words(maker: str | None, makes: Mapping[str, Makes | None]) -> str:
 
 
 def _with_rows(nodes: Sequence[StageNode]) -> tuple[list[StageNode], list[_Finding]]:
-    """The nodes with what changed the rows that each stage sees; a stage cannot see a row in two forms."""
+    """The nodes with what changed the rows that each stage sees; a stage cannot see a row in two
+    forms."""
     found: dict[str, StageNode] = {}
     wrong: list[_Finding] = []
-    stand_ins: dict[str, tuple[tuple[str, str], ...]] = {}  # those that amend others, with all that each stands for
+    stand_ins: dict[
+        str, tuple[tuple[str, str], ...]
+    ] = {}  # those that amend others, with all that each stands for
     for node in nodes:
         forms = dict.fromkeys(found[need].rows_after for need in node.needs)
-        last, *others = sorted(forms, key=lambda name: -len(found[name].ancestors) if name else 1) or [None]
+        last, *others = sorted(
+            forms, key=lambda name: -len(found[name].ancestors) if name else 1
+        ) or [None]
         before = frozenset(found[last].ancestors if last and others else ())
         other = next((name for name in others if name and name not in before), None)
         if other is not None:
-            message = f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row"
-            wrong.append((node.name, f"{message}, each in its own way; let one of them follow the other"))
+            message = (
+                f"stage {node.name!r} follows {other!r} and {last!r}, which both change the row"
+            )
+            wrong.append(
+                (node.name, f"{message}, each in its own way; let one of them follow the other")
+            )
         upstream = filter(stand_ins.__contains__, node.ancestors if stand_ins else ())
         amended = tuple(chain.from_iterable(map(stand_ins.__getitem__, upstream)))
-        found[node.name] = replace(node, rows_of=None if node.makes == "groups" else last, amended=amended)
+        found[node.name] = replace(
+            node, rows_of=None if node.makes == "groups" else last, amended=amended
+        )
         if node.amends is not None:
             stand_ins[node.name] = amended_by([node.name], found)
     return list(found.values()), wrong
 
 
 def _expanded(
-    nodes: Sequence[StageNode], stages: Sequence[StageFile], parts: Mapping[str, Sequence[StagePart]]
+    nodes: Sequence[StageNode],
+    stages: Sequence[StageFile],
+    parts: Mapping[str, Sequence[StagePart]],
 ) -> list[StageNode]:
-    """The nodes, those that become several in the place of theirs: all that needed one needs the last of them. What
-    asks once more (`escalate`) is one of them, too."""
+    """The nodes, those that become several in the place of theirs: all that needed one needs the
+    last of them. What asks once more (`escalate`) is one of them, too."""
     if not any(parts.values()) and all(stages[node.index].escalate is None for node in nodes):
         return [*nodes]
-    found, last, sets = list[StageNode](), dict[str, str](), NameSets()
-    seen: dict[str, int] = {}  # what sees each node sees: those of its parts that can be seen, and all upstream of it
+    found = list[StageNode]()
+    last = dict[str, str]()
+    sets = NameSets()
+    seen: dict[
+        str, int
+    ] = {}  # what sees each node sees: those of its parts that can be seen, and all upstream of it
     for node in nodes:
         own = [*(parts.get(node.name) or [StagePart(name=node.name)])]
         if stages[node.index].escalate is not None:
-            own.append(StagePart(name=node.name + ESCALATED, needs=(own[-1].name,), amends=node.name))
+            own.append(
+                StagePart(name=node.name + ESCALATED, needs=(own[-1].name,), amends=node.name)
+            )
         needs = tuple(last[name] for name in node.needs)
         # a group sees nothing that is upstream of its members
         above = joined(seen[name] for name in node.needs) if node.ancestors else 0
@@ -504,36 +627,66 @@ def _expanded(
             before = joined(inner[need] for need in part.needs)
             inner[part.name] = before | bits[part.name]
             # the index is that of the stage in whose keys it stands
-            one = node if part.name == node.name else StageNode(name=part.name, index=node.index, needs=())
+            if part.name == node.name:
+                one = node
+            else:
+                one = StageNode(name=part.name, index=node.index, needs=())
             amends = node.amends if one is node else part.amends
             ancestors = sets.names(above | before)
-            found.append(replace(one, needs=part.needs or needs, ancestors=ancestors, amends=amends))
+            found.append(
+                replace(one, needs=part.needs or needs, ancestors=ancestors, amends=amends)
+            )
         last[node.name] = own[-1].name
-        shown = (bits[part.name] for part in own if part.name == node.name or part.amends is not None)
+        shown = (
+            bits[part.name] for part in own if part.name == node.name or part.amends is not None
+        )
         seen[node.name] = above | joined(shown)
     return found
 
 
 def _not_to_amend(nodes: Sequence[StageNode]) -> list[_Finding]:
     """Stages that amend what does not come to them, or what another stage amends beside them."""
-    found, home, by_name = list[_Finding](), homes(nodes), {node.name: node for node in nodes}
+    found = list[_Finding]()
+    home = homes(nodes)
+    by_name = {node.name: node for node in nodes}
     functions = {node.name for node in nodes if node.makes == "rows"}
 
     def makes_rows_between(first: str, last: StageNode) -> bool:
-        after = last.ancestors[last.ancestors.index(first) + 1 :]  # all that follow it are among these
-        return any(first in by_name[name].ancestors for name in filter(functions.__contains__, after))
+        # all that follow it are among these
+        after = last.ancestors[last.ancestors.index(first) + 1 :]
+        return any(
+            first in by_name[name].ancestors for name in filter(functions.__contains__, after)
+        )
 
     earlier: dict[str, StageNode] = {}  # the last stage that amends each
     for node in nodes:
-        if (name := node.amends) is None:
+        name = node.amends
+        if name is None:
             continue
-        if name not in node.ancestors or home[name] != home[node.name] or makes_rows_between(name, node):
-            message = f"stage {node.name!r} works on the result of {name!r}, and other rows may come to it"
-            found.append((node.name, f"{message}; let it follow {name!r}, with no stage between them that makes rows"))
+        if (
+            name not in node.ancestors
+            or home[name] != home[node.name]
+            or makes_rows_between(name, node)
+        ):
+            message = (
+                f"stage {node.name!r} works on the result of {name!r}, and other rows may "
+                "come to it"
+            )
+            found.append(
+                (
+                    node.name,
+                    (
+                        f"{message}; let it follow {name!r}, with no stage between them that "
+                        "makes rows"
+                    ),
+                )
+            )
             continue
         first = amended_name(name, by_name)
         if first in earlier and earlier[first].name not in node.ancestors:
-            message = f"stages {earlier[first].name!r} and {node.name!r} both stand in for {first!r}"
+            message = (
+                f"stages {earlier[first].name!r} and {node.name!r} both stand in for {first!r}"
+            )
             found.append((node.name, f"{message}; let one of them follow the other"))
         earlier[first] = node
     return found

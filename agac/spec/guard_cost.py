@@ -1,5 +1,6 @@
-"""The steps that a CEL expression takes at most, counted before the library evaluates it. The library cannot be stopped
-and holds the interpreter's lock meanwhile, so an expression that could take long is refused instead of begun."""
+"""The steps that a CEL expression takes at most, counted before the library evaluates it. The
+library cannot be stopped and holds the interpreter's lock meanwhile, so an expression that could
+take long is refused instead of begun."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from typing import Any
 from agac.spec.cel import CelNode, is_plain_way
 
 MAX_STEPS = 10_000_000
-"""Steps that one evaluation may take. A step is some 25 ns of the library, so all of them are about 0.25 s. Steps are
-counted, not timed: a plan and a run on another machine come to the same verdict."""
+"""Steps that one evaluation may take. A step is some 25 ns of the library, so all of them are
+about 0.25 s. Steps are counted, not timed: a plan and a run on another machine come to the same
+verdict."""
 
 # What the library was measured to take, in steps. Counts err on the side of too many.
 _EACH_PART = 4
@@ -27,21 +29,27 @@ _REWRITTEN = {"size": 50, "string": 50, "timestamp": 200}
 
 _TEXT = 3
 _CHARACTERS_COPIED = 64  # by one step
-_READ_AS_COPIED = 4  # steps in which a text is read for `contains` or a comparison, for one in which it is copied
+_READ_AS_COPIED = (
+    4  # steps in which a text is read for `contains` or a comparison, for one in which it is copied
+)
 _ENTRY = 6  # of an object, besides its key and value
 _PATTERN_CHARACTER_MEASURED = 16  # by `pattern_size`, for each character
 _PATTERN_PART_COMPILED = 40
 _PATTERN_PARTS_READ = 8  # parts of a pattern times characters of the text, by one step
-_UNKNOWN_PATTERN = 2_000_000  # a pattern that the text of the guard does not hold: the library refuses larger ones
+_UNKNOWN_PATTERN = (
+    2_000_000  # a pattern that the text of the guard does not hold: the library refuses larger ones
+)
 
 _LISTS = (list, tuple, Mapping)  # what macros walk
 _TEXT_METHODS = ("contains", "startsWith", "endsWith")
 _COLLECTING = ("map", "filter")
-"""Macros that make a list. The library copies what it has for each further element: the square of the list's length."""
+"""Macros that make a list. The library copies what it has for each further element: the square of
+the list's length."""
 
 
 class TooManySteps(Exception):
-    """The expression could take more steps than it may. `node` is the part at which they are used up."""
+    """The expression could take more steps than it may. `node` is the part at which they are used
+    up."""
 
     def __init__(self, node: CelNode) -> None:
         super().__init__(node)
@@ -62,8 +70,8 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """One of these values at each evaluation. `aligned`: each of them at one evaluation only, so that what all
-    evaluations take is their sum."""
+    """One of these values at each evaluation. `aligned`: each of them at one evaluation only, so
+    that what all evaluations take is their sum."""
 
     values: _Values
     aligned: bool
@@ -75,8 +83,8 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A value that the expression computes: its largest weight. Of a list: the most elements, and what they are; None:
-    they may be as heavy and as long as the whole."""
+    """A value that the expression computes: its largest weight. Of a list: the most elements, and
+    what they are; None: they may be as heavy and as long as the whole."""
 
     weight: int
     length: int = 0
@@ -95,8 +103,8 @@ def _opaque(weight: int) -> _Made:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The evaluations of a macro's body, `times` in all; `times` is 1 outside of macros. `names`: what macros bind,
-    each with the loop that binds it."""
+    """The evaluations of a macro's body, `times` in all; `times` is 1 outside of macros. `names`:
+    what macros bind, each with the loop that binds it."""
 
     times: int = 1
     names: Mapping[str, tuple[_Value, int]] = field(default_factory=dict)
@@ -104,8 +112,8 @@ class _Loop:
 
 
 def weight_of(value: Any, most: int) -> int:
-    """The steps in which the library copies a value: about 1 for 64 characters, 2 for a number, 8 for a field. Stops
-    counting above `most`."""
+    """The steps in which the library copies a value: about 1 for 64 characters, 2 for a number, 8
+    for a field. Stops counting above `most`."""
     if isinstance(value, str):
         return _TEXT + len(value) // _CHARACTERS_COPIED
     if not isinstance(value, _LISTS):
@@ -120,7 +128,9 @@ def weight_of(value: Any, most: int) -> int:
         parts: Iterable[Any] = outer
         if isinstance(outer, Mapping):
             parts = outer.values()
-            total += sum(len(key) if isinstance(key, str) else 0 for key in outer) // _CHARACTERS_COPIED
+            total += (
+                sum(len(key) if isinstance(key, str) else 0 for key in outer) // _CHARACTERS_COPIED
+            )
             total += _ENTRY * len(outer)
         for part in parts:
             if isinstance(part, str):
@@ -131,19 +141,22 @@ def weight_of(value: Any, most: int) -> int:
 
 
 class CostMeter:
-    """Counts the steps of one expression over what it sees. `values` has the names that are known; a list that is not
-    known counts as one that has one small element: with a row that has more, the expression only takes more steps."""
+    """Counts the steps of one expression over what it sees. `values` has the names that are known;
+    a list that is not known counts as one that has one small element: with a row that has more,
+    the expression only takes more steps."""
 
     def __init__(self, values: Mapping[str, Any], most: int = MAX_STEPS) -> None:
         self.steps = 0
         self._values = values
         self._most = most
         self._weights: dict[int, int] = {}
-        self._outermost: CelNode | None = None  # the macro that is being counted, which a message can name
+        self._outermost: CelNode | None = (
+            None  # the macro that is being counted, which a message can name
+        )
 
     def count(self, node: CelNode) -> int:
-        """The steps of `node`, and of giving its values to the library. Raises TooManySteps as soon as they are too
-        many."""
+        """The steps of `node`, and of giving its values to the library. Raises TooManySteps as
+        soon as they are too many."""
         for value in self._values.values():
             self._charge(node, _HANDED * weight_of(value, self._most))
         self._value(node, _Loop())
@@ -159,14 +172,17 @@ class CostMeter:
         if values.total is not None:
             return
         self._charge(node, len(values.items))
-        weights = [_SCALAR if type(value) in _SCALARS else self._weight(value) for value in values.items]
+        weights = [
+            _SCALAR if type(value) in _SCALARS else self._weight(value) for value in values.items
+        ]
         values.total = sum(weights)
         values.largest = max(weights, default=0)
 
     def _weight(self, value: Any) -> int:
         if isinstance(value, str):
             return weight_of(value, self._most)
-        known = self._weights.get(id(value))  # values outlive the count, so that an id is that of one value
+        # values outlive the count, so that an id is that of one value
+        known = self._weights.get(id(value))
         if known is None:
             known = self._weights[id(value)] = weight_of(value, self._most)
         return known
@@ -243,7 +259,9 @@ class CostMeter:
         known = [part.values.items for part in parts if isinstance(part, _Known)]
         if node.kind == "list" and len(known) == len(parts):
             self._charge(node, sum(map(len, known)))
-            return _Made(weight, len(parts), _Known.of([*chain.from_iterable(known)], aligned=False))
+            return _Made(
+                weight, len(parts), _Known.of([*chain.from_iterable(known)], aligned=False)
+            )
         return _Made(weight, len(parts), _opaque(weight))
 
     def _operation(self, node: CelNode, loop: _Loop) -> _Value:
@@ -256,7 +274,9 @@ class CostMeter:
         if node.value == "in":
             self._charge(node, self._looked_through(node, sides[1], loop))
         elif node.value in ("==", "!=", "<", "<=", ">", ">="):
-            self._charge(node, _READ_AS_COPIED * min(self._total(node, side, loop) for side in sides))
+            self._charge(
+                node, _READ_AS_COPIED * min(self._total(node, side, loop) for side in sides)
+            )
         return _PLAIN
 
     def _either(self, node: CelNode, first: _Value, second: _Value) -> _Value:
@@ -268,8 +288,11 @@ class CostMeter:
         return _Known.of(items, aligned=first.aligned and second.aligned)
 
     def _looked_through(self, node: CelNode, value: _Value, loop: _Loop) -> int:
-        """The steps of `in`: it reads lists to their end, and finds the fields of objects at once."""
-        if isinstance(value, _Known) and all(isinstance(one, Mapping) for one in value.values.items):
+        """The steps of `in`: it reads lists to their end, and finds the fields of objects at
+        once."""
+        if isinstance(value, _Known) and all(
+            isinstance(one, Mapping) for one in value.values.items
+        ):
             return _EACH_PART * loop.times
         return self._total(node, value, loop)
 
@@ -294,7 +317,8 @@ class CostMeter:
 
     def _matching(self, node: CelNode, parts: Sequence[_Value], loop: _Loop) -> int:
         """The steps of `matches`: the pattern is compiled each time, and the text read once."""
-        text, pattern = parts[0], parts[-1]
+        text = parts[0]
+        pattern = parts[-1]
         characters = self._total(node, text, loop) * _CHARACTERS_COPIED
         if not isinstance(pattern, _Known):
             return _UNKNOWN_PATTERN * loop.times + characters
@@ -303,7 +327,10 @@ class CostMeter:
         sizes = [pattern_size(one) for one in texts]
         compiled = max((size.compiled for size in sizes), default=0)
         read = max((size.parts for size in sizes), default=0)
-        return compiled * _PATTERN_PART_COMPILED * loop.times + characters * read // _PATTERN_PARTS_READ
+        return (
+            compiled * _PATTERN_PART_COMPILED * loop.times
+            + characters * read // _PATTERN_PARTS_READ
+        )
 
     def _macro(self, node: CelNode, loop: _Loop) -> _Value:
         is_outermost = self._outermost is None
@@ -326,7 +353,8 @@ class CostMeter:
         return made
 
     def _elements(self, node: CelNode, source: _Value, loop: _Loop) -> tuple[int, int, _Value]:
-        """Charges a macro's turns. Gives the most elements of one evaluation, those of all, and what they are."""
+        """Charges a macro's turns. Gives the most elements of one evaluation, those of all, and
+        what they are."""
         if isinstance(source, _Made):
             turns = source.length * loop.times
             self._charge(node, _EACH_ELEMENT * turns)
@@ -368,7 +396,9 @@ def _members(values: Iterable[Any], key: Any) -> list[Any]:
 
 
 def _loose(value: _Value) -> _Value:
-    return _Known(value.values, aligned=False) if isinstance(value, _Known) else value
+    if isinstance(value, _Known):
+        return _Known(value.values, aligned=False)
+    return value
 
 
 # How large a regular expression becomes once its repetitions are written out.
@@ -376,14 +406,15 @@ def _loose(value: _Value) -> _Value:
 
 @dataclass(frozen=True, slots=True)
 class PatternSize:
-    """`parts`: characters and classes that a match may have to look at; `compiled`: states, of which a class of
-    letters has many."""
+    """`parts`: characters and classes that a match may have to look at; `compiled`: states, of
+    which a class of letters has many."""
 
     parts: int
     compiled: int
 
 
-_CLASS_STATES, _LETTER_CLASS_STATES = 10, 200
+_CLASS_STATES = 10
+_LETTER_CLASS_STATES = 200
 _STATES_OF_KIND = {"large": _LETTER_CLASS_STATES, "any": _CLASS_STATES}
 _PATTERN_PART = re.compile(
     r"(?P<large>\\[wWdDsS]|\\[pP](?:\{[^}]*\}|.))|(?P<any>\.)|(?P<escape>\\.)|(?P<open>\((?:\?[^:)<>=!]*:|\?P?<\w+>|\?)?)"
@@ -394,9 +425,10 @@ _CLASS_PART = re.compile(r"\\(?P<large>[wWdDsSpP])|\\.|(?P<open>\[)|(?P<close>\]
 
 
 def pattern_size(pattern: str) -> PatternSize:
-    """The size of a regular expression of Rust's engine, at least about what it is. Never raises: what is no regular
-    expression has some size, too."""
-    folds = 3 if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1  # a letter stands for itself in other cases as well
+    """The size of a regular expression of Rust's engine, at least about what it is. Never raises:
+    what is no regular expression has some size, too."""
+    # a letter stands for itself in other cases as well
+    folds = 3 if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1
     groups = [(0, 0)]  # open groups: what was read of each
     last = (0, 0)  # the part that a repetition is about
     place = 0
@@ -422,7 +454,8 @@ def pattern_size(pattern: str) -> PatternSize:
 
 def _class_end(pattern: str, place: int) -> tuple[int, int]:
     """Where a class ends that was opened before `place`, and how many states it has."""
-    states, depth = _CLASS_STATES, 1
+    states = _CLASS_STATES
+    depth = 1
     place += len(re.compile(r"\^?\]?").match(pattern, place)[0])  # type: ignore[index]  # matches nothing, too
     while depth and (match := _CLASS_PART.match(pattern, place)):
         place = match.end()
@@ -439,11 +472,14 @@ _MOST_ROOM = 2**22
 
 
 def plain_room(tree: CelNode) -> int:
-    """The weight up to which values can be given to an expression without a count, since no shape of them would take
-    more than MAX_STEPS; -1: none can. Raises TooManySteps for an expression that takes more whatever it is given."""
+    """The weight up to which values can be given to an expression without a count, since no shape
+    of them would take more than MAX_STEPS; -1: none can. Raises TooManySteps for an expression
+    that takes more whatever it is given."""
     least = CostMeter({}).count(tree)
     nodes = list(tree.walk())
-    patterns = [node.parts[-1] for node in nodes if node.kind == "method" and node.value == "matches"]
+    patterns = [
+        node.parts[-1] for node in nodes if node.kind == "method" and node.value == "matches"
+    ]
     if any(pattern.kind != "literal" for pattern in patterns):
         return -1
     parts_read = sum(pattern_size(str(pattern.value)).parts for pattern in patterns)

@@ -1,4 +1,5 @@
-"""Guards (`when:`, `filter:`): compiled once, evaluated for each row, with the reason where a row makes one fail."""
+"""Guards (`when:`, `filter:`): compiled once, evaluated for each row, with the reason where a row
+makes one fail."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A guard that can be read. `names` are the first names of `chains`, the ways that it reads: each once, in the
-    order of the text, without what macros bind. `where` is the place of the whole text."""
+    """A guard that can be read. `names` are the first names of `chains`, the ways that it reads:
+    each once, in the order of the text, without what macros bind. `where` is the place of the
+    whole text."""
 
     text: str
     names: tuple[str, ...]
@@ -68,7 +70,9 @@ def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]
     return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
 
 
-_REMEDY = "test fewer elements, with fewer macros inside one another, or compute it in a python stage"
+_REMEDY = (
+    "test fewer elements, with fewer macros inside one another, or compute it in a python stage"
+)
 
 
 def _cost_fault(text: str, tree: CelNode) -> str | None:
@@ -77,27 +81,38 @@ def _cost_fault(text: str, tree: CelNode) -> str | None:
         CostMeter({}).count(tree)
     except TooManySteps as refused:
         part = _part(text, refused.node)
-        return f"{spot(text, refused.node.start)}: `{part}` takes more than {MAX_STEPS:,} steps for each row; {_REMEDY}"
+        return (
+            f"{spot(text, refused.node.start)}: `{part}` takes more than {MAX_STEPS:,} "
+            f"steps for each row; {_REMEDY}"
+        )
     return None
 
 
 def _part(text: str, node: CelNode) -> str:
     """The text of a part, cut to 80 characters."""
     written = " ".join(text[node.start : node.end].split())
-    return written if len(written) <= MAX_SHOWN else f"{written[: MAX_SHOWN - 1]}…"
+    if len(written) <= MAX_SHOWN:
+        return written
+    return f"{written[: MAX_SHOWN - 1]}…"
 
 
 class GuardFailed(Exception):
-    """The guard is neither true nor false for this row; the text says why and what to write instead."""
+    """The guard is neither true nor false for this row; the text says why and what to write
+    instead."""
 
 
 class Evaluator:
-    """A guard made ready for many rows. `stages` are the names that stand for results: null means skipped. `integers`
-    say of results, by the names of their stages, where their schemas have integers. Only what the guard reads is handed
-    over for a row: converting the row costs more than the rest."""
+    """A guard made ready for many rows. `stages` are the names that stand for results: null means
+    skipped. `integers` say of results, by the names of their stages, where their schemas have
+    integers. Only what the guard reads is handed over for a row: converting the row costs more
+    than the rest."""
 
     def __init__(
-        self, guard: Guard, *, stages: Collection[str] = (), integers: Mapping[str, WholeNumbers] = MappingProxyType({})
+        self,
+        guard: Guard,
+        *,
+        stages: Collection[str] = (),
+        integers: Mapping[str, WholeNumbers] = MappingProxyType({}),
     ) -> None:
         self._guard = guard
         self._stages = frozenset(stages)
@@ -113,9 +128,10 @@ class Evaluator:
             self._room = -1
 
     def test(self, visible: Mapping[str, Any]) -> bool:
-        """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row` with all fields. Whole
-        numbers beyond 64 bits count as the double nearest to them; a Decimal as a double. Raises `GuardFailed`, also
-        where the guard would take more than MAX_STEPS steps for what is shown."""
+        """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row`
+        with all fields. Whole numbers beyond 64 bits count as the double nearest to them; a
+        Decimal as a double. Raises `GuardFailed`, also where the guard would take more than
+        MAX_STEPS steps for what is shown."""
         guard = self._guard
         handed = self._handed(visible)
         try:
@@ -129,16 +145,21 @@ class Evaluator:
         text = guard.text.strip()
         if result is None and text in self._stages and guard.chains == ((text,),):
             raise GuardFailed(_skipped(text))
-        raise GuardFailed(f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}")
+        raise GuardFailed(
+            f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}"
+        )
 
     def _value_of_integers(self, handed: Mapping[str, Any]) -> Any:
-        """The same as `_value`, where that fails also with whole numbers for what the schemas of results call integers:
-        an agac before 2.0 was written as 2 may have stored it."""
+        """The same as `_value`, where that fails also with whole numbers for what the schemas of
+        results call integers: an agac before 2.0 was written as 2 may have stored it."""
         try:
             return self._value(handed)
         except FAILURES:
             known = self._integers
-            whole = {name: known[name].of(value) if name in known else value for name, value in handed.items()}
+            whole = {
+                name: known[name].of(value) if name in known else value
+                for name, value in handed.items()
+            }
             if all(whole[name] is value for name, value in handed.items()):
                 raise
             return self._value(whole)
@@ -146,7 +167,9 @@ class Evaluator:
     def _value(self, handed: Mapping[str, Any]) -> Any:
         """What the guard comes to. Raises GuardFailed, and FAILURES where no part decides it."""
         try:
-            return self._program.execute(handed) if self._is_small(handed) else self._measured(handed)
+            if self._is_small(handed):
+                return self._program.execute(handed)
+            return self._measured(handed)
         except FAILURES as error:
             if not self._has_deciding_elements:
                 raise
@@ -166,8 +189,8 @@ class Evaluator:
         return room >= 0
 
     def _measured(self, handed: Mapping[str, Any]) -> Any:
-        """The guard's value, if it takes no more steps than it may; of `a && b` and `a || b` the first parts may decide
-        before the part that would take too many. Raises GuardFailed."""
+        """The guard's value, if it takes no more steps than it may; of `a && b` and `a || b` the
+        first parts may decide before the part that would take too many. Raises GuardFailed."""
         try:
             CostMeter(handed).count(self._tree)
         except TooManySteps:
@@ -179,7 +202,8 @@ class Evaluator:
         return self._program.execute(handed)
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
-        """What the guard read and is there, by the way it is written: texts and structures cut to 80 characters."""
+        """What the guard read and is there, by the way it is written: texts and structures cut to
+        80 characters."""
         found: dict[str, Any] = {}
         for chain in self._guard.chains:
             value: Any = visible
@@ -208,7 +232,9 @@ class Evaluator:
 
 def _members(chains: tuple[Chain, ...], name: str) -> tuple[str, ...] | None:
     """The fields that the guard reads of `name`; None when it may read them all."""
-    members = dict.fromkeys(chain[1] if len(chain) > 1 else None for chain in chains if chain[0] == name)
+    members = dict.fromkeys(
+        chain[1] if len(chain) > 1 else None for chain in chains if chain[0] == name
+    )
     texts = tuple(member for member in members if isinstance(member, str))
     return texts if len(texts) == len(members) else None
 
@@ -228,7 +254,9 @@ def _cut(value: Any) -> Any:
                 break
     if len(text) > MAX_SHOWN:
         return text[: MAX_SHOWN - 1] + "…"
-    return value if isinstance(value, str | int | list | dict) else text
+    if isinstance(value, str | int | list | dict):
+        return value
+    return text
 
 
 # Why a guard fails for a row, in words.
@@ -237,16 +265,19 @@ _EACH_ELEMENT = 1000
 """Steps for an element that is evaluated by itself, so that at most 10,000 are."""
 
 MAX_ELEMENTS = 1000
-"""Elements of a list that are looked at for the one that fails: this is for a sentence, not for the result."""
+"""Elements of a list that are looked at for the one that fails: this is for a sentence, not for
+the result."""
 
 _NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
 _FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
-Values = Mapping[str, Any]  # what a part of a guard sees: what the row shows, and the names that macros bind
+# what a part of a guard sees: what the row shows, and the names that macros bind
+Values = Mapping[str, Any]
 
 
 class _Parts:
-    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all. `each`: the steps that
-    a part takes at least, as to evaluate many small ones takes longer than the library takes for all together."""
+    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all.
+    `each`: the steps that a part takes at least, as to evaluate many small ones takes longer than
+    the library takes for all together."""
 
     def __init__(self, text: str, steps: int, each: int = 0) -> None:
         self._text = text
@@ -255,7 +286,8 @@ class _Parts:
         self._programs: dict[str, CelProgram] = {}
 
     def value(self, node: CelNode, values: Values) -> Any:
-        """What a part comes to. Raises TooManySteps before it would take more steps than are left."""
+        """What a part comes to. Raises TooManySteps before it would take more steps than are
+        left."""
         return self._computed(node, values, self._text[node.start : node.end])
 
     def _computed(self, node: CelNode, values: Values, text: str) -> Any:
@@ -270,8 +302,9 @@ class _Parts:
         return self._programs[text].execute(seen)
 
     def decided(self, node: CelNode, values: Values, *, elements: bool = False) -> Any:
-        """The same of a whole guard, part by part from the left until one decides; with `elements`, element by element
-        for `exists` and `all` too. As CEL says, a part that fails counts only where no other one decides."""
+        """The same of a whole guard, part by part from the left until one decides; with
+        `elements`, element by element for `exists` and `all` too. As CEL says, a part that fails
+        counts only where no other one decides."""
         if node.kind == "op" and node.value in ("&&", "||"):
             parts = ((part, values) for part in node.parts)
             return self._first_deciding(parts, decides=node.value == "||", elements=elements)
@@ -294,7 +327,8 @@ class _Parts:
 
     def _with_verdicts(self, node: CelNode, values: Values) -> Any:
         """What a part comes to, with the verdict of each `exists` and `all` in it in its place."""
-        pieces, at = list[str](), node.start
+        pieces = list[str]()
+        at = node.start
         for macro in _over_elements(node):
             with suppress(*FAILURES):
                 verdict = self._flag(macro, values, elements=True)
@@ -302,8 +336,11 @@ class _Parts:
                 at = macro.end
         return self._computed(node, values, "".join(pieces) + self._text[at : node.end])
 
-    def _first_deciding(self, parts: Iterable[tuple[CelNode, Values]], *, decides: bool, elements: bool) -> bool:
-        """`decides` if one of the parts comes to it. Raises what the first part raised that fails, if none does."""
+    def _first_deciding(
+        self, parts: Iterable[tuple[CelNode, Values]], *, decides: bool, elements: bool
+    ) -> bool:
+        """`decides` if one of the parts comes to it. Raises what the first part raised that fails,
+        if none does."""
         failure: Exception | None = None
         for part, values in parts:
             try:
@@ -360,8 +397,9 @@ def _followed(values: Values, way: Chain) -> Any:
 
 
 class _Explainer:
-    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it are results. It may
-    take as many steps as the guard: a failure that takes longer to find is told of the part in which it is."""
+    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it
+    are results. It may take as many steps as the guard: a failure that takes longer to find is
+    told of the part in which it is."""
 
     def __init__(self, text: str, visible: Mapping[str, Any], stages: frozenset[str]) -> None:
         self._text = text
@@ -370,7 +408,8 @@ class _Explainer:
         self._parts = _Parts(text, MAX_STEPS)
 
     def sentence(self, node: CelNode, values: Values, error: Exception) -> str:
-        """Where, what and remedy for the smallest part of `node` that fails; `error` is that of the node."""
+        """Where, what and remedy for the smallest part of `node` that fails; `error` is that of
+        the node."""
         try:
             return self._sentence(node, values, error)
         except TooManySteps:
@@ -384,8 +423,12 @@ class _Explainer:
                 return self.sentence(part, inner, deeper)
         if "onversion" in str(error):
             for name, value in values.items():
-                if kind := _foreign(value):
-                    return f"`{name}` holds {kind}, which guards cannot read; give it as text or number"
+                kind = _foreign(value)
+                if kind:
+                    return (
+                        f"`{name}` holds {kind}, which guards cannot read; give it as text "
+                        "or number"
+                    )
         if node.kind == "name":
             has = listed(name for name in self._visible if name not in ("row", "vars", "row_json"))
             remedy = f"write `has(row.{node.value}) && …` where it may be missing"
@@ -396,7 +439,10 @@ class _Explainer:
         what = f"`{text}` cannot be computed"
         if node.kind not in ("call", "method", "op", "macro"):
             return f"{what}: {_reason(error)}"
-        deciding = node.parts[:1] if node.kind == "macro" or node.value == "?:" else node.parts
+        if node.kind == "macro" or node.value == "?:":
+            deciding = node.parts[:1]
+        else:
+            deciding = node.parts
         sides = [(part, self._run(part, values)) for part in deciding]
         for part, value in sides:
             if value is None and node.value not in ("==", "!=") and part.kind != "literal":
@@ -407,7 +453,11 @@ class _Explainer:
             if isinstance(value, list | dict):
                 return f"{what}: {_reason(error)}"
             return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
-        given = [f"{self._shown(part)} is {_described(value)}" for part, value in sides if part.kind != "literal"]
+        given = [
+            f"{self._shown(part)} is {_described(value)}"
+            for part, value in sides
+            if part.kind != "literal"
+        ]
         what += f": {' and '.join(given) or _reason(error)}"
         if node.kind != "op":
             return _failed_call(node, said, what)
@@ -420,14 +470,19 @@ class _Explainer:
         return self._parts.value(node, values)
 
     def _needed(self, node: CelNode, values: Values) -> Iterator[tuple[CelNode, Values]]:
-        """The parts that CEL evaluates for `node`, as far as they decide, each with what it sees."""
+        """The parts that CEL evaluates for `node`, as far as they decide, each with what it
+        sees."""
         if node.kind == "has":
             yield node.parts[0].parts[0], values
         elif node.kind == "macro":
             yield node.parts[0], values
             elements = self._run(node.parts[0], values)
-            for element in islice(elements if isinstance(elements, list | dict) else (), MAX_ELEMENTS):
-                yield from ((body, {**values, node.parts[1].value: element}) for body in node.parts[2:])
+            for element in islice(
+                elements if isinstance(elements, list | dict) else (), MAX_ELEMENTS
+            ):
+                yield from (
+                    (body, {**values, node.parts[1].value: element}) for body in node.parts[2:]
+                )
         elif node.kind == "op" and node.value == "?:":
             yield node.parts[0], values
             flag = self._run(node.parts[0], values)
@@ -438,13 +493,18 @@ class _Explainer:
 
     def _null(self, part: CelNode, what: str) -> str:
         name = self._shown(part)
-        return _skipped(name) if name in self._stages else f"{what}: {name} is null; write `{name} != null && …`"
+        if name in self._stages:
+            return _skipped(name)
+        return f"{what}: {name} is null; write `{name} != null && …`"
 
     def _missing_step(self, node: CelNode, values: Values) -> str:
         """A step into a value that does not have it."""
         before = self._shown(node.parts[0])
         value = self._run(node.parts[0], values)
-        key = node.value if node.kind == "select" else self._run(node.parts[1], values)
+        if node.kind == "select":
+            key = node.value
+        else:
+            key = self._run(node.parts[1], values)
         step = json.dumps(key, ensure_ascii=False, default=str)
         if value is None:
             return self._null(node.parts[0], f"{before} has no {step}")
@@ -452,12 +512,21 @@ class _Explainer:
             way = shown(node.chain) if node.chain else self._shown(node)
             check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
             there = listed((str(name) for name in value), "no fields")
-            return f"`{before}` has no field {step}; it has: {there}; write `{check} && …` where it may be missing"
+            return (
+                f"`{before}` has no field {step}; it has: {there}; write `{check} && …` "
+                "where it may be missing"
+            )
         if isinstance(value, list) and isinstance(key, int):
             check = f"size({before}) > {key}"
-            return f"`{before}` has {len(value)} elements, none at {key} (counted from 0); write `{check} && …`"
+            return (
+                f"`{before}` has {len(value)} elements, none at {key} (counted from 0); "
+                f"write `{check} && …`"
+            )
         if isinstance(value, list):
-            return f"`{before}` is a list, which has no field {step}; write `{before}[0]` or `{before}.exists(item, …)`"
+            return (
+                f"`{before}` is a list, which has no field {step}; write `{before}[0]` or "
+                f"`{before}.exists(item, …)`"
+            )
         return f"`{before}` is {_described(value)}, which has no field {step}"
 
 
@@ -479,26 +548,40 @@ def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
         elif isinstance(value, list):
             remedy = f": write `{name}.exists(item, item.{function}(…))`"
         return f"{what}; `{function}` is for texts{remedy}"
-    return f"{what}; the pattern is no regular expression" if function == "matches" else what
+    if function == "matches":
+        return f"{what}; the pattern is no regular expression"
+    return what
 
 
 def _failed_operation(
-    node: CelNode, text: str, sides: list[tuple[str, Any]], what: str, error: Exception, as_doubles: str
+    node: CelNode,
+    text: str,
+    sides: list[tuple[str, Any]],
+    what: str,
+    error: Exception,
+    as_doubles: str,
 ) -> str:
-    """What to write instead of an operation; `what` says why it fails, `as_doubles` is the same with numbers that have
-    a point."""
+    """What to write instead of an operation; `what` says why it fails, `as_doubles` is the same
+    with numbers that have a point."""
     texts = [name for name, value in sides if isinstance(value, str)]
     if node.value in ("&&", "||", "!", "?:"):
         name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
         return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
     if isinstance(error, ArithmeticError):
-        return f"{what}; {'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
+        return (
+            f"{what}; "
+            f"{'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
+        )
     if node.value in ARITHMETIC:
         return f"{what}; {_arithmetic_remedy(node.value, sides, as_doubles)}"
     if node.value == "in":
-        remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`" if isinstance(sides[1][1], str) else ""
+        if isinstance(sides[1][1], str):
+            remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`"
+        else:
+            remedy = ""
         return f"{what}; `in` looks into lists and objects{remedy}"
-    if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):  # values of csv files are texts
+    # values of csv files are texts
+    if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):
         if texts[0].startswith(("'", '"')):
             return f"{what}, not a text; write {texts[0]} without quotes"
         if not _A_NUMBER.fullmatch(next(value for _, value in sides if isinstance(value, str))):
@@ -543,21 +626,31 @@ def _as_condition(value: Any, name: str) -> str:
     if not re.match(r'[\w.]+(?:\["[^"]*"\])?\Z', name):
         return "compare it with a value"
     if isinstance(value, str):
-        return f"compare it: `{name} == {json.dumps(value if len(value) < 30 else '…', ensure_ascii=False)}`"
+        return (
+            f"compare it: `{name} == "
+            f"{json.dumps(value if len(value) < 30 else '…', ensure_ascii=False)}`"
+        )
     if isinstance(value, int | float):
         return f"compare it: `{name} > 0`"
-    return f"write `{name} != null`" if value is None else f"write `size({name}) > 0`"
+    if value is None:
+        return f"write `{name} != null`"
+    return f"write `size({name}) > 0`"
 
 
 def _described(value: Any) -> str:
     """A value in a sentence: `the text "12"`, `a list of 3`."""
     match value:
         case str():
-            return f"the text {json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"
+            return (
+                "the text "
+                f"{json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"
+            )
         case None | True | False:
             return json.dumps(value)
         case int() | float():
-            return "not a number (NaN)" if value != value else f"the number {value}"
+            if value != value:
+                return "not a number (NaN)"
+            return f"the number {value}"
         case list():
             return f"a list of {len(value)}"
         case Mapping():
@@ -577,7 +670,9 @@ def _foreign(value: Any) -> str | None:
             half = not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value)
             return "half a surrogate pair" if half else None
         case int():
-            return "a whole number of more than 308 digits" if abs(value) >= 10**308 else None
+            if abs(value) >= 10**308:
+                return "a whole number of more than 308 digits"
+            return None
         case None | float():
             return None
     return f"a value of type {type(value).__name__}"
@@ -586,4 +681,6 @@ def _foreign(value: Any) -> str | None:
 def _reason(error: Exception) -> str:
     """What the library says, where it says more than that something does not fit."""
     fits = isinstance(error, TypeError) or "Undefined variable" in str(error)
-    return "its values do not fit together" if fits else str(error).split(". ")[0].partition("\n")[0]
+    if fits:
+        return "its values do not fit together"
+    return str(error).split(". ")[0].partition("\n")[0]

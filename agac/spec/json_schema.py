@@ -1,9 +1,10 @@
-"""JSON Schemas as data: whether they are valid and local, and what they say of a place in a value."""
+"""JSON Schemas as data: whether they are valid and local, and what they say of a place in a
+value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_not
@@ -24,18 +25,64 @@ _BY_NAME = frozenset(
 """Keywords whose value holds a schema for each name: whatever the name is, it is no keyword."""
 
 _WITHIN = _BY_NAME | {
-    "items", "prefixItems", "contains", "additionalProperties", "propertyNames", "unevaluatedItems",
-    "unevaluatedProperties", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "contentSchema",
-}  # fmt: skip
+    "items",
+    "prefixItems",
+    "contains",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contentSchema",
+}
 """Keywords that hold schemas."""
 
-KEYWORDS = _WITHIN - {"dependencies"} | _DATA | {
-    "$schema", "$id", "$ref", "$comment", "$anchor", "$dynamicRef", "$dynamicAnchor", "$vocabulary", "type", "required",
-    "minProperties", "maxProperties", "minItems", "maxItems", "uniqueItems", "title", "description", "format",
-    "pattern", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-    "deprecated", "readOnly", "writeOnly", "dependentRequired", "minContains", "maxContains", "contentEncoding",
-    "contentMediaType",
-}  # fmt: skip
+KEYWORDS = (
+    _WITHIN - {"dependencies"}
+    | _DATA
+    | {
+        "$schema",
+        "$id",
+        "$ref",
+        "$comment",
+        "$anchor",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$vocabulary",
+        "type",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "title",
+        "description",
+        "format",
+        "pattern",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "dependentRequired",
+        "minContains",
+        "maxContains",
+        "contentEncoding",
+        "contentMediaType",
+    }
+)
 """Those of draft 2020-12, with `definitions`, which others know as `$defs`."""
 
 _OTHER_WORDS = {
@@ -47,10 +94,29 @@ _OTHER_WORDS = {
     "nullable": 'of OpenAPI and has no effect; write `type: [string, "null"]`',
     "example": "of OpenAPI and has no effect; write `examples`",
 }
-FORMATS = frozenset({
-    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
-    "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
-})  # fmt: skip
+FORMATS = frozenset(
+    {
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uuid",
+        "uri-template",
+        "json-pointer",
+        "relative-json-pointer",
+        "regex",
+    }
+)
 """Those that are checked."""
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -64,23 +130,31 @@ def field_shape(field: str) -> dict[str, Any]:
 
 
 def subschemas(
-    schema: Any, path: Path_ = (), *, names: bool = False, into: Callable[[str], bool] = lambda key: key not in _DATA
+    schema: Any,
+    path: Path_ = (),
+    *,
+    names: bool = False,
+    into: Callable[[str], bool] = lambda key: key not in _DATA,
 ) -> Iterator[tuple[Path_, dict[str, Any]]]:
-    """Every mapping of a schema that can hold keywords, itself first, as far as they are in values of the keywords
-    `into`: in all but `enum`, `default` and the like. `names`: the keys of this one are names."""
+    """Every mapping of a schema that can hold keywords, itself first, as far as they are in values
+    of the keywords `into`: in all but `enum`, `default` and the like. `names`: the keys of this
+    one are names."""
     if isinstance(schema, dict):
         if not names:
             yield path, schema
         for key, value in schema.items():
             if names or into(key):
-                yield from subschemas(value, (*path, key), names=not names and key in _BY_NAME, into=into)
+                yield from subschemas(
+                    value, (*path, key), names=not names and key in _BY_NAME, into=into
+                )
     elif isinstance(schema, list):
         for index, value in enumerate(schema):
             yield from subschemas(value, (*path, index), into=into)
 
 
 def target(root: Mapping[str, Any], ref: str) -> Any:
-    """The part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at, None if there is none."""
+    """The part of the schema that a local reference (`#/…`, `#anchor` or `#`) points at, None if
+    there is none."""
     anchor, *parts = unquote(ref.removeprefix("#")).split("/")
     found: Any = root
     if anchor:
@@ -108,7 +182,8 @@ class _Goals:
 
 
 class _LastGoals:
-    """The goals of the schema that was asked for last: thousands of references of one schema are followed in a row."""
+    """The goals of the schema that was asked for last: thousands of references of one schema are
+    followed in a row."""
 
     def __init__(self) -> None:
         self._last: tuple[Mapping[str, Any], _Goals] | None = None
@@ -123,7 +198,9 @@ class _LastGoals:
                 if isinstance(anchor, str):
                     by_anchor.setdefault(anchor, sub)
         homes = ("$defs", "definitions")
-        pointers = tuple(_pointer(home, name) for home in homes for name in _mapping(root.get(home)))
+        pointers = tuple(
+            _pointer(home, name) for home in homes for name in _mapping(root.get(home))
+        )
         self._last = (root, _Goals(by_anchor, pointers))
         return self._last[1]
 
@@ -136,11 +213,13 @@ class _Open(Exception):
 
 
 def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
-    """The schema that a reference leads to, or the schema itself; None if it leads nowhere or is no mapping."""
+    """The schema that a reference leads to, or the schema itself; None if it leads nowhere or is
+    no mapping."""
     for _ in range(LOCAL_HOPS):
         if not isinstance(schema, dict):
             return None
-        if not isinstance(ref := schema.get("$ref"), str):
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
             return schema
         schema = target(root, ref) if ref.startswith("#") else None
     return None
@@ -157,7 +236,8 @@ def _alternatives(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[
     branches: list[dict[str, Any]] = []
     for choice in choices:
         branches += _alternatives(root, choice, depth + 1)
-        if len(branches) > MOST_ALTERNATIVES:  # definitions of which each names another one twice double them
+        # definitions of which each names another one twice double them
+        if len(branches) > MOST_ALTERNATIVES:
             raise _Open
     return branches
 
@@ -166,7 +246,9 @@ def _own_names(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
     names: set[str] = set()
     for branch in _alternatives(root, schema):
         if "properties" in branch:
-            if branch.get("additionalProperties") not in (None, False) or branch.get("patternProperties"):
+            if branch.get("additionalProperties") not in (None, False) or branch.get(
+                "patternProperties"
+            ):
                 raise _Open
             names |= branch["properties"].keys()
         elif _may_hold(branch, "object") or _may_hold(branch, "array"):
@@ -200,19 +282,27 @@ Fault: TypeAlias = "tuple[Path_, str]"  # what is wrong at a path within a schem
 # What checking a value takes.
 
 MAX_VISITS = 10_000
-"""Parts of a schema that may look at one value. References that lead to a part twice, to a part that does so, and so
-on, double the number each time: a schema of a few lines could look for hours."""
+"""Parts of a schema that may look at one value. References that lead to a part twice, to a part
+that does so, and so on, double the number each time: a schema of a few lines could look for hours.
+"""
 
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
 _EACH_PART = (
-    "items", "prefixItems", "contains", "additionalProperties", "patternProperties", "propertyNames",
-    "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
+    "items",
+    "prefixItems",
+    "contains",
+    "additionalProperties",
+    "patternProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 
 
 class SchemaCost(NamedTuple):
-    """`visits`: the parts of a schema that look at one value and at those around it. `branches`: the ways in which the
-    schema leads back to itself there. `choices`: the values that its largest `enum` lists."""
+    """`visits`: the parts of a schema that look at one value and at those around it. `branches`:
+    the ways in which the schema leads back to itself there. `choices`: the values that its largest
+    `enum` lists."""
 
     visits: int
     branches: int
@@ -230,7 +320,8 @@ def _too_many_visits(body: Mapping[str, Any]) -> str | None:
     if visits <= MAX_VISITS:
         return None
     return (
-        f"more than {MAX_VISITS:,} parts of the schema look at the same value; let fewer references and alternatives "
+        f"more than {MAX_VISITS:,} parts of the schema look at the same value; let fewer "
+        "references and alternatives "
         "lead to parts that have references and alternatives themselves"
     )
 
@@ -245,7 +336,8 @@ class _Count:
         if not isinstance(schema, Mapping):
             return SchemaCost(1, 0, 0)
         if id(schema) in self._open:
-            return SchemaCost(0, 1, 0)  # the library looks at a value once, however often references lead back
+            # the library looks at a value once, however often references lead back
+            return SchemaCost(0, 1, 0)
         if id(schema) not in self._known:
             self._open.add(id(schema))
             self._known[id(schema)] = self._counted(schema)
@@ -253,14 +345,25 @@ class _Count:
         return self._known[id(schema)]
 
     def _counted(self, schema: Mapping[str, Any]) -> SchemaCost:
-        parts = [self.of(sub) for key in (*_SAME_VALUE, *_EACH_PART) for sub in _schemas(key, schema.get(key))]
+        parts = [
+            self.of(sub)
+            for key in (*_SAME_VALUE, *_EACH_PART)
+            for sub in _schemas(key, schema.get(key))
+        ]
         references = [schema.get(key) for key in ("$ref", "$dynamicRef")]
         parts += [self.of(target(self._root, ref)) for ref in references if isinstance(ref, str)]
         fields = schema.get("properties")
         # each field is another value: the costliest counts
-        costs = [self.of(sub) for sub in fields.values()] if isinstance(fields, Mapping) else []
-        visits = 1 + sum(one.visits for one in parts) + max((one.visits for one in costs), default=0)
-        branches = sum(one.branches for one in parts) + max((one.branches for one in costs), default=0)
+        if isinstance(fields, Mapping):
+            costs = [self.of(sub) for sub in fields.values()]
+        else:
+            costs = []
+        visits = (
+            1 + sum(one.visits for one in parts) + max((one.visits for one in costs), default=0)
+        )
+        branches = sum(one.branches for one in parts) + max(
+            (one.branches for one in costs), default=0
+        )
         enum = schema.get("enum")
         choices = len(enum) if isinstance(enum, list) else 0
         choices = max([choices, *(one.choices for one in (*parts, *costs))])
@@ -279,29 +382,46 @@ def _schemas(key: str, value: Any) -> Iterable[Any]:
 # Patterns, and what checks values.
 
 BACKTRACK_LIMIT = 1_000_000
-"""How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back once a character."""
+"""How often matching a pattern may go back, which takes some 0.04 s; `^(?:(?!bad).)*$` goes back
+once a character."""
 
-_READS_ON = re.compile(r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL)
-"""A repetition in a look-around or after a back-reference may read the whole text at each step: `^(?:(?!.*bad).)*$`."""
-_CHARACTERS = 100_000_000  # how many such patterns may read of a reply in all, which takes some 0.2 s
-_ALL_STEPS = 50_000_000  # how often patterns may go back in all texts of a reply together, which takes some 2 s
+_READS_ON = re.compile(
+    r"\(\?<?[=!](?:[^()\\]|\\.|\([^()]*\))*?(?:[*+]|\{\d*,\}|\([^()]*\()|\\[1-9k].*[*+]", re.DOTALL
+)
+"""A repetition in a look-around or after a back-reference may read the whole text at each step:
+`^(?:(?!.*bad).)*$`."""
+_CHARACTERS = (
+    100_000_000  # how many such patterns may read of a reply in all, which takes some 0.2 s
+)
+# how often patterns may go back in all texts of a reply together, which takes some 2 s
+_ALL_STEPS = 50_000_000
 GAVE_UP = "given up"  # what is said where a pattern has met its limit
 
 
 class _Pattern:
-    """`pattern` in a schema that has such a one: that one may go back less often in a long reply."""
+    """`pattern` in a schema that has such a one: that one may go back less often in a long
+    reply."""
 
     def __init__(self, most: int, limit: int, _: object, pattern: str, __: object) -> None:
-        self._validator = _validator({"pattern": pattern}, most if _READS_ON.search(pattern) else limit)
+        self._validator = _validator(
+            {"pattern": pattern}, most if _READS_ON.search(pattern) else limit
+        )
 
     def validate(self, instance: object) -> None:
         for error in self._validator.iter_errors(instance):
-            raise ValueError(GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message)
+            raise ValueError(
+                GAVE_UP if type(error.kind).__name__ == "BacktrackLimitExceeded" else error.message
+            )
 
 
 def _patterns(body: dict[str, Any], *keys: str) -> list[str]:
     found = (sub.get(key) for _, sub in subschemas(body) for key in keys)
-    return [name for one in found for name in (one if isinstance(one, dict) else [one]) if isinstance(name, str)]
+    return [
+        name
+        for one in found
+        for name in (one if isinstance(one, dict) else [one])
+        if isinstance(name, str)
+    ]
 
 
 def _reads_on(body: dict[str, Any], key: str) -> bool:
@@ -309,8 +429,9 @@ def _reads_on(body: dict[str, Any], key: str) -> bool:
 
 
 def goes_back(body: dict[str, Any], *keys: str) -> bool:
-    """Whether matching a pattern under one of these keywords, `pattern` and `patternProperties`, may go back. Rust's
-    ordinary engine reads a text once; look-arounds and back-references take another one, which goes back."""
+    """Whether matching a pattern under one of these keywords, `pattern` and `patternProperties`,
+    may go back. Rust's ordinary engine reads a text once; look-arounds and back-references take
+    another one, which goes back."""
     return any(map(_goes_back, _patterns(body, *keys)))
 
 
@@ -324,24 +445,34 @@ def _goes_back(pattern: str) -> bool:
     return False
 
 
-def compiled(body: dict[str, Any], *, formats: bool = True, size: int = 1, texts: int = 1) -> Draft202012Validator:
-    """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are checked, nothing is
-    ever fetched, no pattern is matched for ever: of a value of `size` characters in so many `texts` all that go back
-    are given up in time. Raises ValueError for a schema that cannot be compiled, or would take too long."""
-    if (fault := _too_many_visits(body)) is not None:
+def compiled(
+    body: dict[str, Any], *, formats: bool = True, size: int = 1, texts: int = 1
+) -> Draft202012Validator:
+    """The validator of a JSON Schema (draft 2020-12, whatever its `$schema` says): formats are
+    checked, nothing is ever fetched, no pattern is matched for ever: of a value of `size`
+    characters in so many `texts` all that go back are given up in time. Raises ValueError for a
+    schema that cannot be compiled, or would take too long."""
+    fault = _too_many_visits(body)
+    if fault is not None:
         raise ValueError(fault)
     going_back = [*filter(_goes_back, _patterns(body, "pattern", "patternProperties"))]
     limit = min(_ALL_STEPS // (texts * max(len(going_back), 1)) + 1, BACKTRACK_LIMIT)
     most = min(_CHARACTERS // size + 1, limit)
-    keywords = {"pattern": partial(_Pattern, most, limit)} if _reads_on(body, "pattern") else None
+    if _reads_on(body, "pattern"):
+        keywords = {"pattern": partial(_Pattern, most, limit)}
+    else:
+        keywords = None
     of_all = most if _reads_on(body, "patternProperties") else limit
     return _validator(body, of_all, validate_formats=formats, offline=True, keywords=keywords)
 
 
 def _validator(body: dict[str, Any], most: int, **options: Any) -> Draft202012Validator:
-    from jsonschema_rs import Draft202012Validator, FancyRegexOptions  # 0.04 s, and most commands check no schema
+    # 0.04 s, and most commands check no schema
+    from jsonschema_rs import Draft202012Validator, FancyRegexOptions
 
-    return Draft202012Validator(body, pattern_options=FancyRegexOptions(backtrack_limit=most), **options)
+    return Draft202012Validator(
+        body, pattern_options=FancyRegexOptions(backtrack_limit=most), **options
+    )
 
 
 def compiles(body: dict[str, Any]) -> bool:
@@ -354,11 +485,14 @@ def compiles(body: dict[str, Any]) -> bool:
 
 
 def schema_faults(body: dict[str, Any]) -> list[Fault]:
-    """Everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is ever fetched."""
+    """Everything wrong with a JSON Schema (draft 2020-12), as (path, sentence). Nothing is ever
+    fetched."""
     refused: list[Fault] = []
     try:
         compiled(body)
-    except ValueError as error:  # jsonschema_rs.ValidationError has the path, its other errors do not
+    except (
+        ValueError
+    ) as error:  # jsonschema_rs.ValidationError has the path, its other errors do not
         message = f"this JSON Schema cannot be compiled: {getattr(error, 'message', error)}"
         refused = [(tuple(getattr(error, "instance_path", ())), message)]
     faults = _meta_faults(body) if refused else []
@@ -368,15 +502,25 @@ def schema_faults(body: dict[str, Any]) -> list[Fault]:
     if refused and not faults:  # a reference may lead to what else is data
         for path, sub in subschemas(body, into=lambda _: True):
             faults += [*_reference_faults(body, sub, path), *_pattern_faults(sub, path)]
-    own = [(*path, "$id") for path, sub in subschemas(body) if path and isinstance(sub.get("$id"), str)]
-    if own and (faults or refused) and all(path[-1] in ("$ref", "$dynamicRef") for path, _ in faults):
-        message = "a schema with an $id of its own is looked at apart from the rest by $ref and $anchor; remove it"
+    own = [
+        (*path, "$id") for path, sub in subschemas(body) if path and isinstance(sub.get("$id"), str)
+    ]
+    if (
+        own
+        and (faults or refused)
+        and all(path[-1] in ("$ref", "$dynamicRef") for path, _ in faults)
+    ):
+        message = (
+            "a schema with an $id of its own is looked at apart from the rest by $ref and "
+            "$anchor; remove it"
+        )
         faults.append((own[0], message))
     return faults or refused
 
 
 def schema_warnings(body: dict[str, Any]) -> list[Fault]:
-    """What a schema that is none the worse for it has without effect, or with another one than its author may mean."""
+    """What a schema that is none the worse for it has without effect, or with another one than its
+    author may mean."""
     found: list[Fault] = []
     for path, sub in subschemas(body, into=_WITHIN.__contains__):
         for key in sub.keys() - KEYWORDS:
@@ -384,31 +528,52 @@ def schema_warnings(body: dict[str, Any]) -> list[Fault]:
                 found.append(((*path, key), f"{key!r} is {_OTHER_WORDS[key]}"))
             elif not key.startswith("x-"):
                 match = nearest(key, KEYWORDS)
-                remedy = f"did you mean {match!r}?" if match else "remove it, or let its name begin with x-"
-                found.append(((*path, key), f"{key!r} is no keyword of JSON Schema and has no effect; {remedy}"))
-        name, draft = sub.get("format"), sub.get("$schema")
+                if match:
+                    remedy = f"did you mean {match!r}?"
+                else:
+                    remedy = "remove it, or let its name begin with x-"
+                found.append(
+                    (
+                        (*path, key),
+                        f"{key!r} is no keyword of JSON Schema and has no effect; {remedy}",
+                    )
+                )
+        name = sub.get("format")
+        draft = sub.get("$schema")
         if isinstance(name, str) and name not in FORMATS:
             remedy = did_you_mean(name, sorted(FORMATS), "formats that are")
             found.append(((*path, "format"), f"the format {name!r} is not checked; {remedy}"))
         if isinstance(draft, str) and draft.rstrip("#") != _DRAFT:
-            message = f"the schema is read as draft 2020-12 whatever is said here; write {_DRAFT}, or leave it out"
+            message = (
+                "the schema is read as draft 2020-12 whatever is said here; write "
+                f"{_DRAFT}, or leave it out"
+            )
             found.append(((*path, "$schema"), message))
     return found
 
 
 def _meta_faults(body: dict[str, Any]) -> list[Fault]:
-    """Where the schema is not what the meta-schema of draft 2020-12 says. Compiling checks the same, but says less."""
-    from jsonschema import Draft202012Validator  # 0.1 s and 10 MB, which a schema that compiles does not need
+    """Where the schema is not what the meta-schema of draft 2020-12 says. Compiling checks the
+    same, but says less."""
+    # 0.1 s and 10 MB, which a schema that compiles does not need
+    from jsonschema import Draft202012Validator
 
     faults: dict[Path_, str] = {}
     for error in Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(body):
-        path, value = tuple(error.absolute_path), error.instance
-        short = error.message if len(error.message) <= 160 else error.message[:159] + "…"
+        path = tuple(error.absolute_path)
+        value = error.instance
+        if len(error.message) <= 160:
+            short = error.message
+        else:
+            short = error.message[:159] + "…"
         message = f"not a valid JSON Schema: {short}"
         if path[-1:] == ("type",) and isinstance(value, str):
             message = f"unknown type {value!r}; {did_you_mean(value, (*TYPES, 'null'), 'types')}"
         elif path[-1:] == ("items",) and isinstance(value, list):
-            message = "a list of schemas is `prefixItems` since draft 2020-12, and `items` is the schema of all others"
+            message = (
+                "a list of schemas is `prefixItems` since draft 2020-12, and `items` is "
+                "the schema of all others"
+            )
         faults.setdefault(path, message)
     return list(faults.items())
 
@@ -419,15 +584,27 @@ def _reference_faults(root: dict[str, Any], sub: dict[str, Any], path: Path_) ->
         if not isinstance(ref, str):
             continue
         if not ref.startswith("#"):
-            yield (*path, key), f"{ref!r} points outside this schema; only #/… is followed, nothing is ever fetched"
+            yield (
+                (*path, key),
+                (
+                    f"{ref!r} points outside this schema; only #/… is followed, nothing is ever "
+                    "fetched"
+                ),
+            )
         elif target(root, ref) is None:
             known = _goals.of(root).pointers
             match = nearest(ref, known)
-            remedy = f"did you mean {match!r}?" if match else f"there is: {listed(known, 'no $defs')}"
+            if match:
+                remedy = f"did you mean {match!r}?"
+            else:
+                remedy = f"there is: {listed(known, 'no $defs')}"
             yield (*path, key), f"{ref!r} does not exist; {remedy}"
         elif not _REFERENCE.fullmatch(ref):
             right = "#" + quote(unquote(ref[1:]), safe=_UNQUOTED)
-            yield (*path, key), f"{ref!r} has characters that a reference cannot have; write {right!r}"
+            yield (
+                (*path, key),
+                f"{ref!r} has characters that a reference cannot have; write {right!r}",
+            )
         elif _circle(root, sub):
             yield (*path, key), f"{ref!r} leads back to itself"
 
@@ -439,12 +616,15 @@ _REFERENCE = re.compile(rf"#(?:[\w.\-{_UNQUOTED}]|%[0-9A-Fa-f]{{2}})*", re.ASCII
 
 def _pointer(*parts: str) -> str:
     """The reference to a place, written as it must be."""
-    return "#/" + "/".join(quote(part.replace("~", "~0").replace("/", "~1"), safe=_UNQUOTED) for part in parts)
+    return "#/" + "/".join(
+        quote(part.replace("~", "~0").replace("/", "~1"), safe=_UNQUOTED) for part in parts
+    )
 
 
 def _circle(root: dict[str, Any], sub: Any) -> bool:
     for _ in range(LOCAL_HOPS):
-        if not isinstance(ref := _mapping(sub).get("$ref"), str):
+        ref = _mapping(sub).get("$ref")
+        if not isinstance(ref, str):
             return False
         sub = target(root, ref)
     return True
@@ -457,7 +637,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
     """Patterns that cannot be compiled, in Python's words where Python refuses them too."""
     found = {(*path, "pattern"): sub.get("pattern")}
-    found |= {(*path, "patternProperties", one): one for one in _mapping(sub.get("patternProperties"))}
+    found |= {
+        (*path, "patternProperties", one): one for one in _mapping(sub.get("patternProperties"))
+    }
     for at, pattern in found.items():
         if not compiles({"pattern": pattern} if isinstance(pattern, str) else {}):
             reason = "write it as in JavaScript, whose regular expressions JSON Schema uses"
@@ -466,7 +648,10 @@ def _pattern_faults(sub: dict[str, Any], path: Path_) -> Iterator[Fault]:
             except re.error as error:
                 reason = str(error)
             if re.search(r"\{\d*,?\d{3,}\}", str(pattern)):
-                reason = f"{reason}; a repetition such as {{1000}} can make it too large: use maxLength instead"
+                reason = (
+                    f"{reason}; a repetition such as {{1000}} can make it too large: use "
+                    "maxLength instead"
+                )
             yield at, f"{pattern!r} is not a regular expression: {reason}"
 
 
@@ -479,7 +664,8 @@ NUMBERS = frozenset({"integer", "number"})
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema without references allows; none when it allows any."""
-    if (values := _choices(schema)) is not None:
+    values = _choices(schema)
+    if values is not None:
         return frozenset(map(kind_of, values))
     kinds = schema.get("type")
     return frozenset([kinds] if isinstance(kinds, str) else kinds or ()) & _KINDS.keys()
@@ -487,7 +673,9 @@ def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def _choices(schema: Mapping[str, Any]) -> Sequence[Any] | None:
     """The values that a schema lists, None when it lists none."""
-    values: Sequence[Any] | None = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values: Sequence[Any] | None = schema.get(
+        "enum", [schema["const"]] if "const" in schema else None
+    )
     return values
 
 
@@ -508,9 +696,11 @@ def kind_of(value: Any) -> str:
 
 
 def allows(schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value that the schema allows can be equal to `value`, as CEL compares: 1 and 1.0 are the same."""
+    """Whether a value that the schema allows can be equal to `value`, as CEL compares: 1 and 1.0
+    are the same."""
     kind = kind_of(value)
-    if (values := _choices(schema)) is not None:
+    values = _choices(schema)
+    if values is not None:
         return any(kind_of(one) == kind and one == value for one in values)
     return kind in kinds_of(schema) or (kind == "integer" and "number" in kinds_of(schema))
 
@@ -522,21 +712,29 @@ def kinds_in_words(kinds: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldShape:
-    """What is at `path` in values that `body` describes; numbers are places in lists. `only` these ways are in it."""
+    """What is at `path` in values that `body` describes; numbers are places in lists. `only` these
+    ways are in it."""
 
     body: Mapping[str, Any]
     path: tuple[str, ...] = ()
     only: tuple[tuple[str, ...], ...] | None = None
 
     def names(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
-        """The names that a way may go on with after `rest`: none when it ends there, None when they are not known.
-        Listed properties count as all there are, unless the schema says `additionalProperties` or the like itself."""
+        """The names that a way may go on with after `rest`: none when it ends there, None when
+        they are not known. Listed properties count as all there are, unless the schema says
+        `additionalProperties` or the like itself."""
         way = tuple(rest)
-        below = [one[len(way)] for one in self.only or () if len(one) > len(way) and one[: len(way)] == way]
+        below = [
+            one[len(way)]
+            for one in self.only or ()
+            if len(one) > len(way) and one[: len(way)] == way
+        ]
         if below:
             return frozenset(below)
         try:
-            return frozenset().union(*(_own_names(self.body, schema) for schema in self._schemas(way)))
+            return frozenset().union(
+                *(_own_names(self.body, schema) for schema in self._schemas(way))
+            )
         except _Open:
             return None
 
@@ -548,8 +746,8 @@ class FieldShape:
         return at
 
     def missing(self, rest: Sequence[str | int]) -> tuple[int, frozenset[str]] | None:
-        """Which part of the way `rest` is a name that is not there, and the names that are; None: none is known to be
-        missing. Places in lists are not judged."""
+        """Which part of the way `rest` is a name that is not there, and the names that are; None:
+        none is known to be missing. Places in lists are not judged."""
         way = [str(part) for part in rest]
         for depth, part in enumerate(rest):
             if isinstance(part, int):
@@ -560,8 +758,9 @@ class FieldShape:
         return None
 
     def optional(self, rest: Sequence[str]) -> int | None:
-        """Which part of the way `rest` is a name that values may lack, as far as it is known: a field that a schema
-        lists and does not require, or one of what may be something else than an object, such as null."""
+        """Which part of the way `rest` is a name that values may lack, as far as it is known: a
+        field that a schema lists and does not require, or one of what may be something else than
+        an object, such as null."""
         for depth, part in enumerate(rest):
             values = self.values(rest[:depth])
             if values is None:
@@ -576,7 +775,11 @@ class FieldShape:
     def values(self, rest: Iterable[str] = ()) -> Sequence[Mapping[str, Any]] | None:
         """What may stand at the end of the way `rest`; None when that is not known."""
         try:
-            found = [branch for schema in self._schemas(rest) for branch in _alternatives(self.body, schema)]
+            found = [
+                branch
+                for schema in self._schemas(rest)
+                for branch in _alternatives(self.body, schema)
+            ]
         except _Open:
             return None
         return found if found and all(map(kinds_of, found)) else None
@@ -584,7 +787,9 @@ class FieldShape:
     def kinds(self, rest: Iterable[str] = ()) -> frozenset[str] | None:
         """The JSON types of what may stand there; None when they are not known."""
         values = self.values(rest)
-        return None if values is None else frozenset().union(*map(kinds_of, values))
+        if values is None:
+            return None
+        return frozenset().union(*map(kinds_of, values))
 
     def inside(self, rest: Iterable[str]) -> FieldShape:
         """What is known at the end of the way `rest`."""
@@ -603,7 +808,8 @@ SINGLE = FieldShape({"type": ["string", "number", "integer", "boolean", "null"]}
 """A cell of a table that holds no structures."""
 
 
-# Whole numbers. To JSON Schema 2.0 is an integer as 2 is; to CEL, Python and databases it is another kind of number.
+# Whole numbers. To JSON Schema 2.0 is an integer as 2 is; to CEL, Python and databases it is
+# another kind of number.
 
 _MOST_KNOWN = 10_000
 _EXACT = 2**63
@@ -622,7 +828,8 @@ class WholeNumbers:
         self._known: dict[Path_, bool] = {}
 
     def of(self, value: Any) -> Any:
-        """The valid value, with 2 for a 2.0 that the schema calls an integer; the same object where nothing changes."""
+        """The valid value, with 2 for a 2.0 that the schema calls an integer; the same object
+        where nothing changes."""
         try:
             return self._written(value, ()) if self._has_integers else value
         except RecursionError:  # nested more deeply than anybody looks
@@ -634,9 +841,14 @@ class WholeNumbers:
             return int(value) if is_whole else value
         if isinstance(value, dict):
             fields = {name: self._written(inner, (*at, name)) for name, inner in value.items()}
-            return fields if any(fields[name] is not value[name] for name in fields) else value
+            if any(fields[name] is not value[name] for name in fields):
+                return fields
+            return value
         if isinstance(value, list):
-            items = [self._written(inner, (*at, min(n, self._most_places))) for n, inner in enumerate(value)]
+            items = [
+                self._written(inner, (*at, min(n, self._most_places)))
+                for n, inner in enumerate(value)
+            ]
             return items if any(map(is_not, items, value)) else value
         return value
 
@@ -648,8 +860,8 @@ class WholeNumbers:
         return self._known[at]
 
     def _says_integer(self, schema: Any, way: Path_, depth: int) -> bool:
-        """Whether what is at the end of the way is an integer in every value that the schema allows there, if it is a
-        number."""
+        """Whether what is at the end of the way is an integer in every value that the schema
+        allows there, if it is a number."""
         found = resolved(self._root, schema)
         if found is None or depth > LOCAL_HOPS:
             return False
@@ -661,17 +873,34 @@ class WholeNumbers:
             return True
         if any(self._says_integer(one, way, depth + 1) for one in found.get("allOf") or ()):
             return True
-        holds = NUMBERS if not way else {"object"} if isinstance(way[0], str) else {"array"}
-        return any(self._each_says_integer(found.get(word) or (), way, depth, holds) for word in ("anyOf", "oneOf"))
+        holds: Set[str]
+        if not way:
+            holds = NUMBERS
+        elif isinstance(way[0], str):
+            holds = {"object"}
+        else:
+            holds = {"array"}
+        return any(
+            self._each_says_integer(found.get(word) or (), way, depth, holds)
+            for word in ("anyOf", "oneOf")
+        )
 
-    def _each_says_integer(self, choices: Sequence[Any], way: Path_, depth: int, holds: Collection[str]) -> bool:
+    def _each_says_integer(
+        self, choices: Sequence[Any], way: Path_, depth: int, holds: Collection[str]
+    ) -> bool:
         """The same of every alternative that may be meant; False when none may."""
         resolved_choices = [resolved(self._root, one) or {} for one in choices]
-        meant = [one for one in resolved_choices if not kinds_of(one) or not kinds_of(one).isdisjoint(holds)]
+        meant = [
+            one
+            for one in resolved_choices
+            if not kinds_of(one) or not kinds_of(one).isdisjoint(holds)
+        ]
         return bool(meant) and all(self._says_integer(one, way, depth + 1) for one in meant)
 
 
-def integers_of(schemas: Mapping[str, Schema | None], names: Iterable[str]) -> dict[str, WholeNumbers]:
+def integers_of(
+    schemas: Mapping[str, Schema | None], names: Iterable[str]
+) -> dict[str, WholeNumbers]:
     """Where the schemas of those names have integers."""
     named = ((name, schemas.get(name)) for name in names)
     return {name: WholeNumbers(schema.body) for name, schema in named if schema is not None}
@@ -685,5 +914,8 @@ def _members_at(schema: Mapping[str, Any], part: str | int) -> list[Any]:
     properties = _mapping(schema.get("properties"))
     if part in properties:
         return [properties[part]]
-    others = [*_mapping(schema.get("patternProperties")).values(), schema.get("additionalProperties")]
+    others = [
+        *_mapping(schema.get("patternProperties")).values(),
+        schema.get("additionalProperties"),
+    ]
     return [one for one in others if one is not False]

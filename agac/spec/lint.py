@@ -1,4 +1,5 @@
-"""What `agac lint` finds in files, and comments that leave findings out; `plan/checks` has models and prices."""
+"""What `agac lint` finds in files, and comments that leave findings out; `plan/checks` has models
+and prices."""
 
 from __future__ import annotations
 
@@ -49,18 +50,21 @@ class LintFinding(Problem):
 
 
 def card_files(workflow: Workflow) -> Iterator[tuple[str, Path]]:
-    """The files of the cards that each stage uses, those of the agents that it may call included; no remote ones."""
+    """The files of the cards that each stage uses, those of the agents that it may call included;
+    no remote ones."""
     written = (stage for stage in workflow.stages if not stage.is_escalation)
     agents = ((stage_of(stage.name), one.card) for stage in written for one in family(stage))
     yield from ((name, card.path) for name, card in agents if card is not None and not card.remote)
 
 
 class Texts:
-    """The texts of the stages of a workflow, and which of them name a stage. A text that several stages share is held
-    and searched once: looking for each stage in all texts of all others took minutes for thousands of them."""
+    """The texts of the stages of a workflow, and which of them name a stage. A text that several
+    stages share is held and searched once: looking for each stage in all texts of all others took
+    minutes for thousands of them."""
 
     by_stage: dict[str, dict[str, tuple[str, ...]]]
-    """The texts of each stage by key, with that of a file that a key names; its cards stand under `agent`."""
+    """The texts of each stage by key, with that of a file that a key names; its cards stand under
+    `agent`."""
 
     def __init__(self, workflow: Workflow, document: Document, home: Path) -> None:
         """Reads the files that a sound workflow names, relative to `home`."""
@@ -68,7 +72,8 @@ class Texts:
         named_text = cache(partial(_named_text, home=home))
         card_text = cache(partial(_card_text, home=home))
         self.by_stage = {
-            one["name"]: {key: _with_file(value, named_text) for key, value in one.items()} for one in given["stages"]
+            one["name"]: {key: _with_file(value, named_text) for key, value in one.items()}
+            for one in given["stages"]
         }
         for name, card in card_files(workflow):
             self.by_stage[name]["agent"] += (card_text(card),)
@@ -88,7 +93,8 @@ class Texts:
         return self._places
 
     def naming(self, name: str) -> Iterator[tuple[str, str]]:
-        """The stages and keys in whose texts `name` stands as a word, or as words that `-` joins."""
+        """The stages and keys in whose texts `name` stands as a word, or as words that `-`
+        joins."""
         words = _NAME_PART.findall(name)
         for text in min((self._texts_with.get(word, []) for word in words), key=len):
             # a name without `-` is one word, and the text has that
@@ -121,7 +127,9 @@ def _named_text(value: str, home: Path) -> str:
         path = inside(home, value)
         refuse_secret(path, home)
         # os.path's own, because a text may be too long for a file's name
-        return read_text(path, value, home) if os.path.isfile(path) else ""  # noqa: PTH113
+        if os.path.isfile(path):  # noqa: PTH113
+            return read_text(path, value, home)
+        return ""
     except (OutsideProject, Unusable):
         return ""
 
@@ -142,10 +150,13 @@ class Readers:
         self._before_all_takers = _before_all_takers(workflow, texts)
 
     def of(self, name: str) -> set[str]:
-        """Who uses the results of the stage `name`: the keys of other stages in which its name stands, `*` for a stage
-        that gets them without naming it, and `output`."""
+        """Who uses the results of the stage `name`: the keys of other stages in which its name
+        stands, `*` for a stage that gets them without naming it, and `output`."""
         name = stage_of(name)
-        found = {key for other, key in self._texts.naming(name) if other != name} - {"name", "needs"}
+        found = {key for other, key in self._texts.naming(name) if other != name} - {
+            "name",
+            "needs",
+        }
         if name in self._written:
             found.add("output")
         if name in self._before_all_takers:
@@ -163,7 +174,8 @@ def _before_all_takers(workflow: Workflow, texts: Texts) -> set[str]:
 
 
 def _takes_all(stage: WrittenStage, texts: Texts) -> bool:
-    if (keys := texts.by_stage.get(stage.name)) is None:  # it became of another
+    keys = texts.by_stage.get(stage.name)
+    if keys is None:  # it became of another
         return False
     if stage.group or isinstance(stage.operation, Python):
         return True
@@ -176,7 +188,8 @@ _IN_BRACKETS = re.compile(r"\bvars\[.([\w-]+).\]|\{\{\s*([\w-]+)\s*\}\}")
 
 def _used_variables(names: Collection[str], texts: Iterable[str]) -> set[str]:
     """Those of the workflow's variables `names` that a text names."""
-    found, lengths = set[str](), {len(name) for name in names}
+    found = set[str]()
+    lengths = {len(name) for name in names}
     for text in texts:
         found.update(match[1] or match[2] for match in _IN_BRACKETS.finditer(text))
         for match in _AFTER_A_DOT.finditer(text):
@@ -192,7 +205,9 @@ def _ends_a_name(run: str, end: int) -> bool:
     return (run[end] == "-") != (run[end - 1] == "-")
 
 
-def file_findings(workflow: Workflow, document: Document, texts: Texts, readers: Readers) -> Iterator[LintFinding]:
+def file_findings(
+    workflow: Workflow, document: Document, texts: Texts, readers: Readers
+) -> Iterator[LintFinding]:
     """What the rules find that need the files of a sound workflow alone."""
     given: Any = document.data
     used = _used_variables(workflow.vars, (_text(given | {"vars": None}), *texts.each()))
@@ -203,18 +218,24 @@ def file_findings(workflow: Workflow, document: Document, texts: Texts, readers:
     written = {one["name"]: one.get("output_schema") for one in given["stages"]}
     for stage in (one for one in workflow.asking if one.name in written):
         if stage.makes is None and not stage.may_drop and not readers.of(stage.name):
-            message = "its results are not written, and no later stage uses them; remove it, or use them"
+            message = (
+                "its results are not written, and no later stage uses them; remove it, or use them"
+            )
             yield LintFinding(stage.at(""), message, rule="unused-stage")
         if _lacks_descriptions(stage, written[stage.name]):
             message = "none of its fields has a description, by which a model knows what to give"
-            yield LintFinding(stage.at("output_schema"), message, rule="schema-without-descriptions")
+            yield LintFinding(
+                stage.at("output_schema"), message, rule="schema-without-descriptions"
+            )
         if stage.asks_all_alike:
             yield LintFinding(stage.at("prompt"), ALL_ALIKE, rule="prompt-without-fields")
 
 
 def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
-    """Whether a stage has a JSON Schema with fields and no description; the shorthand cannot have any."""
-    schema, is_short = stage.output_schema, isinstance(written, dict) and not is_json_schema(written)
+    """Whether a stage has a JSON Schema with fields and no description; the shorthand cannot have
+    any."""
+    schema = stage.output_schema
+    is_short = isinstance(written, dict) and not is_json_schema(written)
     if not isinstance(schema, JsonSchema) or schema.model or is_short:
         return False
     fields = [schema.schema.body.get(key) for key in ("properties", "$defs", "definitions")]
@@ -224,33 +245,49 @@ def _lacks_descriptions(stage: WrittenStage, written: Any) -> bool:
 def _described(part: Any) -> bool:
     if isinstance(part, dict) and isinstance(part.get("description"), str):
         return True
-    return any(map(_described, part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()))
+    return any(
+        map(
+            _described,
+            part.values() if isinstance(part, dict) else part if isinstance(part, list) else (),
+        )
+    )
 
 
 def secrets(text: str, shown: str) -> Iterator[LintFinding]:
     """Words of a file that look like keys; no message holds any of them."""
     for number, line in enumerate(text.split("\n"), 1):
         for word in (found for found in _WORD.finditer(line) if _is_secret(found[0])):
-            message = f"a word of {len(word[0])} signs looks like a key; write ${{MY_KEY}}, and put it into .env"
-            yield LintFinding(Where(shown, number, word.start() + 1), message, rule="secret-in-yaml")
+            message = (
+                f"a word of {len(word[0])} signs looks like a key; write ${{MY_KEY}}, and "
+                "put it into .env"
+            )
+            yield LintFinding(
+                Where(shown, number, word.start() + 1), message, rule="secret-in-yaml"
+            )
 
 
 def _is_secret(word: str) -> bool:
     if SECRET_START.match(word) and KEY_SHAPE.match(word):
         return True
-    bits = -sum(times / len(word) * math.log2(times / len(word)) for times in Counter(word).values())
+    bits = -sum(
+        times / len(word) * math.log2(times / len(word)) for times in Counter(word).values()
+    )
     kinds = all(re.search(kind, word) for kind in ("[a-z]", "[A-Z]", "[0-9].*[0-9].*[0-9]"))
-    return len(word) >= 28 and kinds and "." not in word and bits > 4.2  # a hash in hexadecimal has 4 at most
+    # a hash in hexadecimal has 4 at most
+    return len(word) >= 28 and kinds and "." not in word and bits > 4.2
 
 
-# Characters that people do not see. They are looked for in every text file that a workflow or a card names, and in
-# what these name: a model, a function or a guard gets them, and a reviewer does not.
+# Characters that people do not see. They are looked for in every text file that a workflow or a
+# card names, and in what these name: a model, a function or a guard gets them, and a reviewer does
+# not.
 
 
 def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
-    """The texts of these files, and of all files of the project that they name, directly or not, by their shown paths.
-    The rows of the input are not among them, and files that cannot be read, of which `validate` says why."""
-    found, left = dict[str, str](), sorted(files, reverse=True)
+    """The texts of these files, and of all files of the project that they name, directly or not,
+    by their shown paths. The rows of the input are not among them, and files that cannot be read,
+    of which `validate` says why."""
+    found = dict[str, str]()
+    left = sorted(files, reverse=True)
     while left:
         file = left.pop()
         shown = project.shown(file)
@@ -263,10 +300,13 @@ def texts_read(files: Iterable[Path], project: ProjectSpec) -> dict[str, str]:
 
 
 def _files_named(file: Path, text: str, project: ProjectSpec) -> list[Path]:
-    """The files that belong to a file with this text: those that it names or imports, and the lock of its servers."""
+    """The files that belong to a file with this text: those that it names or imports, and the lock
+    of its servers."""
     home = home_of(project.root).resolve()
     if file.suffix == ".py":
-        return [home / one for one in source_files(file, home)[0]] if file.is_relative_to(home) else []
+        if file.is_relative_to(home):
+            return [home / one for one in source_files(file, home)[0]]
+        return []
     data: Any = None
     if file.suffix == ".json":
         with suppress(ValueError, RecursionError):
@@ -297,7 +337,8 @@ _ENDINGS = ("", ".md", ".json", *YAML_SUFFIXES)
 
 
 def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Path]:
-    """The files of the project that a text names: by a path, with a function after it, or as a folder of skills."""
+    """The files of the project that a text names: by a path, with a function after it, or as a
+    folder of skills."""
     for folder in folders:
         for called in (*(text + ending for ending in _ENDINGS), text.partition(":")[0]):
             path = folder / called
@@ -310,9 +351,16 @@ def _files_called(text: str, folders: Iterable[Path], home: Path) -> Iterator[Pa
 
 
 def _skill_files(folder: Path, home: Path) -> Iterator[Path]:
-    """The files of a folder with a skill, or with folders of skills: the model may read each of them."""
-    skills = [file.parent for file in (folder / "SKILL.md", *files_in(folder, home, "*/SKILL.md")) if file.is_file()]
-    yield from (file for skill in skills for file in files_in(skill, home, "**/*") if file.is_file())
+    """The files of a folder with a skill, or with folders of skills: the model may read each of
+    them."""
+    skills = [
+        file.parent
+        for file in (folder / "SKILL.md", *files_in(folder, home, "*/SKILL.md"))
+        if file.is_file()
+    ]
+    yield from (
+        file for skill in skills for file in files_in(skill, home, "**/*") if file.is_file()
+    )
 
 
 MOST_ON_A_LINE = 10
@@ -320,9 +368,12 @@ MOST_ON_A_LINE = 10
 
 
 def invisible(text: str, shown: str) -> Iterator[LintFinding]:
-    """Characters of a file that people do not see, and of its path: each run of them is a finding."""
+    """Characters of a file that people do not see, and of its path: each run of them is a
+    finding."""
     for _, signs in _runs(shown):
-        message = f"the name of this file has {_named_signs(signs)}, which nobody sees; rename the file"
+        message = (
+            f"the name of this file has {_named_signs(signs)}, which nobody sees; rename the file"
+        )
         yield LintFinding(Where(shown, 1, 1), message, rule="invisible-character")
     for number, line in enumerate(text.split("\n"), 1):
         runs = list(_runs(line))
@@ -334,20 +385,27 @@ def invisible(text: str, shown: str) -> Iterator[LintFinding]:
 
 
 def _runs(line: str) -> Iterator[tuple[int, str]]:
-    """The columns, from 1, where characters that people do not see begin, each with those that follow at once."""
-    start, signs = 0, ""
+    """The columns, from 1, where characters that people do not see begin, each with those that
+    follow at once."""
+    start = 0
+    signs = ""
     for at, sign in unseen(line):
         if signs and at == start + len(signs):
             signs += sign
             continue
         if signs:
             yield start + 1, signs
-        start, signs = at, sign
+        start = at
+        signs = sign
     if signs:
         yield start + 1, signs
 
 
-_KINDS = {"Cc": "a control character", "Co": "a character for private use", "Cs": "a lone surrogate"}
+_KINDS = {
+    "Cc": "a control character",
+    "Co": "a character for private use",
+    "Cs": "a lone surrogate",
+}
 
 
 def _named_signs(signs: str) -> str:
@@ -360,9 +418,11 @@ def _named_signs(signs: str) -> str:
 
 def _remedy(sign: str, shown: str) -> str:
     """What to do about a character, in words that fit the format of the file."""
-    escape, how = escape_of(sign), "in double quotes"
+    escape = escape_of(sign)
+    how = "in double quotes"
     if shown.endswith(".json"):
-        escape, how = json.dumps(sign)[1:-1], "in a text"
+        escape = json.dumps(sign)[1:-1]
+        how = "in a text"
     elif not shown.endswith((*YAML_SUFFIXES, ".py")):
         how = "in YAML in double quotes"
     return f"remove it, or write it as {escape} {how}, so that a reviewer sees it"
@@ -371,10 +431,11 @@ def _remedy(sign: str, shown: str) -> str:
 def split_by_comments(
     found: Iterable[LintFinding], texts: Mapping[str, str], off: Collection[RuleName]
 ) -> tuple[list[LintFinding], list[LintFinding]]:
-    """The findings that no rule in `off` made and no comment of their file ignores, with comments that have names of no
-    rules; and those that a comment ignores. A comment counts for its line, and on a line of its own for the next one
-    that is none."""
-    ignored, kept = set[tuple[str, int | None, str]](), list(found)
+    """The findings that no rule in `off` made and no comment of their file ignores, with comments
+    that have names of no rules; and those that a comment ignores. A comment counts for its line,
+    and on a line of its own for the next one that is none."""
+    ignored = set[tuple[str, int | None, str]]()
+    kept = list(found)
     for file, text in texts.items():
         own: list[str] = []  # the names of comments on lines of their own, for the line below them
         for number, line in enumerate(text.split("\n"), 1):
@@ -382,17 +443,17 @@ def split_by_comments(
             names = [name.strip() for name in comment[1].split(",")] if comment else []
             ignored |= {(file, number, name) for name in [*own, *names]}
             # what is no rule ignores nothing
-            own = (
-                [*dict.fromkeys([*own, *(name for name in names if name in RULES)])]
-                if line.lstrip().startswith("#")
-                else []
-            )
+            if line.lstrip().startswith("#"):
+                own = [*dict.fromkeys([*own, *(name for name in names if name in RULES)])]
+            else:
+                own = []
             for name in set(names).difference(RULES):
                 message = f"there is no rule {name!r}; {did_you_mean(name, RULES, 'rules')}"
                 kept.append(LintFinding(Where(file, number, line.index("#") + 1), message))
     kept = [one for one in dict.fromkeys(kept) if one.rule not in off]
     kept.sort(key=lambda one: (one.where.file, one.where.line or 0, one.rule))
-    left, silent = list[LintFinding](), list[LintFinding]()
+    left = list[LintFinding]()
+    silent = list[LintFinding]()
     for one in kept:
         is_silent = (one.where.file, one.where.line, one.rule) in ignored
         (silent if is_silent else left).append(one)

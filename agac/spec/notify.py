@@ -1,4 +1,5 @@
-"""Whom a run tells how it stands (`notify`): the kinds of messages, and a target as a plan has it."""
+"""Whom a run tells how it stands (`notify`): the kinds of messages, and a target as a plan has
+it."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ WAYS = ("webhook", "apprise", "command", "heartbeat")
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """Who is told, `on` which events; as it is written in a file: `${VAR}` is looked up when a message is sent. One of
-    `webhook`, `apprise`, `command` and `heartbeat` is set; the last is called every minute instead."""
+    """Who is told, `on` which events; as it is written in a file: `${VAR}` is looked up when a
+    message is sent. One of `webhook`, `apprise`, `command` and `heartbeat` is set; the last is
+    called every minute instead."""
 
     on: tuple[NotifyKind, ...] = KINDS
     webhook: str | None = None
@@ -30,7 +32,10 @@ class NotifyTarget:
 
     def stored(self) -> dict[str, Any]:
         """What sending a message takes: nothing of it is a secret."""
-        own = {name: getattr(self, name) for name in ("webhook", "secret", "apprise", "command", "heartbeat")}
+        own = {
+            name: getattr(self, name)
+            for name in ("webhook", "secret", "apprise", "command", "heartbeat")
+        }
         return {name: value for name, value in own.items() if value}
 
 

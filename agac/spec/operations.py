@@ -1,4 +1,5 @@
-"""What a stage does in the place of asking a model, and how one makes groups: both as a definition stores them."""
+"""What a stage does in the place of asking a model, and how one makes groups: both as a definition
+stores them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from agac.spec.python_code import FunctionRef
 from agac.spec.templates import SKIPPED, as_text
 
 Fields = dict[str, JSONValue]
-Way = tuple[str, ...]  # a field by its parts: a field of the row, or a stage upstream and fields of its result
+# a field by its parts: a field of the row, or a stage upstream and fields of its result
+Way = tuple[str, ...]
 
 
 def ways(fields: Iterable[str]) -> tuple[Way, ...]:
@@ -25,8 +27,9 @@ def ways(fields: Iterable[str]) -> tuple[Way, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a stage does in the place of asking a model; `key` is that of the stage's file. `is_kept`: its results are
-    stored. `gives_answer`: they are answers, and not what the row is from there on."""
+    """What a stage does in the place of asking a model; `key` is that of the stage's file.
+    `is_kept`: its results are stored. `gives_answer`: they are answers, and not what the row is
+    from there on."""
 
     key: ClassVar[str]
     is_kept: ClassVar[bool] = False
@@ -44,10 +47,12 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Python(Operation):
-    """A function of the project is given the row; what it gives is the row from there on. None: the row leaves.
-    `processes`: calls run in that many; None: in this one. `timeout`: seconds that one may take there."""
+    """A function of the project is given the row; what it gives is the row from there on. None:
+    the row leaves. `processes`: calls run in that many; None: in this one. `timeout`: seconds that
+    one may take there."""
 
-    key, is_kept = "python", True
+    key = "python"
+    is_kept = True
     function: FunctionRef
     processes: int | None
     timeout: float | None = None
@@ -85,11 +90,14 @@ class Rename(Operation):
     names: Mapping[str, str]
 
     def apply(self, data: Fields) -> Fields:
-        """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name already."""
+        """The row with the new names. Raises UnfitRow when it lacks a field, or has a new name
+        already."""
         _has(data, self.names)
         renamed = {self.names.get(name, name): value for name, value in data.items()}
         if len(renamed) < len(data):
-            taken = next(new for new in self.names.values() if new in data and new not in self.names)
+            taken = next(
+                new for new in self.names.values() if new in data and new not in self.names
+            )
             raise UnfitRow(f"the row has a field {taken!r} already")
         return renamed
 
@@ -107,9 +115,10 @@ Match = Literal["exact", "normalized", "structured"]
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Which of several answers is taken: the first that has the most frequent value of `field` (`a.b`: the field b of
-    a; None: the whole answer). With a `lead` that value has to lead every other one by so many votes, and no more are
-    asked once it does. `match` says which values are the same. Longer answers than `max_length` have none."""
+    """Which of several answers is taken: the first that has the most frequent value of `field`
+    (`a.b`: the field b of a; None: the whole answer). With a `lead` that value has to lead every
+    other one by so many votes, and no more are asked once it does. `match` says which values are
+    the same. Longer answers than `max_length` have none."""
 
     field: str | None = None
     lead: int = 0
@@ -118,7 +127,11 @@ class Vote:
 
     def body(self) -> JSONValue:
         """What it says, for JSON: the name of the field, where that is all."""
-        said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        said = {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
+        }
         return self.field if said.keys() == {"field"} else said
 
     @staticmethod
@@ -135,13 +148,16 @@ CHOICES: tuple[Choice, ...] = ("approve", "edit", "reject")
 
 @dataclass(frozen=True, slots=True)
 class Review(Operation):
-    """People decide on results of the stage `edit`: on those for which `when` holds (None, and no `sample`: on all),
-    and on a `sample` of the others, a share by the hash of the row's id; a share `blind` of them is asked without the
-    answer. `show` is what is shown beside it. `agree`: the field in which two of several `reviewers` have to agree,
-    None: the whole value. After `timeout` seconds `on_timeout` says what counts as decided. An answer may be asked for
-    again up to `redo` times."""
+    """People decide on results of the stage `edit`: on those for which `when` holds (None, and no
+    `sample`: on all), and on a `sample` of the others, a share by the hash of the row's id; a
+    share `blind` of them is asked without the answer. `show` is what is shown beside it. `agree`:
+    the field in which two of several `reviewers` have to agree, None: the whole value. After
+    `timeout` seconds `on_timeout` says what counts as decided. An answer may be asked for again up
+    to `redo` times."""
 
-    key, is_kept, gives_answer = "review", True, True
+    key = "review"
+    is_kept = True
+    gives_answer = True
     edit: str
     when: Guard | None = None
     sample: float = 0.0
@@ -162,7 +178,11 @@ class Review(Operation):
 
     def said(self) -> dict[str, JSONValue]:
         """What differs from the defaults."""
-        said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        said = {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
+        }
         said["choices"] = list(self.choices)
         said |= {"show": [".".join(way) for way in self.show], "when": self.when and self.when.text}
         return {key: value for key, value in said.items() if value not in (None, [], list(CHOICES))}
@@ -178,14 +198,18 @@ class Review(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Join(Operation):
-    """The results of these stages are put together as a text, each under its label: pairs of a label and a stage."""
+    """The results of these stages are put together as a text, each under its label: pairs of a
+    label and a stage."""
 
-    key, gives_answer = "join", True
+    key = "join"
+    gives_answer = True
     results: tuple[tuple[str, str], ...]
 
     def text(self, known: Mapping[str, JSONValue]) -> str:
         """Their text, of what is `known` by the names of stages."""
-        return "\n\n".join(f"{label}:\n{as_text(known.get(stage, SKIPPED))}" for label, stage in self.results)
+        return "\n\n".join(
+            f"{label}:\n{as_text(known.get(stage, SKIPPED))}" for label, stage in self.results
+        )
 
 
 class UnfitRow(Exception):
@@ -199,8 +223,9 @@ def _has(data: Fields, fields: Iterable[str]) -> None:
 
 
 def changed_row(operation: Operation | None, data: Fields, value: str | None) -> Fields | None:
-    """The row after an operation that gives it other fields; `value` is its stored result (JSON). None: not known, or
-    the row is not fit for it, or a function gave a list, of which each row is one of its own."""
+    """The row after an operation that gives it other fields; `value` is its stored result (JSON).
+    None: not known, or the row is not fit for it, or a function gave a list, of which each row is
+    one of its own."""
     if isinstance(operation, Select | Rename):
         try:
             return operation.apply(data)
@@ -218,33 +243,46 @@ CHANGING = ("python", "select", "rename")
 
 
 def made_by(explode: object | None, group: object | None, operation: str | None) -> Makes | None:
-    """What a stage makes of rows: one that explodes, one that groups, or one with this operation, by its key."""
+    """What a stage makes of rows: one that explodes, one that groups, or one with this operation,
+    by its key."""
     if explode is not None:
         return "items"
     if group is not None:
         return "groups"
-    return "rows" if operation == "python" else "kept" if operation == "dedupe" else None
+    if operation == "python":
+        return "rows"
+    if operation == "dedupe":
+        return "kept"
+    return None
 
 
 _STORED: dict[str, tuple[Callable[[Any], JSONValue], Callable[[Any], Operation]]] = {
     "filter": (lambda does: does.guard.text, lambda body: Filter(Guard(body, (), STORED))),
     "select": (lambda does: list(does.fields), lambda body: Select(tuple(body))),
     "rename": (lambda does: dict(does.names), Rename),
-    "dedupe": (lambda does: [".".join(way) for way in does.fields], lambda body: Dedupe(ways(body))),
+    "dedupe": (
+        lambda does: [".".join(way) for way in does.fields],
+        lambda body: Dedupe(ways(body)),
+    ),
     "review": (Review.said, Review.of),
     "join": (
         lambda does: [f"{stage}: {label}" for label, stage in does.results],
-        lambda body: Join(tuple((label, stage) for stage, _, label in (one.partition(": ") for one in body))),
+        lambda body: Join(
+            tuple((label, stage) for stage, _, label in (one.partition(": ") for one in body))
+        ),
     ),
 }
 """What writes an operation under its key in a definition, and what reads it back."""
 
 
 def read_operation(body: Mapping[str, Any]) -> Operation:
-    """The operation of a stored definition. Functions and conditions are named, not read: nothing can be run."""
+    """The operation of a stored definition. Functions and conditions are named, not read: nothing
+    can be run."""
     if "python" in body:
         shown, _, name = body["python"].rpartition(":")
-        function = FunctionRef(Path(shown), shown, name, is_async=False, source_hash=bytes.fromhex(body["source"]))
+        function = FunctionRef(
+            Path(shown), shown, name, is_async=False, source_hash=bytes.fromhex(body["source"])
+        )
         return Python(function, None)
     ((key, written),) = body.items()
     return _STORED[key][1](written)
@@ -255,9 +293,10 @@ Incomplete = Literal["use", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows with the same values of `fields` are one group; without fields all are. A group of more than `max_rows`
-    members, or of more than `max_tokens` tokens of them, is asked in parts, and then of the parts' results; None: not
-    bounded. `incomplete` says what becomes of a group with failed members."""
+    """Rows with the same values of `fields` are one group; without fields all are. A group of more
+    than `max_rows` members, or of more than `max_tokens` tokens of them, is asked in parts, and
+    then of the parts' results; None: not bounded. `incomplete` says what becomes of a group with
+    failed members."""
 
     fields: tuple[Way, ...]
     max_rows: int | None = None
@@ -289,4 +328,8 @@ class Group:
         """The groups of a stage of a stored definition; None: it makes none."""
         if "group_by" not in body:
             return None
-        return Group(ways(body["group_by"]), **body.get("reduce", {}), incomplete=body.get("incomplete", "use"))
+        return Group(
+            ways(body["group_by"]),
+            **body.get("reduce", {}),
+            incomplete=body.get("incomplete", "use"),
+        )

@@ -1,4 +1,5 @@
-"""`output_schema` in its four forms: a file, JSON Schema, the short form, and a pydantic class of the project."""
+"""`output_schema` in its four forms: a file, JSON Schema, the short form, and a pydantic class of
+the project."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,14 @@ from agac.spec.json_schema import (
 )
 from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, is_there
 from agac.spec.project_files import files_in, read_bytes, read_text
-from agac.spec.python_code import EDITED, as_written, bound_names, import_file, python_tree, source_hash
+from agac.spec.python_code import (
+    EDITED,
+    as_written,
+    bound_names,
+    import_file,
+    python_tree,
+    source_hash,
+)
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec
 
 if TYPE_CHECKING:
@@ -46,14 +54,21 @@ def schema_name(text: str) -> str:
 
 
 def load_schema(
-    value: str | dict[str, Any] | type, project: ProjectSpec, document: Document, path: Path_, *, name: str
+    value: str | dict[str, Any] | type,
+    project: ProjectSpec,
+    document: Document,
+    path: Path_,
+    *,
+    name: str,
 ) -> tuple[SchemaSpec | None, list[Problem]]:
     """The schema that stands at `path` of `document`; `name` is what an inline one is called."""
     if isinstance(value, dict):
         return _inline(value, document, path, name)
     if isinstance(value, type):
         try:
-            return JsonSchema(_of_model(value, schema_name(value.__name__), value.__name__).schema, value), []
+            return JsonSchema(
+                _of_model(value, schema_name(value.__name__), value.__name__).schema, value
+            ), []
         except UsageError as error:
             return None, [document.problem(path, f"{error.message}. {error.remedy}")]
     try:
@@ -63,14 +78,18 @@ def load_schema(
             (found,) = project.fetch(value, f"schema of {name}")
             return _from_file(found.path, value, None)
         file = project.once((_find, value), lambda: _find(value, project))
-        return project.once((_from_file, file), lambda: _from_file(file, project.shown(file), project.root))
+        return project.once(
+            (_from_file, file), lambda: _from_file(file, project.shown(file), project.root)
+        )
     except Refused as error:
         return None, [document.problem(path, str(error))]
     except Unusable as error:
         return None, [error.problem]
 
 
-def _inline(data: dict[str, Any], document: Document, at: Path_, name: str) -> tuple[SchemaSpec | None, list[Problem]]:
+def _inline(
+    data: dict[str, Any], document: Document, at: Path_, name: str
+) -> tuple[SchemaSpec | None, list[Problem]]:
     written_out = is_json_schema(data)
     body, faults = (data, schema_faults(data)) if written_out else expand_shorthand(data)
     problems = [document.problem((*at, *inner), message) for inner, message in faults]
@@ -78,11 +97,14 @@ def _inline(data: dict[str, Any], document: Document, at: Path_, name: str) -> t
         return None, problems
     doubts = schema_warnings(body) if written_out else ()
     warned = (document.problem((*at, *inner), message, key=True) for inner, message in doubts)
-    return JsonSchema(Schema(schema_name(name), body)), [replace(one, severity="warning") for one in warned]
+    return JsonSchema(Schema(schema_name(name), body)), [
+        replace(one, severity="warning") for one in warned
+    ]
 
 
 def _find(text: str, project: ProjectSpec) -> Path:
-    """From the project root, then from the folder of schemas; the suffix `.json` may be left out. Raises Refused."""
+    """From the project root, then from the folder of schemas; the suffix `.json` may be left out.
+    Raises Refused."""
     folder = project.paths.schemas
     for base in (project.root, folder):
         for name in (text, f"{text}.json"):
@@ -96,25 +118,33 @@ def _find(text: str, project: ProjectSpec) -> Path:
     raise Refused(f"no such file: {text!r}; {hint}")
 
 
-def _from_file(path: Path, shown: str, root: Path | None) -> tuple[SchemaSpec | None, list[Problem]]:
-    from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml  # what only reads stored runs does without YAML
+def _from_file(
+    path: Path, shown: str, root: Path | None
+) -> tuple[SchemaSpec | None, list[Problem]]:
+    # what only reads stored runs does without YAML
+    from agac.spec.yaml import MAX_DEPTH, Document, parse_yaml
 
     text = read_text(path, shown, root)
     # JSON is (nearly) YAML: reading it so gives positions, and the file may be YAML as well
     document = parse_yaml(text, shown)
-    body, problems = document.data, document.problems
+    body = document.data
+    problems = document.problems
     if path.suffix == ".json":
-        body, problems = _json(text, shown, MAX_DEPTH), []
+        body = _json(text, shown, MAX_DEPTH)
+        problems = []
         if document.problems:
             document = Document(shown, body, [])
     if not problems and not isinstance(body, dict):
         message = "expected a JSON Schema: a mapping with type, properties and the like"
         problems = [Problem(Where(shown, 1, 1), message)]
-    return (None, problems) if problems else _inline(body, document, (), path.stem)
+    if problems:
+        return (None, problems)
+    return _inline(body, document, (), path.stem)
 
 
 def _json(text: str, shown: str, deepest: int) -> JSONValue:
-    where, message = Where(shown), f"nested more than {deepest} levels deep"
+    where = Where(shown)
+    message = f"nested more than {deepest} levels deep"
     try:
         body = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
         if _depth(body) <= deepest:
@@ -123,7 +153,8 @@ def _json(text: str, shown: str, deepest: int) -> JSONValue:
         message = "is empty; write a JSON Schema"
         if text.strip():
             error = _in_plain_words(error)
-            where, message = Where(shown, error.lineno, error.colno), f"not valid JSON: {error.msg}"
+            where = Where(shown, error.lineno, error.colno)
+            message = f"not valid JSON: {error.msg}"
     except Refused as error:
         message = str(error)
     except RecursionError:
@@ -132,17 +163,32 @@ def _json(text: str, shown: str, deepest: int) -> JSONValue:
 
 
 def _in_plain_words(error: json.JSONDecodeError) -> json.JSONDecodeError:
-    """The commonest slip in plain words and at its comma: Python's versions name and place it differently."""
-    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
-    rest = after[1:].lstrip() if after[:1] == "," else after if before[-1:] == "," else ""
+    """The commonest slip in plain words and at its comma: Python's versions name and place it
+    differently."""
+    before = error.doc[: error.pos].rstrip()
+    after = error.doc[error.pos :].lstrip()
+    if after[:1] == ",":
+        rest = after[1:].lstrip()
+    elif before[-1:] == ",":
+        rest = after
+    else:
+        rest = ""
     if rest[:1] not in ("}", "]"):
         return error
     comma = len(error.doc) - len(after) if after[:1] == "," else len(before) - 1
-    return json.JSONDecodeError(f"a comma before {rest[0]!r} is one too many; remove it", error.doc, comma)
+    return json.JSONDecodeError(
+        f"a comma before {rest[0]!r} is one too many; remove it", error.doc, comma
+    )
 
 
 def _depth(value: JSONValue) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    inner: Collection[JSONValue]
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    else:
+        inner = ()
     return 1 + max(map(_depth, inner)) if inner else 0
 
 
@@ -164,8 +210,9 @@ def _not_finite(text: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A schema ready for use. `validate_extra` gives what the model's own validators say against a value that already
-    satisfies the schema: an empty list when nothing. `model` is the class that both were made of."""
+    """A schema ready for use. `validate_extra` gives what the model's own validators say against a
+    value that already satisfies the schema: an empty list when nothing. `model` is the class that
+    both were made of."""
 
     schema: Schema
     validate_extra: Callable[[JSONValue], list[str]] | None = None
@@ -176,14 +223,18 @@ def _python_schema(text: str, root: Path) -> PythonSchema:
     """Checks `python:module.Class` without importing anything. Raises Refused and Unusable."""
     module, _, cls = text.removeprefix(PREFIX).strip().rpartition(".")
     if not module or not all(part.isidentifier() for part in (*module.split("."), cls)):
-        raise Refused(f"{text!r} is not python:module.Class, with the name of a file and of a class in it")
-    if (path := _module_file(root, module)) is None:
+        raise Refused(
+            f"{text!r} is not python:module.Class, with the name of a file and of a class in it"
+        )
+    path = _module_file(root, module)
+    if path is None:
         wanted = module.replace(".", "/") + ".py"
         raise Refused(f"no module {module!r} in the project; it would be the file {wanted}")
     shown = path.relative_to(root.resolve()).as_posix()
     tree = python_tree(read_bytes(path, shown, root), shown)
     names = {name for name, _ in bound_names(tree.body)}
-    branches = any(isinstance(node, ast.If | ast.Try | ast.With) for node in tree.body)  # may name anything
+    # may name anything
+    branches = any(isinstance(node, ast.If | ast.Try | ast.With) for node in tree.body)
     if cls not in names and "*" not in names and not branches:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         raise Refused(f"{shown} has no {cls!r}; {did_you_mean(cls, classes, 'classes')}")
@@ -202,15 +253,20 @@ def same_schema(spec: PythonSchema, root: Path) -> None:
     file = _module_file(root, spec.module)
     if file is None or source_hash(file, root)[0] != spec.source:
         name = f"{PREFIX}{spec.module}.{spec.cls}"
-        raise UsageError(f"{name}, or a file that it imports, was edited since the run was made", remedy=EDITED)
+        raise UsageError(
+            f"{name}, or a file that it imports, was edited since the run was made", remedy=EDITED
+        )
 
 
 def resolve_schema(spec: SchemaSpec, root: Path, *, untrusted: bool = False) -> Resolved:
-    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that cannot be used. What
-    is `untrusted` is not imported: of the class then no more is known than what stands for its source."""
+    """The schema behind `spec`; imports a `PythonSchema`'s module. Raises `UsageError` when that
+    cannot be used. What is `untrusted` is not imported: of the class then no more is known than
+    what stands for its source."""
     if isinstance(spec, JsonSchema):
         told = spec.schema.name
-        return Resolved(spec.schema) if spec.model is None else _of_model(spec.model, told, told)
+        if spec.model is None:
+            return Resolved(spec.schema)
+        return _of_model(spec.model, told, told)
     name = f"{PREFIX}{spec.module}.{spec.cls}"
     if untrusted:
         return Resolved(Schema(spec.name, {"$comment": f"{name}, source {spec.source.hex()}"}))
@@ -219,25 +275,35 @@ def resolve_schema(spec: SchemaSpec, root: Path, *, untrusted: bool = False) -> 
 
 
 def _of_model(model: object, told: str, name: str) -> Resolved:
-    """What a Pydantic model asks of answers: `told` to providers by one name, users by another. Raises UsageError."""
-    from pydantic import BaseModel, TypeAdapter, ValidationError  # heavy, and most workflows have no such schema
+    """What a Pydantic model asks of answers: `told` to providers by one name, users by another.
+    Raises UsageError."""
+    # heavy, and most workflows have no such schema
+    from pydantic import BaseModel, TypeAdapter, ValidationError
 
     with redirect_stdout(sys.stderr):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            raise UsageError(f"{name} is not a pydantic model", remedy="Make it a subclass of pydantic.BaseModel.")
+            raise UsageError(
+                f"{name} is not a pydantic model",
+                remedy="Make it a subclass of pydantic.BaseModel.",
+            )
         adapter: TypeAdapter[Any] = TypeAdapter(model)
         try:
             body = adapter.json_schema()
             compiled(body)
         except Exception as error:  # the user's types may bring code of their own
-            reason = str(getattr(error, "message", error)).partition("\n")[0] or type(error).__name__
+            reason = (
+                str(getattr(error, "message", error)).partition("\n")[0] or type(error).__name__
+            )
             remedy = "Give its fields types that JSON has, as str, int, list[str] or another model."
-            raise UsageError(f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy) from error
+            raise UsageError(
+                f"{name} cannot be told as JSON Schema: {reason}", remedy=remedy
+            ) from error
 
     def validate_extra(value: JSONValue) -> list[str]:
         try:
             with redirect_stdout(sys.stderr):
-                adapter.validate_json(json.dumps(value))  # JSON's rules: a strict model still takes dates as text
+                # JSON's rules: a strict model still takes dates as text
+                adapter.validate_json(json.dumps(value))
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
             return [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found]
@@ -252,12 +318,16 @@ def _imported(spec: PythonSchema, name: str, root: Path) -> object:
     """What the module of the project has under the name of the class."""
     file = _module_file(root, spec.module)
     if file is None:
-        raise UsageError(f"{name}: the project has no module {spec.module!r}", remedy="Run agac validate.")
+        raise UsageError(
+            f"{name}: the project has no module {spec.module!r}", remedy="Run agac validate."
+        )
     try:
         return getattr(import_file(file, root), spec.cls, None)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
+    except (
+        BaseException
+    ) as error:  # the user's code runs here and may raise anything, SystemExit too
         reason = as_written(f"{type(error).__name__}: {error}")
         remedy = f"Try: python -c 'import {spec.module}'"
         raise UsageError(f"{name} cannot be imported: {reason}", remedy=remedy) from error
@@ -266,17 +336,27 @@ def _imported(spec: PythonSchema, name: str, root: Path) -> object:
 # `vote` names a field of the results.
 
 
-def field_problems(written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_) -> Iterator[Problem]:
-    """What is wrong with the fields of results that a stage's `vote` and `expect` name, as far as files say. `schema`
-    None: it has none, or one with problems."""
-    plain = written.output_schema is None and written.output_field is None and written.reply == "text"
-    body = field_shape(written.output_field) if written.output_field is not None else None
+def field_problems(
+    written: StageFile, schema: SchemaSpec | None, document: Document, path: Path_
+) -> Iterator[Problem]:
+    """What is wrong with the fields of results that a stage's `vote` and `expect` name, as far as
+    files say. `schema` None: it has none, or one with problems."""
+    plain = (
+        written.output_schema is None and written.output_field is None and written.reply == "text"
+    )
+    if written.output_field is not None:
+        body = field_shape(written.output_field)
+    else:
+        body = None
     if isinstance(schema, JsonSchema):
         body = schema.schema.body
     labelled = written.expect.field if written.expect is not None else None
     for key, name in (("vote", written.vote.field if written.vote else None), ("expect", labelled)):
         if name is not None and plain:
-            message = f"{key} names a field of the results, and these are plain text; add output_field or output_schema"
+            message = (
+                f"{key} names a field of the results, and these are plain text; add "
+                "output_field or output_schema"
+            )
             yield document.problem((*path, key), message, key=True)
         elif name is not None and body is not None and (fault := lacks_field(body, name)):
             yield document.problem((*path, key), fault)
@@ -284,12 +364,20 @@ def field_problems(written: StageFile, schema: SchemaSpec | None, document: Docu
 
 def lacks_field(body: dict[str, Any], way: str) -> str | None:
     """Why results of this schema cannot have the field; None when they can."""
-    shape, before = FieldShape(body), list[str]()
+    shape = FieldShape(body)
+    before = list[str]()
     for part in way.split("."):
-        what = f"{'.'.join(before)} of the results has" if before else "the results have"
-        kinds, names = shape.kinds(before), shape.names(before)
+        if before:
+            what = f"{'.'.join(before)} of the results has"
+        else:
+            what = "the results have"
+        kinds = shape.kinds(before)
+        names = shape.names(before)
         if kinds is not None and "object" not in kinds:
-            remedy = f"write {'.'.join(before)!r}" if before else "let output_schema be an object with that field"
+            if before:
+                remedy = f"write {'.'.join(before)!r}"
+            else:
+                remedy = "let output_schema be an object with that field"
             return f"{what} no fields; {remedy}"
         if names is None:
             return None
@@ -299,22 +387,30 @@ def lacks_field(body: dict[str, Any], way: str) -> str | None:
     return None
 
 
-# The short way to say what a result looks like: `{sentiment: "positive|neutral|negative", tags: "string[]?"}`.
+# The short way to say what a result looks like: `{sentiment: "positive|neutral|negative", tags:
+# "string[]?"}`.
 #
-# A type is `string`, `integer`, `number`, `boolean`, `object` or `array`; `a|b|c` is a choice of texts; `T[]` a list,
-# `(a|b)[]` a list of choices; `list[T]` and `array<T>` are read as `T[]`; a trailing `?` makes the field optional. A
-# mapping is an object, a list of one an array.
+# A type is `string`, `integer`, `number`, `boolean`, `object` or `array`; `a|b|c` is a choice of
+# texts; `T[]` a list, `(a|b)[]` a list of choices; `list[T]` and `array<T>` are read as `T[]`; a
+# trailing `?` makes the field optional. A mapping is an object, a list of one an array.
 
 _SAME = {"str": "string", "text": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _SAME |= {"dict": "object", "map": "object", "list": "array"}
 _ALIASES = {**_SAME, "date": "string", "enum": "a|b|c"}
 _LIST = re.compile(r"(?:list|array|sequence)\s*(?:\[(.+)\]|<(.+)>)|\[([^][|]+)\]", re.IGNORECASE)
-_GENERIC = re.compile(r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE)
+_GENERIC = re.compile(
+    r"(list|array|sequence|set|optional|dict|map)\s*[\[<]([^\]>]+[\]>]*)[\]>]", re.IGNORECASE
+)
 
 
 def is_json_schema(body: dict[str, Any]) -> bool:
-    """Whether a mapping is JSON Schema rather than shorthand, where `type` may also be the name of a field."""
-    if isinstance(body.get("properties"), dict) or isinstance(body.get("$ref"), str) or "$schema" in body:
+    """Whether a mapping is JSON Schema rather than shorthand, where `type` may also be the name of
+    a field."""
+    if (
+        isinstance(body.get("properties"), dict)
+        or isinstance(body.get("$ref"), str)
+        or "$schema" in body
+    ):
         return True
     if any(isinstance(body.get(key), list) for key in ("anyOf", "oneOf", "allOf", "enum")):
         return True
@@ -323,8 +419,11 @@ def is_json_schema(body: dict[str, Any]) -> bool:
     return all(name in (*TYPES, "null") for name in names) and body.keys() <= KEYWORDS
 
 
-def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, JSONValue], list[Fault]]:
-    """The JSON Schema of an object with these fields: closed, and with every field required that has no `?`."""
+def expand_shorthand(
+    body: dict[str, Any], path: Path_ = ()
+) -> tuple[dict[str, JSONValue], list[Fault]]:
+    """The JSON Schema of an object with these fields: closed, and with every field required that
+    has no `?`."""
     faults: list[Fault] = []
     properties: dict[str, JSONValue] = {}
     required: list[str] = []
@@ -333,10 +432,14 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
         if name.endswith("?"):
             meant = name.rstrip("? ")
             fault = (
-                f"a ? is not part of a field's name; make the whole a JSON Schema and leave {meant!r} out of required"
+                "a ? is not part of a field's name; make the whole a JSON Schema and "
+                f"leave {meant!r} out of required"
             )
             if isinstance(text, str):
-                fault = f'the ? of an optional field stands after its type; write {meant}: "{text.rstrip("?")}?"'
+                fault = (
+                    f"the ? of an optional field stands after its type; write {meant}: "
+                    f'"{text.rstrip("?")}?"'
+                )
             faults.append(((*path, name), fault))
             continue
         optional = isinstance(text, str) and text.endswith("?")
@@ -348,7 +451,8 @@ def expand_shorthand(body: dict[str, Any], path: Path_ = ()) -> tuple[dict[str, 
 
 
 def _schema_inside(value: dict[str, Any], path: Path_) -> str | None:
-    """A sentence when the mapping of a field reads as JSON Schema: the shorthand has no such words."""
+    """A sentence when the mapping of a field reads as JSON Schema: the shorthand has no such
+    words."""
     kind = value.get("type")
     if kind not in TYPES or not value.keys() <= KEYWORDS:
         return None
@@ -364,7 +468,8 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
     if isinstance(value, str):
         return _type(value.strip(), path, faults)
     if isinstance(value, dict) and value:
-        if (fault := _schema_inside(value, path)) is not None:
+        fault = _schema_inside(value, path)
+        if fault is not None:
             faults.append((path, fault))
             return {}
         inner, inner_faults = expand_shorthand(value, path)
@@ -372,14 +477,17 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
         return inner
     if isinstance(value, list) and len(value) == 1:
         return {"type": "array", "items": _field(value[0], (*path, 0), faults)}
-    faults.append((path, 'expected a type such as string, "a|b|c", "string[]", or a mapping of fields'))
+    faults.append(
+        (path, 'expected a type such as string, "a|b|c", "string[]", or a mapping of fields')
+    )
     return {}
 
 
 def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
-    if match := _LIST.fullmatch(text):
+    match = _LIST.fullmatch(text)
+    if match:
         inner = (match[1] or match[2] or match[3]).strip()
         return {"type": "array", "items": _type(_SAME.get(inner.lower(), inner), path, faults)}
     if _GENERIC.fullmatch(text):
@@ -391,11 +499,19 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
         choices = [choice.strip() for choice in text.split("|")]
         if not all(choices):
             faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
-        if mixed := [choice for choice in choices if choice in (*TYPES, "null") or choice.endswith(("[]", "?"))]:
-            remedy = (
-                f"write an optional field as '{choices[0]}?'" if "null" in mixed else "write a JSON Schema with anyOf"
+        mixed = [
+            choice
+            for choice in choices
+            if choice in (*TYPES, "null") or choice.endswith(("[]", "?"))
+        ]
+        if mixed:
+            if "null" in mixed:
+                remedy = f"write an optional field as '{choices[0]}?'"
+            else:
+                remedy = "write a JSON Schema with anyOf"
+            faults.append(
+                (path, f"{text!r} mixes texts to choose from with the type {mixed[0]!r}; {remedy}")
             )
-            faults.append((path, f"{text!r} mixes texts to choose from with the type {mixed[0]!r}; {remedy}"))
         twice = next((choice for choice in choices if choices.count(choice) > 1), None)
         if twice:
             faults.append((path, f"{text!r} names {twice!r} twice"))
@@ -403,16 +519,26 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text in TYPES:
         return {"type": text}
     meant = _ALIASES.get(text.lower()) or nearest(text, TYPES)
-    remedy = f"did you mean {meant!r}?" if meant else f"types: {', '.join(TYPES)}; a choice is written a|b|c"
+    if meant:
+        remedy = f"did you mean {meant!r}?"
+    else:
+        remedy = f"types: {', '.join(TYPES)}; a choice is written a|b|c"
     faults.append((path, f"unknown type {text!r}; {remedy}" if text else f"has no type; {remedy}"))
     return {}
 
 
 def _in_our_words(text: str) -> str:
-    """A type as other languages write it, `list[str]` or `Array<string>`, in the words of the shorthand."""
-    if (match := _GENERIC.fullmatch(text)) is None:
+    """A type as other languages write it, `list[str]` or `Array<string>`, in the words of the
+    shorthand."""
+    match = _GENERIC.fullmatch(text)
+    if match is None:
         return _ALIASES.get(text.lower(), text)
-    kind, inner = _ALIASES.get(match[1].lower(), "array"), _in_our_words(match[2].strip()).removesuffix("?")
+    kind = _ALIASES.get(match[1].lower(), "array")
+    inner = _in_our_words(match[2].strip()).removesuffix("?")
     if match[1].lower() == "optional":
         return f"{inner}?"
-    return "object" if kind == "object" else f"({inner})[]" if "|" in inner else f"{inner}[]"
+    if kind == "object":
+        return "object"
+    if "|" in inner:
+        return f"({inner})[]"
+    return f"{inner}[]"

@@ -1,4 +1,5 @@
-"""Paths: the project's root, paths inside it, where results go, files of a pattern. `project_files` opens them."""
+"""Paths: the project's root, paths inside it, where results go, files of a pattern.
+`project_files` opens them."""
 
 from __future__ import annotations
 
@@ -27,13 +28,19 @@ _log = logging.getLogger("agac")
 
 
 def find_project(start: Path, explicit: Path | None = None, *, bare: bool = False) -> Path:
-    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from `start` upward. Where
-    there is none, it is `start` itself if it may be `bare`, else the nearest folder with a store: what was run there
-    can be read from below, and nothing new is put into it. Raises `UsageError` when there is none."""
+    """The project's root: `explicit` when given, else the nearest folder with an agac.yml from
+    `start` upward. Where there is none, it is `start` itself if it may be `bare`, else the nearest
+    folder with a store: what was run there can be read from below, and nothing new is put into it.
+    Raises `UsageError` when there is none."""
     if explicit is not None:
-        if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (bare and explicit.is_dir()):
+        if any((explicit / file).is_file() for file in (PROJECT_FILE, STORE)) or (
+            bare and explicit.is_dir()
+        ):
             return explicit.resolve()
-        raise UsageError(f"{explicit} has no {PROJECT_FILE}", remedy=f"Run `agac init {explicit}` to make a project.")
+        raise UsageError(
+            f"{explicit} has no {PROJECT_FILE}",
+            remedy=f"Run `agac init {explicit}` to make a project.",
+        )
     here = start.resolve()
     for file in (PROJECT_FILE,) if bare else (PROJECT_FILE, STORE):
         for folder in (here, *here.parents):
@@ -46,17 +53,21 @@ def find_project(start: Path, explicit: Path | None = None, *, bare: bool = Fals
 
 
 def _is_laid(file: Path) -> bool:
-    """Whether another user put a project into a folder that all users can write, as /tmp: its code is not this user's
-    to run. A message says so; an error would let any user keep others from working there."""
+    """Whether another user put a project into a folder that all users can write, as /tmp: its code
+    is not this user's to run. A message says so; an error would let any user keep others from
+    working there."""
     if not hasattr(os, "geteuid") or not file.parent.stat().st_mode & stat.S_IWOTH:
         return False
     owner = file.stat().st_uid
     if owner in (0, os.geteuid()):
         return False
     _log.warning(
-        "agac ignores %s: another user (%d) put it into a folder that all users can write. To use it all the same: "
-        "--project-dir %s", file, owner, file.parent,
-    )  # fmt: skip
+        "agac ignores %s: another user (%d) put it into a folder that all users can write. To "
+        "use it all the same: --project-dir %s",
+        file,
+        owner,
+        file.parent,
+    )
     return True
 
 
@@ -66,7 +77,8 @@ def project_root(project: Path | str | None, *, bare: bool = False) -> Path:
 
 
 def home_of(root: Path) -> Path:
-    """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the project it was made in."""
+    """The folder of a project's agac.yml, .env, cards and Python: of a work dir that of the
+    project it was made in."""
     link = root / _HOME
     if not link.is_file() or link.is_symlink() or (root / PROJECT_FILE).exists():
         return root  # a project has its files itself, whatever somebody put into its .agac
@@ -74,12 +86,21 @@ def home_of(root: Path) -> Path:
 
 
 def work_dir(folder: Path, root: Path) -> Path:
-    """A folder for nothing but the state of jobs, made for the project at `root`. Raises UsageError."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    """A folder for nothing but the state of jobs, made for the project at `root`. Raises
+    UsageError."""
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir()}
+    else:
+        names = set()
     if not (folder / _HOME).is_file():
         if names - {_HOME.parts[0]}:
-            whose = "the work dir of another tool" if "manifest.json" in names else "not empty, and no work dir of agac"
-            raise UsageError(f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or a new one.")
+            if "manifest.json" in names:
+                whose = "the work dir of another tool"
+            else:
+                whose = "not empty, and no work dir of agac"
+            raise UsageError(
+                f"--work-dir {folder} is {whose}", remedy="Name an empty folder, or a new one."
+            )
         try:
             make_folder((folder / _HOME).parent)
             new = folder / _HOME.with_suffix(f".{token_hex(8)}")  # several may make it at once
@@ -87,17 +108,22 @@ def work_dir(folder: Path, root: Path) -> Path:
                 file.write(str(home_of(root)))
             new.replace(folder / _HOME)
         except OSError as error:
-            raise UsageError(f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another.") from error
+            raise UsageError(
+                f"--work-dir {folder} cannot be made: {error.strerror}", remedy="Name another."
+            ) from error
     return folder
 
 
 def state_folders(root: Path) -> list[Path]:
     """Where nothing is written but state: of a work dir, all of it."""
-    return [root / state for state in STATE_FOLDERS] if home_of(root) == root else [root]
+    if home_of(root) == root:
+        return [root / state for state in STATE_FOLDERS]
+    return [root]
 
 
 def is_new_place(explicit: Path | None = None) -> bool:
-    """Whether a job would put its state into a folder that has neither an agac.yml nor a store yet."""
+    """Whether a job would put its state into a folder that has neither an agac.yml nor a store
+    yet."""
     root = find_project(Path.cwd(), explicit, bare=True)
     return not any((root / file).is_file() for file in (PROJECT_FILE, STORE))
 
@@ -110,11 +136,13 @@ class Refused(ValueError):
 
 
 class OutsideProject(Refused):
-    """A path that a file of the project may not name; the message says why and what to write instead."""
+    """A path that a file of the project may not name; the message says why and what to write
+    instead."""
 
 
 class Unusable(Exception):
-    """A file of the project that cannot be used, or a text that names none: `problem` says where and why."""
+    """A file of the project that cannot be used, or a text that names none: `problem` says where
+    and why."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
@@ -122,17 +150,24 @@ class Unusable(Exception):
 
 
 def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
-    """The absolute path of `text` with all links followed; it need not exist. `text` is relative to `base` (None: the
-    root). Raises `OutsideProject` for all that does not end inside `root`: `..`, absolute paths, `~`, links, NUL."""
+    """The absolute path of `text` with all links followed; it need not exist. `text` is relative
+    to `base` (None: the root). Raises `OutsideProject` for all that does not end inside `root`:
+    `..`, absolute paths, `~`, links, NUL."""
     if "\0" in text or len(text) > MAX_LENGTH:
         raise OutsideProject("is not a path")
     if text.startswith("~") or Path(text).is_absolute():
-        raise OutsideProject(f"{text!r} is not relative; paths are relative to the project's root and stay inside it")
+        raise OutsideProject(
+            f"{text!r} is not relative; paths are relative to the project's root and stay inside it"
+        )
     try:
         real_root = root.resolve()
         path = ((base or root) / text).resolve()
-        is_loop = any(part.is_symlink() for part in (path, *path.parents))  # left as it is from Python 3.13 on
-    except (OSError, RuntimeError) as error:  # a loop of links, or a name that the file system refuses
+        # left as it is from Python 3.13 on
+        is_loop = any(part.is_symlink() for part in (path, *path.parents))
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a loop of links, or a name that the file system refuses
         raise OutsideProject(f"{text!r} cannot be followed: {error.__class__.__name__}") from None
     if is_loop:
         raise OutsideProject(f"{text!r} cannot be followed: its links lead in a circle")
@@ -142,12 +177,14 @@ def inside(root: Path, text: str, *, base: Path | None = None) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something has this path that is no folder: a pipe, too, which is refused where it is read."""
+    """Whether something has this path that is no folder: a pipe, too, which is refused where it is
+    read."""
     return path.exists() and not path.is_dir()
 
 
 def files_called(name: str, root: Path, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files that `name` may mean: in `folder` with a suffix, or a path with its own. Raises `OutsideProject`."""
+    """The files that `name` may mean: in `folder` with a suffix, or a path with its own. Raises
+    `OutsideProject`."""
     if name.endswith(suffixes):
         candidates = [inside(root, name), inside(root, name, base=folder)]
     else:
@@ -169,17 +206,24 @@ def _secret_kind(path: Path, real: Path) -> str | None:
     parts = path.relative_to(real).parts if path.is_relative_to(real) else ()
     if {part.casefold() for part in parts} & {*STATE_FOLDERS}:
         return "is agac's or git's own"
-    return "is an environment file" if _SECRET.fullmatch(path.name) else None
+    if _SECRET.fullmatch(path.name):
+        return "is an environment file"
+    return None
 
 
 def refuse_secret(path: Path, root: Path) -> None:
-    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac and git keep."""
-    if (why := secret_kind(path, root)) is not None:
-        raise OutsideProject(f"{path.name!r} {why}, and is never part of a prompt; write what is meant elsewhere")
+    """Raises OutsideProject for what no prompt may be told of: environment files, and what agac
+    and git keep."""
+    why = secret_kind(path, root)
+    if why is not None:
+        raise OutsideProject(
+            f"{path.name!r} {why}, and is never part of a prompt; write what is meant elsewhere"
+        )
 
 
 def existing_file(value: str, root: Path, where: Where, *, base: Path | None = None) -> Path:
-    """The file of the project that `value` names, relative to `base` (the root when None). Raises Unusable."""
+    """The file of the project that `value` names, relative to `base` (the root when None). Raises
+    Unusable."""
     try:
         path = inside(root, value, base=base)
         refuse_secret(path, root)
@@ -198,7 +242,9 @@ def near_files(path: Path, root: Path) -> str:
     real = root.resolve()
     folder = next(parent for parent in path.parents if parent.is_dir())
     known = sorted(file.relative_to(real).as_posix() for file in folder.iterdir() if file.is_file())
-    return did_you_mean(path.relative_to(real).as_posix(), known, f"files in {folder.relative_to(real).as_posix()}/")
+    return did_you_mean(
+        path.relative_to(real).as_posix(), known, f"files in {folder.relative_to(real).as_posix()}/"
+    )
 
 
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[1-9¹²³]|lpt[1-9¹²³]) *(\..*)?", re.IGNORECASE)
@@ -206,7 +252,8 @@ _NO_NAME = re.compile(r"""[<>:"|?*\\\x00-\x1f]|[. ]\Z""")
 
 
 def refused_by_windows(path: str) -> list[str]:
-    """The parts of `path` that no file or folder of Windows can be called, by Microsoft's "Naming Files, Paths"."""
+    """The parts of `path` that no file or folder of Windows can be called, by Microsoft's "Naming
+    Files, Paths"."""
     return [part for part in path.split("/") if _DEVICE.fullmatch(part) or _NO_NAME.search(part)]
 
 
@@ -224,35 +271,53 @@ class ProjectPaths:
 
 
 def output_folder(text: str, root: Path, paths: ProjectPaths, source: Path) -> Path:
-    """The folder that `--output` names, relative to the project. Raises `UsageError` when results may not go there."""
+    """The folder that `--output` names, relative to the project. Raises `UsageError` when results
+    may not go there."""
     try:
         folder = inside(root, text)
         refuse_folder(folder, root, paths, source)
     except Refused as error:
-        raise UsageError(f"--output {text}: {error}", remedy="Name a folder inside the project.") from None
+        raise UsageError(
+            f"--output {text}: {error}", remedy="Name a folder inside the project."
+        ) from None
     return folder
 
 
 def refuse_folder(folder: Path, root: Path, paths: ProjectPaths, source: Path | None) -> None:
-    """Results are replaced: nothing of the project's own and not its input may be in their folder. Raises Refused."""
-    remedy = f"results need a folder of their own, as {paths.output.relative_to(root).as_posix()}/NAME"
+    """Results are replaced: nothing of the project's own and not its input may be in their folder.
+    Raises Refused."""
+    remedy = (
+        f"results need a folder of their own, as {paths.output.relative_to(root).as_posix()}/NAME"
+    )
     shown = folder.relative_to(root).as_posix()
     if folder == root:
         raise Refused(f"is the project's root; {remedy}")
     state = [root / name for name in STATE_FOLDERS]
-    for kept in [paths.workflows, paths.agentcards, paths.schemas, *state, root / "data", root / "prompts"]:
+    for kept in [
+        paths.workflows,
+        paths.agentcards,
+        paths.schemas,
+        *state,
+        root / "data",
+        root / "prompts",
+    ]:
         if kept.is_relative_to(folder):
-            raise Refused(f"{shown} holds the project's own files ({kept.relative_to(root).as_posix()}); {remedy}")
+            raise Refused(
+                f"{shown} holds the project's own files "
+                f"({kept.relative_to(root).as_posix()}); {remedy}"
+            )
     if any(map(folder.is_relative_to, state)):
         raise Refused(f"{shown} belongs to agac or git; {remedy}")
     if source is not None and source.is_relative_to(folder):
         raise Refused(f"{shown} holds the input file; {remedy}")
     if folder.exists() and not folder.is_dir():
-        raise Refused(f"{shown} is a file, and results need a folder; move it away, or name another folder")
+        raise Refused(
+            f"{shown} is a file, and results need a folder; move it away, or name another folder"
+        )
 
 
-# A database of a PostgreSQL server: its address is what libpq takes, with `${VAR}` for what stands in no file: a
-# password, or all of the address.
+# A database of a PostgreSQL server: its address is what libpq takes, with `${VAR}` for what stands
+# in no file: a password, or all of the address.
 
 POSTGRES = re.compile(r"postgres(?:ql)?://|\$\{\w+\}(?:[?&]|\Z)")
 _ONE_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
@@ -260,13 +325,19 @@ MAX_NAME = 63  # bytes of a name: PostgreSQL cuts a longer one
 
 
 def server_parts(text: str, *keys: str) -> tuple[str, str, str]:
-    """The address of a server's database, and what `text` says is read or written there: the key, one of `keys`, with
-    all that follows it; empty where it says nothing. Raises Refused for a password that is written out."""
+    """The address of a server's database, and what `text` says is read or written there: the key,
+    one of `keys`, with all that follows it; empty where it says nothing. Raises Refused for a
+    password that is written out."""
     found = re.search(rf"[?&]({'|'.join(keys)})=", text)
     address = text[: found.start()] if found else text
     if any(not _ONE_VARIABLE.fullmatch(one) for one in passwords(address)):
-        raise Refused("a password is written in it; write ${PGPASSWORD}, in a shell in single quotes, and set it")
-    return (address, found[1], text[found.end() :]) if found else (address, "", "")
+        raise Refused(
+            "a password is written in it; write ${PGPASSWORD}, in a shell in single quotes, "
+            "and set it"
+        )
+    if found:
+        return (address, found[1], text[found.end() :])
+    return (address, "", "")
 
 
 def passwords(address: str) -> list[str]:
@@ -279,7 +350,9 @@ def passwords(address: str) -> list[str]:
 def server_table(name: str) -> str:
     """A table of a server, `NAME` or `SCHEMA.NAME`, as SQL takes it. Raises Refused."""
     parts = name.split(".")
-    if len(parts) > 2 or not all(part and part.isprintable() and len(part.encode()) <= MAX_NAME for part in parts):
+    if len(parts) > 2 or not all(
+        part and part.isprintable() and len(part.encode()) <= MAX_NAME for part in parts
+    ):
         raise Refused(f"{name!r} cannot be the name of a table; write NAME or SCHEMA.NAME")
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
@@ -296,9 +369,10 @@ def is_reference(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RemoteContent:
-    """What a `reference` named when it was fetched, and `what` it is to the workflow: `input`, `prompt of classify`.
-    `path` is the copy on this machine, `name` tells it in its cache, `hash` stands for its bytes (none of a file of
-    this machine), `commit` for its repository as it was then."""
+    """What a `reference` named when it was fetched, and `what` it is to the workflow: `input`,
+    `prompt of classify`. `path` is the copy on this machine, `name` tells it in its cache, `hash`
+    stands for its bytes (none of a file of this machine), `commit` for its repository as it was
+    then."""
 
     reference: str
     name: str
@@ -309,7 +383,8 @@ class RemoteContent:
 
 
 Fetch = Callable[[str, str], tuple[RemoteContent, ...]]
-"""From a reference, and what it is for, to its content: of an input perhaps several files. Raises Refused."""
+"""From a reference, and what it is for, to its content: of an input perhaps several files. Raises
+Refused."""
 
 
 UNTRUSTED = "text of a remote card"
@@ -321,9 +396,9 @@ def fetch_nothing(reference: str, what: str) -> tuple[RemoteContent, ...]:
     raise Refused(f"{reference} is not fetched here ({what}); download it, and name the file")
 
 
-# `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins with a dot has to be
-# named with its dot. `**` goes through no links; a link that leads out of the folder is refused, not followed. Memory
-# is that of the largest single folder.
+# `*`, `?` and `[…]` match within a name, `**` any number of folders. As in a shell, what begins
+# with a dot has to be named with its dot. `**` goes through no links; a link that leads out of the
+# folder is refused, not followed. Memory is that of the largest single folder.
 
 _SIGNS = re.compile(r"[*?\[]")
 ANY_FOLDERS = "**"
@@ -362,7 +437,9 @@ def _start(pattern: str) -> Rests:
 
 def _into(rests: Rests, name: str, *, link: bool) -> Rests:
     """What is left inside the folder `name`; nothing when nothing in it can match."""
-    stay = [rest for rest in rests if rest[0] == ANY_FOLDERS and not link and not name.startswith(".")]
+    stay = [
+        rest for rest in rests if rest[0] == ANY_FOLDERS and not link and not name.startswith(".")
+    ]
     go = [rest[1:] for rest in rests if len(rest) > 1 and _fits(rest[0], name)]
     return set().union(*map(_rests, stay + go))
 
@@ -393,9 +470,9 @@ def _regex(part: str) -> Callable[[str], re.Match[str] | None]:
 
 
 def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) -> Iterator[str]:
-    """The files below `root` that `patterns` name, relative to it with `/`: the patterns in their order, each one's
-    files by name, a file that several match once. A pattern that is the path of a file names that file. `skipped` are
-    folders of which nothing is taken. Raises Unmatchable."""
+    """The files below `root` that `patterns` name, relative to it with `/`: the patterns in their
+    order, each one's files by name, a file that several match once. A pattern that is the path of
+    a file names that file. `skipped` are folders of which nothing is taken. Raises Unmatchable."""
     real = root.resolve()
     for number, text in enumerate(patterns):
         found = iter((PurePosixPath(text).as_posix(),))
@@ -403,29 +480,39 @@ def matching(root: Path, patterns: Sequence[str], skipped: Sequence[Path] = ()) 
             found = _below(real, "", _start(text), skipped)
         elif not (real / text).resolve().is_relative_to(real):
             raise Unmatchable(f"{text!r} leads out of {real}")
-        yield from (path for path in found if not any(matches(before, path) for before in patterns[:number]))
+        yield from (
+            path for path in found if not any(matches(before, path) for before in patterns[:number])
+        )
 
 
 def matching_rows(folder: Path, patterns: Sequence[str], skipped: Sequence[Path]) -> Iterator[str]:
-    """The files of an input below its folder, as `matching` finds them. Raises Unmatchable, also where one is an
-    environment file, or a link leads to one or to what agac or git keeps."""
+    """The files of an input below its folder, as `matching` finds them. Raises Unmatchable, also
+    where one is an environment file, or a link leads to one or to what agac or git keeps."""
     real = folder.resolve()
     for name in matching(real, patterns, skipped):
-        if (why := _secret_kind((real / name).resolve(), real)) is not None:
-            raise Unmatchable(f"{name!r} {why}, and is not read as rows; remove it or name fewer files")
+        why = _secret_kind((real / name).resolve(), real)
+        if why is not None:
+            raise Unmatchable(
+                f"{name!r} {why}, and is not read as rows; remove it or name fewer files"
+            )
         yield name
 
 
 def _below(root: Path, relative: str, rests: Rests, skipped: Sequence[Path]) -> Iterator[str]:
-    """The files of the folder `relative` (empty, or with a `/` at its end) and below that match what is left."""
+    """The files of the folder `relative` (empty, or with a `/` at its end) and below that match
+    what is left."""
     try:
         with os.scandir(root / relative) as found:
             entries = sorted((entry.name, entry.is_symlink()) for entry in found)
     except OSError as error:
-        raise Unmatchable(f"the folder {relative or '.'!r} cannot be read: {error.strerror}") from error
+        raise Unmatchable(
+            f"the folder {relative or '.'!r} cannot be read: {error.strerror}"
+        ) from error
     for name, is_link in entries:
-        path, inner = root / relative / name, f"{relative}{name}"
-        below, taken = _into(rests, name, link=is_link), _takes(rests, name)
+        path = root / relative / name
+        inner = f"{relative}{name}"
+        below = _into(rests, name, link=is_link)
+        taken = _takes(rests, name)
         if not (below or taken) or (is_link and _is_skipped(_target(path, inner, root), skipped)):
             continue
         if path.is_dir():
@@ -446,5 +533,7 @@ def _target(path: Path, relative: str, root: Path) -> Path:
     except (OSError, RuntimeError):
         raise Unmatchable(f"{relative!r} cannot be followed: its links lead in a circle") from None
     if not target.is_relative_to(root):
-        raise Unmatchable(f"{relative!r} is a link that leads out of {root}; remove it or name fewer files")
+        raise Unmatchable(
+            f"{relative!r} is a link that leads out of {root}; remove it or name fewer files"
+        )
     return target

@@ -1,5 +1,6 @@
-"""The files that a project's own files name or its folders hold: found, opened and written by these functions alone.
-No link leads out of the project, only regular files are opened, and no more than a bound of bytes is read."""
+"""The files that a project's own files name or its folders hold: found, opened and written by
+these functions alone. No link leads out of the project, only regular files are opened, and no more
+than a bound of bytes is read."""
 
 from __future__ import annotations
 
@@ -21,14 +22,22 @@ MAX_BYTES = 5_000_000
 """Bytes of a text file that are read: a larger file is data in the wrong place."""
 
 MAX_RECORDED = 100_000_000
-"""Bytes that are read of a file that agac wrote for a test: replies, results of tools, a snapshot."""
+"""Bytes that are read of a file that agac wrote for a test: replies, results of tools, a snapshot.
+"""
 
 _PIECE = 1 << 20  # bytes of a file that is hashed, of whatever size
 
-# A pipe without a writer would be waited for without O_NONBLOCK. Windows has none of the flags but O_BINARY.
-_FILE = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+# A pipe without a writer would be waited for without O_NONBLOCK. Windows has none of the flags but
+# O_BINARY.
+_FILE = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")
+)
 _TYPED_FILE = _FILE & ~getattr(os, "O_NOFOLLOW", 0)
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = (
+    getattr(os, "O_PATH", os.O_RDONLY)
+    | getattr(os, "O_DIRECTORY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+)
 _STEPWISE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 _KINDS = (
@@ -45,11 +54,15 @@ def _refuse_kind(mode: int) -> None:
 
 
 def real_path(path: Path, root: Path) -> Path:
-    """`path` with all links followed; it need not exist. Raises Refused where it ends outside `root`."""
+    """`path` with all links followed; it need not exist. Raises Refused where it ends outside
+    `root`."""
     try:
-        real, real_root = path.resolve(), root.resolve()
+        real = path.resolve()
+        real_root = root.resolve()
     except (OSError, RuntimeError):
-        raise Refused("cannot be followed: its links lead in a circle; put a file in its place") from None
+        raise Refused(
+            "cannot be followed: its links lead in a circle; put a file in its place"
+        ) from None
     except ValueError:
         raise Refused("is not a path") from None
     if not real.is_relative_to(real_root):
@@ -61,9 +74,10 @@ def real_path(path: Path, root: Path) -> Path:
 
 
 def descriptor_of(path: Path, root: Path | None, *, may_be_secret: bool = True) -> int:
-    """The descriptor of a regular file, for reading. `root` is the folder that it must not leave by a link; None is for
-    a file that a user typed, which may be anywhere. Unless it `may_be_secret`, it is no environment file of the project
-    and none that agac or git keeps. Raises Refused, and OSError where it cannot be opened."""
+    """The descriptor of a regular file, for reading. `root` is the folder that it must not leave
+    by a link; None is for a file that a user typed, which may be anywhere. Unless it
+    `may_be_secret`, it is no environment file of the project and none that agac or git keeps.
+    Raises Refused, and OSError where it cannot be opened."""
     if root is None:
         descriptor = os.open(path, _TYPED_FILE)
     else:
@@ -80,7 +94,8 @@ def descriptor_of(path: Path, root: Path | None, *, may_be_secret: bool = True) 
 
 
 def _opened_below(real: Path, real_root: Path) -> int:
-    """Opens a resolved path folder by folder, so that a link that was put there meanwhile is not followed."""
+    """Opens a resolved path folder by folder, so that a link that was put there meanwhile is not
+    followed."""
     if not _STEPWISE or real == real_root:
         return os.open(real, _FILE)
     *folders, name = real.relative_to(real_root).parts
@@ -95,9 +110,11 @@ def _opened_below(real: Path, real_root: Path) -> int:
         os.close(above)
 
 
-def open_file(path: Path, shown: str, root: Path | None, *, may_be_secret: bool = True) -> BufferedReader:
-    """A file for reading bytes, of whatever size; `shown` is its name in messages, the rest as `descriptor_of` has it.
-    Raises Unusable."""
+def open_file(
+    path: Path, shown: str, root: Path | None, *, may_be_secret: bool = True
+) -> BufferedReader:
+    """A file for reading bytes, of whatever size; `shown` is its name in messages, the rest as
+    `descriptor_of` has it. Raises Unusable."""
     try:
         return os.fdopen(descriptor_of(path, root, may_be_secret=may_be_secret), "rb")
     except Refused as error:
@@ -118,28 +135,36 @@ def _reason(error: OSError, path: Path) -> str:
 def read_bytes(
     path: Path, shown: str, root: Path | None, *, most: int = MAX_BYTES, may_be_secret: bool = False
 ) -> bytes:
-    """The bytes of a file, at most `most`. Of a project's files none is read that is agac's or git's own or an
-    environment file, unless it `may_be_secret`. Raises Unusable."""
+    """The bytes of a file, at most `most`. Of a project's files none is read that is agac's or
+    git's own or an environment file, unless it `may_be_secret`. Raises Unusable."""
     with open_file(path, shown, root, may_be_secret=may_be_secret) as file:
         try:
             raw = file.read(most + 1)
             size = max(len(raw), os.fstat(file.fileno()).st_size)
         except OSError as error:
-            raise Unusable(Problem(Where(shown), f"cannot be read: {error.strerror or error}")) from None
+            raise Unusable(
+                Problem(Where(shown), f"cannot be read: {error.strerror or error}")
+            ) from None
     if size > most:
-        message = f"{size:,} bytes are more than the {most:,} that are read; put data into an input file"
+        message = (
+            f"{size:,} bytes are more than the {most:,} that are read; put data into an input file"
+        )
         raise Unusable(Problem(Where(shown), message))
     return raw
 
 
 def _refuse_secret(real: Path, root: Path) -> None:
     """Raises Refused for what a link inside the project must not lead to."""
-    if (why := secret_kind(real, root)) is not None:
-        raise Refused(f"{why}, and is not read here; name another file, or put a copy in the place of a link")
+    why = secret_kind(real, root)
+    if why is not None:
+        raise Refused(
+            f"{why}, and is not read here; name another file, or put a copy in the place of a link"
+        )
 
 
 def read_text(path: Path, shown: str, root: Path | None, *, most: int = MAX_BYTES) -> str:
-    """The text of a UTF-8 file with `\\n` line ends and without a byte order mark. Raises Unusable."""
+    """The text of a UTF-8 file with `\\n` line ends and without a byte order mark. Raises
+    Unusable."""
     raw = read_bytes(path, shown, root, most=most)
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Unusable(Problem(Where(shown, 1, 1), "this is UTF-16; save the file as UTF-8"))
@@ -165,8 +190,9 @@ def required_text(path: Path, shown: str, root: Path | None, *, most: int = MAX_
 
 
 def files_in(folder: Path, root: Path, pattern: str = "*") -> list[Path]:
-    """What matches a pattern in a folder of the project, sorted. Links are among it: they are refused where they are
-    read. Nothing where there is no such folder, or where it is a link that leads out."""
+    """What matches a pattern in a folder of the project, sorted. Links are among it: they are
+    refused where they are read. Nothing where there is no such folder, or where it is a link that
+    leads out."""
     try:
         real_path(folder, root)
         return sorted(folder.glob(pattern)) if folder.is_dir() else []
@@ -175,8 +201,9 @@ def files_in(folder: Path, root: Path, pattern: str = "*") -> list[Path]:
 
 
 def place_to_write(path: Path, shown: str, root: Path) -> Path:
-    """Where a file of the project is written: its path with all links followed. Raises Unusable where that is outside
-    `root`, is agac's or git's own or an environment file, or is there and is no regular file."""
+    """Where a file of the project is written: its path with all links followed. Raises Unusable
+    where that is outside `root`, is agac's or git's own or an environment file, or is there and is
+    no regular file."""
     try:
         real = real_path(path, root)
         _refuse_secret(real, root)
@@ -188,8 +215,8 @@ def place_to_write(path: Path, shown: str, root: Path) -> Path:
 
 
 def copy_file(source: str, target: str, *, root: Path) -> str:
-    """Copies a file of the project at `root`, with its mode, for `shutil.copytree`. Raises OSError, also for a file
-    that is none of the project or may hold secrets."""
+    """Copies a file of the project at `root`, with its mode, for `shutil.copytree`. Raises
+    OSError, also for a file that is none of the project or may hold secrets."""
     path = Path(source)
     try:
         with (
@@ -204,7 +231,8 @@ def copy_file(source: str, target: str, *, root: Path) -> str:
 
 
 def files_hash(home: Path, patterns: Sequence[str]) -> str:
-    """Stands for what the files of the project at `home` that match hold, and for their names. Raises Refused."""
+    """Stands for what the files of the project at `home` that match hold, and for their names.
+    Raises Refused."""
     texts = dict[str, JSONValue]()
     for name in matching(home, patterns):
         try:
@@ -213,7 +241,9 @@ def files_hash(home: Path, patterns: Sequence[str]) -> str:
         except Refused as error:
             raise Refused(f"{name} {error}") from None
         except OSError as error:
-            raise Refused(f"{name} cannot be read: {error.strerror or error}; name files that can be") from None
+            raise Refused(
+                f"{name} cannot be read: {error.strerror or error}; name files that can be"
+            ) from None
     if not texts:
         raise Refused("matches no file of the project")
     return digest(canonical(texts)).hex()

@@ -1,4 +1,5 @@
-"""Python code of a project: functions and modules that a workflow names, checked by reading, imported to run."""
+"""Python code of a project: functions and modules that a workflow names, checked by reading,
+imported to run."""
 
 from __future__ import annotations
 
@@ -38,28 +39,36 @@ def python_tree(source: bytes, shown: str) -> ast.Module:
             warnings.simplefilter("ignore")  # Python shows them when the file is imported
             return ast.parse(source)
     except SyntaxError as error:
-        where, message = Where(shown, error.lineno or None, error.offset or None), f"not valid Python: {error.msg}"
+        where = Where(shown, error.lineno or None, error.offset or None)
+        message = f"not valid Python: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
-        where, message = Where(shown), f"cannot be read as Python: {str(error) or 'it is nested too deeply'}"
+        where = Where(shown)
+        message = f"cannot be read as Python: {str(error) or 'it is nested too deeply'}"
     raise Unusable(Problem(where, message))
 
 
 def module_parts(file: str) -> tuple[str, ...]:
-    """`tools/clean.py` → `("tools", "clean")`; a folder's `__init__.py` is that folder; `()` for the project's own."""
+    """`tools/clean.py` → `("tools", "clean")`; a folder's `__init__.py` is that folder; `()` for
+    the project's own."""
     parts = tuple(file.removesuffix(".py").split("/"))
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-# Which modules of the project a Python file imports, found by reading, and the hash of all their text.
+# Which modules of the project a Python file imports, found by reading, and the hash of all their
+# text.
 #
-# Seen: every `import` and `from … import` in the text, wherever it stands (in functions and behind `if TYPE_CHECKING`
-# too), absolute from the project's root or relative, with the `__init__.py` of every folder on the way. A changed
-# comment counts. Not seen, and so in no fingerprint: data files that a function reads, installed packages, compiled
-# modules, the Python version, environment variables, modules imported by a name made at run time (`importlib`).
+# Seen: every `import` and `from … import` in the text, wherever it stands (in functions and behind
+# `if TYPE_CHECKING` too), absolute from the project's root or relative, with the `__init__.py` of
+# every folder on the way. A changed comment counts. Not seen, and so in no fingerprint: data files
+# that a function reads, installed packages, compiled modules, the Python version, environment
+# variables, modules imported by a name made at run time (`importlib`).
 
 Parts = tuple[str, ...]
 
-EDITED = "Put the text back as it was then, or begin anew with the edited one: `agac run` makes a new run of it."
+EDITED = (
+    "Put the text back as it was then, or begin anew with the edited one: `agac run` makes "
+    "a new run of it."
+)
 """What to do when a run that is to go on needs a file that was edited since."""
 
 NEVER_OURS = frozenset({*sys.builtin_module_names, "agac"})
@@ -67,7 +76,8 @@ NEVER_OURS = frozenset({*sys.builtin_module_names, "agac"})
 
 
 class _Import(NamedTuple):
-    """`from ..a.b import c, d` is `(2, ("a", "b"), ("c", "d"), line)`; `import a.b` is `(0, ("a", "b"), (), line)`."""
+    """`from ..a.b import c, d` is `(2, ("a", "b"), ("c", "d"), line)`; `import a.b` is `(0, ("a",
+    "b"), (), line)`."""
 
     level: int
     module: Parts
@@ -76,19 +86,23 @@ class _Import(NamedTuple):
 
 
 def source_hash(file: Path, root: Path) -> tuple[bytes, list[Problem]]:
-    """16 bytes that stand for `file` and for every module of the project that it imports, directly or not. Problems: as
-    `source_files` has them."""
+    """16 bytes that stand for `file` and for every module of the project that it imports, directly
+    or not. Problems: as `source_files` has them."""
     texts, problems = source_files(file, root)
     return digest(canonical(texts)), problems
 
 
 def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]:
-    """The paths, relative to `root`, of `file` and of every module of the project that it imports, directly or not,
-    each with a hash of its text. Problems: a module that is no Python, cannot be read, or leads out of the project."""
+    """The paths, relative to `root`, of `file` and of every module of the project that it imports,
+    directly or not, each with a hash of its text. Problems: a module that is no Python, cannot be
+    read, or leads out of the project."""
     root = root.resolve()
     texts: dict[str, str] = {}
     problems: list[Problem] = []
-    open_files = [file, *_files(module_parts(file.relative_to(root).as_posix())[:-1], root, problems, Where(""))]
+    open_files = [
+        file,
+        *_files(module_parts(file.relative_to(root).as_posix())[:-1], root, problems, Where("")),
+    ]
     while open_files:
         path = open_files.pop()
         shown = path.relative_to(root).as_posix()
@@ -97,7 +111,9 @@ def source_files(file: Path, root: Path) -> tuple[dict[str, str], list[Problem]]
         texts[shown] = ""
         try:
             source = read_bytes(path, shown, root)
-            texts[shown] = digest(source.decode("latin-1")).hex()  # a letter a byte, whatever the file's encoding is
+            texts[shown] = digest(
+                source.decode("latin-1")
+            ).hex()  # a letter a byte, whatever the file's encoding is
             imports = _imports(source, shown)
         except Unusable as error:
             problems.append(error.problem)
@@ -114,15 +130,20 @@ def _imports(source: bytes, shown: str) -> list[_Import]:
     found = []
     for node in ast.walk(python_tree(source, shown)):
         if isinstance(node, ast.Import):
-            found += [_Import(0, tuple(alias.name.split(".")), (), node.lineno) for alias in node.names]
+            found += [
+                _Import(0, tuple(alias.name.split(".")), (), node.lineno) for alias in node.names
+            ]
         elif isinstance(node, ast.ImportFrom):
             module = tuple(node.module.split(".")) if node.module else ()
-            found.append(_Import(node.level, module, tuple(alias.name for alias in node.names), node.lineno))
+            found.append(
+                _Import(node.level, module, tuple(alias.name for alias in node.names), node.lineno)
+            )
     return found
 
 
 def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
-    """The modules that an import may mean: a name that is imported from a package may be a module of it."""
+    """The modules that an import may mean: a name that is imported from a package may be a module
+    of it."""
     up = max(one.level - 1, 0)
     if up > len(package):
         return
@@ -136,12 +157,16 @@ def _targets(one: _Import, package: Parts, root: Path) -> Iterator[Parts]:
 
 
 def _files(target: Parts, root: Path, problems: list[Problem], where: Where) -> Iterator[Path]:
-    """The files that importing `target` runs, as far as they are the project's: of every package on the way, too."""
+    """The files that importing `target` runs, as far as they are the project's: of every package
+    on the way, too."""
     if not target or target[0] in NEVER_OURS:
         return
     for end in range(1, len(target) + 1):
         home = "/".join(target[:end])
-        shown = next((name for name in (f"{home}/__init__.py", f"{home}.py") if (root / name).is_file()), None)
+        shown = next(
+            (name for name in (f"{home}/__init__.py", f"{home}.py") if (root / name).is_file()),
+            None,
+        )
         if shown is None:
             if not (root / home).is_dir():
                 return
@@ -149,7 +174,11 @@ def _files(target: Parts, root: Path, problems: list[Problem], where: Where) -> 
         try:
             yield inside(root, shown)
         except OutsideProject:
-            problems.append(Problem(where, f"imports {shown}, a link that leads out of the project; copy it into it"))
+            problems.append(
+                Problem(
+                    where, f"imports {shown}, a link that leads out of the project; copy it into it"
+                )
+            )
             return
 
 
@@ -162,9 +191,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class FunctionRef:
-    """A function that rows are given to. `shown` is `file` relative to the project's root. `source_hash` (16 bytes)
-    stands for the text of the file and of every module of the project that it imports, of those again, and so on: see
-    `agac.spec.python_code`. The function's name is not in it. `gives_lists`: the annotation of its result says so."""
+    """A function that rows are given to. `shown` is `file` relative to the project's root.
+    `source_hash` (16 bytes) stands for the text of the file and of every module of the project
+    that it imports, of those again, and so on: see `agac.spec.python_code`. The function's name is
+    not in it. `gives_lists`: the annotation of its result says so."""
 
     file: Path
     shown: str
@@ -180,8 +210,9 @@ class FunctionRef:
 def parse_reference(
     text: str, where: Where, root: Path, *, tool: bool = False, base: Path | None = None
 ) -> tuple[FunctionRef | None, list[Problem]]:
-    """The function that `text` names, or the Problems: at `where`, or in the Python files themselves. A `tool` of an
-    agent may have any parameters, all others are called with one row. Its file may lie in the folder `base`, too."""
+    """The function that `text` names, or the Problems: at `where`, or in the Python files
+    themselves. A `tool` of an agent may have any parameters, all others are called with one row.
+    Its file may lie in the folder `base`, too."""
     named, _, name = (part.strip() for part in text.rpartition(":"))
     try:
         if not named or not name.isidentifier():
@@ -190,7 +221,10 @@ def parse_reference(
         file = beside if base and named.startswith("../") else inside(root, named)
         if beside.exists() and beside != file:
             if file.exists():
-                raise Refused(f"{named!r} is there twice, beside the card and in the project; rename one of them")
+                raise Refused(
+                    f"{named!r} is there twice, beside the card and in the project; rename "
+                    "one of them"
+                )
             file = beside
         if not file.exists():
             raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
@@ -205,31 +239,41 @@ def parse_reference(
         if name in unfit:
             raise Refused(f"{shown} cannot be used as {name!r}: {unfit[name]}")
         if name not in functions:
-            raise Refused(f"{shown} has no function {name!r}; {did_you_mean(name, functions, 'functions')}")
+            raise Refused(
+                f"{shown} has no function {name!r}; {did_you_mean(name, functions, 'functions')}"
+            )
     except Refused as error:
         return None, [Problem(where, str(error))]
     except Unusable as error:
         return None, [error.problem]
     source, problems = source_hash(file, root)
     is_async, gives_lists = functions[name]
-    return (None, problems) if problems else (FunctionRef(file, shown, name, is_async, source, gives_lists), [])
+    if problems:
+        return (None, problems)
+    return (FunctionRef(file, shown, name, is_async, source, gives_lists), [])
 
 
 def same_function(ref: FunctionRef, root: Path) -> None:
     """Raises UsageError when the text of a recorded function is no longer what it was."""
     if source_hash(ref.file, root)[0] != ref.source_hash:
-        raise UsageError(f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED)
+        raise UsageError(
+            f"{ref}, or a file that it imports, was edited since the run was made", remedy=EDITED
+        )
 
 
 @lru_cache(maxsize=256)
-def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, tuple[bool, bool]], dict[str, str]]:
-    """The functions of a file by name, with whether each is `async def`, and whether it says that it gives lists; and
-    why another name of its top level, or of below, is no function to call. By content, so that a file that a thousand
-    stages name is read as Python once."""
+def _outline(
+    source: bytes, shown: str, tool: bool
+) -> tuple[dict[str, tuple[bool, bool]], dict[str, str]]:
+    """The functions of a file by name, with whether each is `async def`, and whether it says that
+    it gives lists; and why another name of its top level, or of below, is no function to call. By
+    content, so that a file that a thousand stages name is read as Python once."""
     tree = python_tree(source, shown)
     functions: dict[str, tuple[bool, bool]] = {}
     unfit = {
-        inner.name: f"line {inner.lineno} defines it inside {outer.name!r}; move it to the top level"
+        inner.name: (
+            f"line {inner.lineno} defines it inside {outer.name!r}; move it to the top level"
+        )
         for outer in ast.walk(tree)
         if isinstance(outer, (*_DEFS, ast.ClassDef))
         for inner in outer.body
@@ -238,8 +282,12 @@ def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, tuple[boo
     for name, node in bound_names(tree.body):
         unfit.pop(name, None)
         functions.pop(name, None)
-        if (why := _unfit(node, tool)) is None:
-            gives = ast.unparse(node.returns) if isinstance(node, _Function) and node.returns else ""
+        why = _unfit(node, tool)
+        if why is None:
+            if isinstance(node, _Function) and node.returns:
+                gives = ast.unparse(node.returns)
+            else:
+                gives = ""
             lists = re.search(r"(^|\| )[Ll]ist\b", gives) is not None
             functions[name] = isinstance(node, ast.AsyncFunctionDef), lists
         else:
@@ -248,7 +296,8 @@ def _outline(source: bytes, shown: str, tool: bool) -> tuple[dict[str, tuple[boo
 
 
 def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """What the top level of a file names, in order, so that the last one counts; also what it names in branches."""
+    """What the top level of a file names, in order, so that the last one counts; also what it
+    names in branches."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -259,16 +308,20 @@ def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
             case ast.If() | ast.Try() | ast.With():
-                handled = [line for handler in getattr(node, "handlers", ()) for line in handler.body]
+                handled = [
+                    line for handler in getattr(node, "handlers", ()) for line in handler.body
+                ]
                 rest = [*getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
                 yield from bound_names([*node.body, *handled, *rest])
 
 
 def _unfit(node: ast.stmt, tool: bool) -> str | None:
-    """Why this cannot be called, after its line. What a decorator makes of it is seen when it is imported."""
+    """Why this cannot be called, after its line. What a decorator makes of it is seen when it is
+    imported."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            own: list[ast.AST] = list(node.body)  # its parts that are not those of a function within it
+            # its parts that are not those of a function within it
+            own: list[ast.AST] = list(node.body)
             for inner in own:
                 if isinstance(inner, (ast.Yield, ast.YieldFrom)):
                     return f": it is a generator; return a list{'' if tool else ' of rows'}"
@@ -277,11 +330,16 @@ def _unfit(node: ast.stmt, tool: bool) -> str | None:
             given = node.args
             required = len(given.posonlyargs) + len(given.args) - len(given.defaults)
             named = [
-                arg.arg for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+                arg.arg
+                for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                if default is None
             ]
             if tool or node.decorator_list or (required == 1 and not named):
                 return None
-            needs = f"{required} required parameters" if required != 1 else f"{', '.join(named)} by name"
+            if required != 1:
+                needs = f"{required} required parameters"
+            else:
+                needs = f"{', '.join(named)} by name"
             called = f"def {node.name}(row), or def {node.name}(rows) with group_by"
             return f": it takes {needs}; it is called with one argument: {called}"
         case ast.ClassDef():
@@ -293,12 +351,14 @@ def _unfit(node: ast.stmt, tool: bool) -> str | None:
     return " makes it a value; name a function that is written with def"
 
 
-# Imports modules of a project, each project's by themselves: no name of theirs meets one of another's.
+# Imports modules of a project, each project's by themselves: no name of theirs meets one of
+# another's.
 #
-# The modules of a project live under a package of their own (`agac_project_1.tools.clean`), of which `sys.path` knows
-# nothing. What they import is looked for in the project first, as Python does for a script that stands at its root:
-# `from tools.words import x` and `from .words import x` find the same module, also from inside a function that is
-# called later. A file that changed since it was imported makes a new package, so no long-lived process runs old text.
+# The modules of a project live under a package of their own (`agac_project_1.tools.clean`), of
+# which `sys.path` knows nothing. What they import is looked for in the project first, as Python
+# does for a script that stands at its root: `from tools.words import x` and `from .words import x`
+# find the same module, also from inside a function that is called later. A file that changed since
+# it was imported makes a new package, so no long-lived process runs old text.
 
 _PREFIX = "agac_project_"
 _ours = re.compile(rf"\b{_PREFIX}\d+\.")
@@ -308,7 +368,8 @@ _newest: dict[Path, _Package] = {}
 
 
 def import_file(file: Path, root: Path) -> ModuleType:
-    """The module that is `file` (absolute, links followed), imported unless it was. Raises whatever its code raises."""
+    """The module that is `file` (absolute, links followed), imported unless it was. Raises
+    whatever its code raises."""
     root = root.resolve()
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -317,7 +378,9 @@ def import_file(file: Path, root: Path) -> ModuleType:
         package = _newest[root] = _Package(root)
         _packages[package.name] = package
     importlib.invalidate_caches()
-    return importlib.import_module(".".join((package.name, *module_parts(file.relative_to(root).as_posix()))))
+    return importlib.import_module(
+        ".".join((package.name, *module_parts(file.relative_to(root).as_posix())))
+    )
 
 
 def as_written(text: str) -> str:
@@ -367,9 +430,13 @@ class _Package:
         return sys.modules[f"{self.name}.{first}"]
 
     def _owns(self, first: str) -> bool:
-        """Whether a top-level name is the project's: a file or package at its root, or a folder that nobody shadows."""
+        """Whether a top-level name is the project's: a file or package at its root, or a folder
+        that nobody shadows."""
         if first not in self._owned:
-            found = None if first in NEVER_OURS else PathFinder.find_spec(f"{self.name}.{first}", [str(self.root)])
+            if first in NEVER_OURS:
+                found = None
+            else:
+                found = PathFinder.find_spec(f"{self.name}.{first}", [str(self.root)])
             ours = found is not None
             if found is not None and found.origin is None:
                 try:
@@ -382,7 +449,8 @@ class _Package:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles what the file says now: bytecode is neither left in the project nor believed, which goes by seconds."""
+    """Compiles what the file says now: bytecode is neither left in the project nor believed, which
+    goes by seconds."""
 
     def __init__(self, name: str, path: str, package: _Package) -> None:
         super().__init__(name, path)
@@ -407,8 +475,11 @@ class _Loader(SourceFileLoader):
 class _Finder(MetaPathFinder):
     """Finds modules below the packages of projects."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's file, with our loader; ImportError for a link that leads out of the project."""
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's file, with our loader; ImportError for a link that leads out of the
+        project."""
         package = _packages.get(name.partition(".")[0])
         if package is None or path is None:
             return None
@@ -417,7 +488,8 @@ class _Finder(MetaPathFinder):
             if not Path(spec.origin).resolve().is_relative_to(package.root):
                 raise ImportError(f"{as_written(name)} is a link that leads out of the project")
             if isinstance(spec.loader, SourceFileLoader):
-                spec.loader, spec.cached = _Loader(name, spec.origin, package), None
+                spec.loader = _Loader(name, spec.origin, package)
+                spec.cached = None
         return spec
 
 

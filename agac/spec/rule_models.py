@@ -1,4 +1,5 @@
-"""The mappings that bound a run and say who is told of it, in workflow files and in agac.yml: one frozen model each."""
+"""The mappings that bound a run and say who is told of it, in workflow files and in agac.yml: one
+frozen model each."""
 
 from __future__ import annotations
 
@@ -9,14 +10,24 @@ from pydantic import BeforeValidator, Field
 
 from agac.spec import validation as check
 from agac.spec import workflow
-from agac.spec.file_model import Duration, FileModel, NonEmpty, Share, TextOrList, Variable, WebAddress, key
+from agac.spec.file_model import (
+    Duration,
+    FileModel,
+    NonEmpty,
+    Share,
+    TextOrList,
+    Variable,
+    WebAddress,
+    key,
+)
 from agac.spec.notify import KINDS, WAYS, NotifyKind
 
 Dollars = Annotated[float, Field(gt=0)]
 
 
 class BudgetFile(FileModel):
-    """What may be spent at most. Each bound that is given holds; nothing is begun that could go beyond one."""
+    """What may be spent at most. Each bound that is given holds; nothing is begun that could go
+    beyond one."""
 
     may_be_empty = False
 
@@ -25,17 +36,22 @@ class BudgetFile(FileModel):
     calls: int | None = key("Calls, retries and re-asks included.", ge=1)
 
 
-Budget = Annotated[BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | BudgetFile)]
+Budget = Annotated[
+    BudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | BudgetFile)
+]
 
 
 class RowBudgetFile(BudgetFile):
-    """What one row may spend at most. Each bound that is given holds; its agents' and theirs count together."""
+    """What one row may spend at most. Each bound that is given holds; its agents' and theirs count
+    together."""
 
     turns: int | None = key("Replies of models in conversations with tools.", ge=1)
     tool_calls: int | None = key("Calls of tools.", ge=1)
 
 
-RowBudget = Annotated[RowBudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | RowBudgetFile)]
+RowBudget = Annotated[
+    RowBudgetFile, BeforeValidator(check.budget, json_schema_input_type=Dollars | RowBudgetFile)
+]
 
 
 class ConfirmFile(FileModel):
@@ -49,29 +65,48 @@ class TelemetryFile(FileModel):
 
     merges = True
 
-    file: bool | None = key("Write telemetry.jsonl, a line a row with its calls; left out: up to 100,000 rows.")
-    ttft: bool = key("Stream calls, to learn how long the first token takes, and the answer's.", default=False)
-    otel: bool | None = key(
-        "Send traces and metrics by OpenTelemetry's protocol; left out: where OTEL_EXPORTER_OTLP_ENDPOINT is set."
+    file: bool | None = key(
+        "Write telemetry.jsonl, a line a row with its calls; left out: up to 100,000 rows."
     )
-    sample: Share = key("The share of rows that did not fail that have a trace, as `10%`.", default=0.01)
+    ttft: bool = key(
+        "Stream calls, to learn how long the first token takes, and the answer's.", default=False
+    )
+    otel: bool | None = key(
+        "Send traces and metrics by OpenTelemetry's protocol; left out: where "
+        "OTEL_EXPORTER_OTLP_ENDPOINT is set."
+    )
+    sample: Share = key(
+        "The share of rows that did not fail that have a trace, as `10%`.", default=0.01
+    )
     prompts: bool = key("Send prompts, replies and results of tools with traces.", default=False)
 
 
 class NotifyFile(FileModel):
-    """Somebody who is told how runs stand: by a webhook, through apprise, or by a command; or a heartbeat."""
+    """Somebody who is told how runs stand: by a webhook, through apprise, or by a command; or a
+    heartbeat."""
 
     on: Annotated[
-        list[NotifyKind], Field(min_length=1), BeforeValidator(check.kinds, json_schema_input_type=TextOrList)
+        list[NotifyKind],
+        Field(min_length=1),
+        BeforeValidator(check.kinds, json_schema_input_type=TextOrList),
     ] = key("Of what is told; of everything when left out.", default=list(KINDS))
-    webhook: WebAddress | None = key("An address that gets each message as JSON, by POST.", examples=["${HOOK_URL}"])
-    secret: Variable | None = key("What the webhook's messages are signed with (Standard Webhooks): `whsec_…`.")
+    webhook: WebAddress | None = key(
+        "An address that gets each message as JSON, by POST.", examples=["${HOOK_URL}"]
+    )
+    secret: Variable | None = key(
+        "What the webhook's messages are signed with (Standard Webhooks): `whsec_…`."
+    )
     apprise: Variable | None = key("A chat or mail service, as an address of the package apprise.")
     command: Annotated[list[NonEmpty], Field(min_length=1)] | None = key(
-        "A program and its arguments; it is run in the project's folder without a shell, and reads the JSON.",
+        (
+            "A program and its arguments; it is run in the project's folder without a shell, and "
+            "reads the JSON."
+        ),
         examples=[["python", "tools/tell.py"]],
     )
-    heartbeat: WebAddress | None = key("An address that is called (GET) each minute of a run; no message is sent.")
+    heartbeat: WebAddress | None = key(
+        "An address that is called (GET) each minute of a run; no message is sent."
+    )
 
     def faults(self) -> Iterator[str]:
         if len(self.model_fields_set & {*WAYS}) != 1:
@@ -83,26 +118,46 @@ class NotifyFile(FileModel):
 
 
 Targets = Annotated[
-    list[NotifyFile], BeforeValidator(check.targets, json_schema_input_type=NotifyFile | list[NotifyFile])
+    list[NotifyFile],
+    BeforeValidator(check.targets, json_schema_input_type=NotifyFile | list[NotifyFile]),
 ]
 
 
 class RunRulesFile(FileModel):
-    """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not say otherwise."""
+    """When a run stops by itself, and what it keeps. In agac.yml: for every workflow that does not
+    say otherwise."""
 
-    budget: Budget | None = key("What a run may spend at most, over all its invocations; a number is US dollars.")
+    budget: Budget | None = key(
+        "What a run may spend at most, over all its invocations; a number is US dollars."
+    )
     row_budget: RowBudget | None = key("What one row may spend at most in an invocation.")
     confirm_above: ConfirmFile | None = key("Ask before a run that is estimated to cost more.")
     stop_loss: bool = key(
-        "Stop when over 80 % of a stage's first 20 outcomes fail alike, or of a tool's first 20 calls.", default=True
+        (
+            "Stop when over 80 % of a stage's first 20 outcomes fail alike, or of a tool's first "
+            "20 calls."
+        ),
+        default=True,
     )
-    max_errors: int | None = key("Stop when so many rows failed; 0 stops at the first, as 1 does.", ge=0)
+    max_errors: int | None = key(
+        "Stop when so many rows failed; 0 stops at the first, as 1 does.", ge=0
+    )
     max_open_rows: int | None = key(
-        "The most rows under way at a time where stages have tools; left out: four times the calls.", ge=1, le=100_000
+        (
+            "The most rows under way at a time where stages have tools; left out: four times the "
+            "calls."
+        ),
+        ge=1,
+        le=100_000,
     )
-    row_timeout: Duration | None = key("What a row may take from its first call, as `2m`.", gt=0, le=86_400)
+    row_timeout: Duration | None = key(
+        "What a row may take from its first call, as `2m`.", gt=0, le=86_400
+    )
     keep_replies: workflow.KeepReplies = key("Which raw replies stay in the store.", default="all")
-    telemetry: TelemetryFile = key("What is measured of each call, and told.", default=TelemetryFile())
+    telemetry: TelemetryFile = key(
+        "What is measured of each call, and told.", default=TelemetryFile()
+    )
     notify: Targets = key(
-        "Whom a run tells that it ended, or needs somebody; a mapping, or a list of them.", default=[]
+        "Whom a run tells that it ended, or needs somebody; a mapping, or a list of them.",
+        default=[],
     )

@@ -1,5 +1,5 @@
-"""Tests of workflows in `tests/workflows/`: the keys of their files, as `spec/models` has those of workflows, and the
-tests as they are found there, with their schemas and conditions compiled."""
+"""Tests of workflows in `tests/workflows/`: the keys of their files, as `spec/models` has those of
+workflows, and the tests as they are found there, with their schemas and conditions compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from agac.spec.file_model import FileModel, NonEmpty, key
 from agac.spec.guards import Guard, compile_guard
 from agac.spec.loader import checked_file, find_workflow
 from agac.spec.output_schema import load_schema
-from agac.spec.paths import YAML_SUFFIXES, Refused, Unusable, existing_file, inside, is_there, secret_kind
+from agac.spec.paths import (
+    YAML_SUFFIXES,
+    Refused,
+    Unusable,
+    existing_file,
+    inside,
+    is_there,
+    secret_kind,
+)
 from agac.spec.project_files import files_in, real_path
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
 from agac.spec.yaml import Document, read_yaml
@@ -36,14 +44,17 @@ class AskedCallFile(FileModel):
 
 
 class ReplyFile(FileModel):
-    """A reply of a model, and the calls that get it: those for which all of `stage`, `row`, `match`, `turn` hold."""
+    """A reply of a model, and the calls that get it: those for which all of `stage`, `row`,
+    `match`, `turn` hold."""
 
     stage: NonEmpty | None = key("Only calls of this stage.")
     row: str | int | None = key("Only calls for the row with this id.")
     match: NonEmpty | None = key("Only calls with this text in a message, or in a tool's result.")
     turn: int | None = key("Only this turn of a conversation with tools, from 1.", ge=1)
     reply: Any = key("What the model says: a text, or a mapping for a stage with a schema.")
-    calls: list[AskedCallFile] = key("The tools that it asks for, in the place of a reply.", default=[])
+    calls: list[AskedCallFile] = key(
+        "The tools that it asks for, in the place of a reply.", default=[]
+    )
 
     def faults(self) -> Iterator[str]:
         if ("reply" in self.model_fields_set) == bool(self.calls):
@@ -52,8 +63,17 @@ class ReplyFile(FileModel):
     def is_for(self, stage: str, row: RowId, request: Request) -> bool:
         """Whether a call gets this reply."""
         turn = 1 + sum(isinstance(one, AssistantMessage) for one in request.messages)
-        wanted = self.stage in (None, stage) and self.turn in (None, turn) and str(self.row) in ("None", str(row))
-        results = (one.text for said in request.messages if isinstance(said, ToolMessage) for one in said.results)
+        wanted = (
+            self.stage in (None, stage)
+            and self.turn in (None, turn)
+            and str(self.row) in ("None", str(row))
+        )
+        results = (
+            one.text
+            for said in request.messages
+            if isinstance(said, ToolMessage)
+            for one in said.results
+        )
         texts = (*(one.text for one in request.messages), *results)
         return wanted and any((self.match or "") in text for text in texts)
 
@@ -67,30 +87,49 @@ Rows = Annotated[list[dict[str, JSONValue]], Field(min_length=1)]
 class ExpectFile(FileModel):
     """What must come of a test's rows."""
 
-    rows: dict[Ends, Count] = key("How many rows of the input end how; without `failed` none may.", default={})
+    rows: dict[Ends, Count] = key(
+        "How many rows of the input end how; without `failed` none may.", default={}
+    )
     results: Count | None = key("How many rows are written, also where stages make or join rows.")
     each: list[NonEmpty] = key("Conditions (CEL) that hold for each row with a result.", default=[])
-    output_schema: Form = key("The form of each result: a JSON Schema, its path, or `{field: type}`.")
+    output_schema: Form = key(
+        "The form of each result: a JSON Schema, its path, or `{field: type}`."
+    )
     calls: Count | None = key("The most calls of models.")
-    usd: Annotated[float, Field(ge=0)] | None = key("The most that the calls may cost, in US dollars.")
-    snapshot: bool = key("Results are those of the stored snapshot; `agac test --update` writes it.", default=False)
+    usd: Annotated[float, Field(ge=0)] | None = key(
+        "The most that the calls may cost, in US dollars."
+    )
+    snapshot: bool = key(
+        "Results are those of the stored snapshot; `agac test --update` writes it.", default=False
+    )
 
 
 class WorkflowTestFile(FileModel):
     """A test of a workflow: rows, who answers, and what must come of it."""
 
-    workflow: NonEmpty | None = key("The workflow; the file's name up to its first dot when left out.")
+    workflow: NonEmpty | None = key(
+        "The workflow; the file's name up to its first dot when left out."
+    )
     rows: NonEmpty | Rows = Field(description="The rows, or a file of the project with rows.")
     vars: dict[NonEmpty, str] = key("Values of the workflow's vars.", default={})
-    replies: Replies = key("Who answers: `simulator`, what was `recorded`, or these replies.", default="simulator")
-    tools_mode: Literal["stub", "live"] = key("Whether tools are stubs or recorded, or are called.", default="stub")
-    tool_stubs: dict[NonEmpty, JSONValue] | NonEmpty | None = key("Stubs by tool, or a file of recorded calls.")
-    expect: ExpectFile = key("What must come of it; without it that no row fails.", default=ExpectFile())
+    replies: Replies = key(
+        "Who answers: `simulator`, what was `recorded`, or these replies.", default="simulator"
+    )
+    tools_mode: Literal["stub", "live"] = key(
+        "Whether tools are stubs or recorded, or are called.", default="stub"
+    )
+    tool_stubs: dict[NonEmpty, JSONValue] | NonEmpty | None = key(
+        "Stubs by tool, or a file of recorded calls."
+    )
+    expect: ExpectFile = key(
+        "What must come of it; without it that no row fails.", default=ExpectFile()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowCase:
-    """A test, ready to be run, of the file `path`. `input` are its rows, or the path of their file."""
+    """A test, ready to be run, of the file `path`. `input` are its rows, or the path of their
+    file."""
 
     path: Path
     workflow: str
@@ -103,9 +142,10 @@ class WorkflowCase:
 def find_cases(
     project: ProjectSpec, workflows: Collection[str] = (), word: str | None = None
 ) -> tuple[list[WorkflowCase], list[Problem]]:
-    """The tests of these workflows, or of all, whose file has the `word` in its name, and the problems of their files.
-    Raises UsageError where there is none."""
-    found, problems = list[WorkflowCase](), list[Problem]()
+    """The tests of these workflows, or of all, whose file has the `word` in its name, and the
+    problems of their files. Raises UsageError where there is none."""
+    found = list[WorkflowCase]()
+    problems = list[Problem]()
     wanted = {find_workflow(project, one).stem for one in workflows}
     try:
         files = case_files(project)
@@ -117,13 +157,17 @@ def find_cases(
             problems += wrong
             found += [case] if case is not None else []
     if not found and not problems:
-        remedy = f"There are {listed([one.stem for one in files])}." if files else f"Write {FOLDER}/NAME.yml."
+        if files:
+            remedy = f"There are {listed([one.stem for one in files])}."
+        else:
+            remedy = f"Write {FOLDER}/NAME.yml."
         raise UsageError("no such test" if files else "there are no tests", remedy=remedy)
     return found, problems
 
 
 def case_files(project: ProjectSpec) -> list[Path]:
-    """The files of tests, sorted. Raises Unusable where their folder is a link that leads out of the project."""
+    """The files of tests, sorted. Raises Unusable where their folder is a link that leads out of
+    the project."""
     try:
         real_path(project.root / FOLDER, project.root)
     except Refused as error:
@@ -132,7 +176,9 @@ def case_files(project: ProjectSpec) -> list[Path]:
     return [one for one in found if one.suffix in YAML_SUFFIXES and is_there(one)]
 
 
-def _stubs_of(file: WorkflowTestFile, project: ProjectSpec, document: Document) -> Iterator[Problem]:
+def _stubs_of(
+    file: WorkflowTestFile, project: ProjectSpec, document: Document
+) -> Iterator[Problem]:
     """What is wrong with the file of stubs that a test names."""
     if isinstance(file.tool_stubs, str):
         try:
@@ -147,30 +193,45 @@ def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[P
     )
     if file is None or problems:
         return None, problems
-    expect, schema, workflow = file.expect, None, file.workflow or path.name.partition(".")[0]
+    expect = file.expect
+    schema = None
+    workflow = file.workflow or path.name.partition(".")[0]
     given: list[dict[str, JSONValue]] | Path = []
     try:
         workflow = find_workflow(project, workflow).stem
-        given = inside(project.root, file.rows) if isinstance(file.rows, str) else file.rows
+        if isinstance(file.rows, str):
+            given = inside(project.root, file.rows)
+        else:
+            given = file.rows
         if isinstance(given, Path) and (why := secret_kind(given, project.root)) is not None:
             raise Refused(f"{file.rows!r} {why}, and is not read as rows; name another file")
         if isinstance(given, Path) and given.exists() and not given.is_file():
-            raise Refused(f"{file.rows!r} is not a file; name a file with rows, or write the rows here")
+            raise Refused(
+                f"{file.rows!r} is not a file; name a file with rows, or write the rows here"
+            )
         if isinstance(given, Path) and not given.exists():
-            raise Refused(f"no such file: {file.rows!r}; name one of the project, or write the rows here")
+            raise Refused(
+                f"no such file: {file.rows!r}; name one of the project, or write the rows here"
+            )
     except UsageError as error:
         problems.append(document.problem(("workflow",), f"{error.message}. {error.remedy}"))
     except Refused as error:
         problems.append(document.problem(("rows",), str(error)))
     problems += _stubs_of(file, project, document)
     at = ("expect", "each")
-    guards = [compile_guard(text, document.where((*at, index))) for index, text in enumerate(expect.each)]
+    guards = [
+        compile_guard(text, document.where((*at, index))) for index, text in enumerate(expect.each)
+    ]
     if expect.output_schema is not None:
         at = ("expect", "output_schema")
         schema, wrong = load_schema(expect.output_schema, project, document, at, name=path.stem)
         problems += wrong
         if isinstance(schema, PythonSchema):
-            problems.append(document.problem(at, "a Python class is not imported for a test; give a JSON Schema"))
+            problems.append(
+                document.problem(
+                    at, "a Python class is not imported for a test; give a JSON Schema"
+                )
+            )
     problems += [one for _, wrong in guards for one in wrong]
     if any_error(problems):
         return None, problems

@@ -1,7 +1,9 @@
-"""What models are told of tools: names and schemas that every provider takes, and arguments mapped back to the tool's.
+"""What models are told of tools: names and schemas that every provider takes, and arguments mapped
+back to the tool's.
 
 Sources, November 2026:
-- platform.openai.com/docs/guides/function-calling: "object schema missing properties", "array schema missing items",
+- platform.openai.com/docs/guides/function-calling: "object schema missing properties", "array
+  schema missing items",
   names of `^[a-zA-Z0-9_-]{1,64}$`
 - platform.claude.com/docs/en/agents-and-tools/tool-use: the same names for properties
 - ai.google.dev/gemini-api/docs/function-calling: "items: missing field"
@@ -25,9 +27,18 @@ _MARK = 9  # characters of a mark that keeps names apart, with its `_`
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = (
-    "items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains",
-    "propertyNames", "not", "if", "then", "else",
-)  # fmt: skip
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+)
 """Keywords whose values hold schemas: by name, in a list, or one."""
 
 
@@ -55,7 +66,9 @@ class SentParameters(NamedTuple):
 def safe_name(name: str) -> str:
     """A name of letters, digits, `_` and `-`, as providers want it."""
     safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
-    return safe if len(safe) <= MAX_NAME else f"{safe[: MAX_NAME - _MARK]}{mark_of(name)}"
+    if len(safe) <= MAX_NAME:
+        return safe
+    return f"{safe[: MAX_NAME - _MARK]}{mark_of(name)}"
 
 
 def sent_name(name: str) -> str:
@@ -74,8 +87,8 @@ def mark_of(name: str) -> str:
 
 
 def sent_parameters(schema: Mapping[str, JSONValue]) -> SentParameters:
-    """A schema of arguments as models are told it: an object has `properties`, an array `items`, and names of
-    properties are within what every provider takes."""
+    """A schema of arguments as models are told it: an object has `properties`, an array `items`,
+    and names of properties are within what every provider takes."""
     told = _told_names(schema)
     changes = [f"the property {name!r} as {other}" for name, other in told.items()]
     try:
@@ -88,7 +101,8 @@ def sent_parameters(schema: Mapping[str, JSONValue]) -> SentParameters:
 
 
 def _told_names(schema: Mapping[str, JSONValue]) -> dict[str, str]:
-    """What models are told in the place of each name of a property that not every provider takes."""
+    """What models are told in the place of each name of a property that not every provider
+    takes."""
     try:
         nodes = list(_nodes(schema))
     except RecursionError:
@@ -129,11 +143,14 @@ def _sent(node: Any, told: Mapping[str, str], at: Path_, note: Callable[[str], o
         if isinstance(node.get(key), dict):
             renamed = told if key == "properties" else {}
             made[key] = {
-                renamed.get(name, name): _sent(one, told, (*at, key, name), note) for name, one in node[key].items()
+                renamed.get(name, name): _sent(one, told, (*at, key, name), note)
+                for name, one in node[key].items()
             }
     for key in _LISTS:
         if isinstance(node.get(key), list):
-            made[key] = [_sent(one, told, (*at, key, index), note) for index, one in enumerate(node[key])]
+            made[key] = [
+                _sent(one, told, (*at, key, index), note) for index, one in enumerate(node[key])
+            ]
     for key in _SINGLE:
         if isinstance(node.get(key), dict):
             made[key] = _sent(node[key], told, (*at, key), note)
@@ -142,22 +159,34 @@ def _sent(node: Any, told: Mapping[str, str], at: Path_, note: Callable[[str], o
 
 
 def _rename_required(made: dict[str, Any], told: Mapping[str, str]) -> None:
-    if isinstance(required := made.get("required"), list):
-        made["required"] = [told.get(name, name) if isinstance(name, str) else name for name in required]
-    if isinstance(dependent := made.get("dependentRequired"), dict):
+    required = made.get("required")
+    if isinstance(required, list):
+        made["required"] = [
+            told.get(name, name) if isinstance(name, str) else name for name in required
+        ]
+    dependent = made.get("dependentRequired")
+    if isinstance(dependent, dict):
         made["dependentRequired"] = {
-            told.get(name, name): [told.get(one, one) for one in others] for name, others in dependent.items()
+            told.get(name, name): [told.get(one, one) for one in others]
+            for name, others in dependent.items()
         }
 
 
 def _filled(made: dict[str, Any], at: Path_, note: Callable[[str], object]) -> dict[str, Any]:
     """With the keywords that say nothing and that some providers want."""
-    kinds = made["type"] if isinstance(made.get("type"), list) else [made.get("type")]
+    if isinstance(made.get("type"), list):
+        kinds = made["type"]
+    else:
+        kinds = [made.get("type")]
     where = key_path(at) or "the arguments"
     if "object" in kinds and not isinstance(made.get("properties"), dict):
         note(f"{where} with empty `properties`")
         made["properties"] = {}
-    if "array" in kinds and not isinstance(made.get("items"), (dict, list)) and made.get("items") is not False:
+    if (
+        "array" in kinds
+        and not isinstance(made.get("items"), (dict, list))
+        and made.get("items") is not False
+    ):
         note(f"{where} with `items` of any kind")
         made["items"] = {}
     return made

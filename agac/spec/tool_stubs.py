@@ -37,8 +37,12 @@ class StubAnswer(NamedTuple):
 
 
 def _parts(written: JSONValue) -> Mapping[str, Any]:
-    said = isinstance(written, dict) and bool(written) and written.keys() <= {*WAYS, "delay", "hash"}
-    return written if said and isinstance(written, dict) else {"value": written}
+    said = (
+        isinstance(written, dict) and bool(written) and written.keys() <= {*WAYS, "delay", "hash"}
+    )
+    if said and isinstance(written, dict):
+        return written
+    return {"value": written}
 
 
 def stub_fault(written: JSONValue) -> str | None:
@@ -46,18 +50,26 @@ def stub_fault(written: JSONValue) -> str | None:
     parts = _parts(written)
     delay = parts.get("delay", 0)
     if len(parts.keys() & set(WAYS)) != 1:
-        return f"a stub is a value, or one of {', '.join(f'{{{way}: …}}' for way in WAYS)}, with a `delay` if need be"
+        return (
+            f"a stub is a value, or one of {', '.join(f'{{{way}: …}}' for way in WAYS)}, "
+            "with a `delay` if need be"
+        )
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= 600:
         return f"delay is a number of seconds up to 600, not {delay!r}"
     if not all(isinstance(parts.get(way, ""), str) for way in ("file", "cel", "error")):
         return "file, cel and error are texts"
-    return _expression_fault(parts["cel"]) if "cel" in parts else None
+    if "cel" in parts:
+        return _expression_fault(parts["cel"])
+    return None
 
 
 def _expression_fault(text: str) -> str | None:
     """What is wrong with the expression of a stub."""
     if len(text) > MAX_LENGTH:
-        return f"cel is longer than {MAX_LENGTH:,} characters; write a shorter one, or the stub as a value"
+        return (
+            f"cel is longer than {MAX_LENGTH:,} characters; write a shorter one, or the "
+            "stub as a value"
+        )
     try:
         tree = _compiled(text)[1]
         CostMeter({}).count(tree)
@@ -75,7 +87,9 @@ def _too_long() -> str:
     return f"the expression takes more than {MAX_STEPS:,} steps; use fewer elements or macros"
 
 
-def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue], root: Path) -> StubAnswer:
+def stub_answer(
+    written: JSONValue, name: str, arguments: Mapping[str, JSONValue], root: Path
+) -> StubAnswer:
     """What a sound stub of the tool `name` gives for a call."""
     parts = _parts(written)
     delay = float(parts.get("delay", 0))
@@ -84,7 +98,10 @@ def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue
     if "file" in parts:
         key = name, canonical(dict(arguments))
         found = recorded_calls(root / parts["file"], parts.get("hash"), root).get(key)
-        missing = f"no result is recorded in {parts['file']} for {name} with {key[1]}; record it, or add a line"
+        missing = (
+            f"no result is recorded in {parts['file']} for {name} with {key[1]}; record "
+            "it, or add a line"
+        )
         return (found or StubAnswer(missing, True))._replace(delay=delay)
     value: Any = dict(arguments) if "echo" in parts else parts.get("value")
     if "cel" in parts:
@@ -101,15 +118,18 @@ def stub_answer(written: JSONValue, name: str, arguments: Mapping[str, JSONValue
 
 @cache
 def _compiled(text: str) -> tuple[CelProgram, CelNode]:
-    """An expression made ready, and its tree. Raises ValueError and Unparsed for one that cannot be read."""
+    """An expression made ready, and its tree. Raises ValueError and Unparsed for one that cannot
+    be read."""
     return CelProgram(text), parse(text)
 
 
 @lru_cache(maxsize=16)
-def recorded_calls(file: Path, version: str | None, root: Path) -> dict[tuple[str, str], StubAnswer]:
-    """The results in a file of recorded calls of the project at `root`, by tool and arguments; of several the last.
-    `version` stands for what it holds; a line is `{"tool": …, "arguments": {…}, "result": …}`, with `"error": true` if
-    so. Raises ValueError."""
+def recorded_calls(
+    file: Path, version: str | None, root: Path
+) -> dict[tuple[str, str], StubAnswer]:
+    """The results in a file of recorded calls of the project at `root`, by tool and arguments; of
+    several the last. `version` stands for what it holds; a line is `{"tool": …, "arguments": {…},
+    "result": …}`, with `"error": true` if so. Raises ValueError."""
     found: dict[tuple[str, str], StubAnswer] = {}
     try:
         text = read_text(file, file.name, root, most=MAX_RECORDED)
@@ -118,25 +138,39 @@ def recorded_calls(file: Path, version: str | None, root: Path) -> dict[tuple[st
     for number, line in enumerate(text.split("\n"), 1):
         try:
             one = json.loads(line or "null")
-            result = one["result"] if isinstance(one["result"], str) else canonical(one["result"])
-            found[one["tool"], canonical(one["arguments"])] = StubAnswer(result, one.get("error") is True)
+            if isinstance(one["result"], str):
+                result = one["result"]
+            else:
+                result = canonical(one["result"])
+            found[one["tool"], canonical(one["arguments"])] = StubAnswer(
+                result, one.get("error") is True
+            )
         except (ValueError, TypeError, LookupError):
             if line.strip():
                 form = '{"tool": …, "arguments": {…}, "result": …}'
-                raise ValueError(f"line {number} of {file.name} is no recorded call; write {form}") from None
+                raise ValueError(
+                    f"line {number} of {file.name} is no recorded call; write {form}"
+                ) from None
     return found
 
 
 def read_stubs(file: Path, root: Path) -> dict[str, Any]:
-    """The stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises ValueError."""
+    """The stubs of a file: a mapping in YAML or JSON, or recorded calls (`.jsonl`). Raises
+    ValueError."""
     try:
         if file.suffix == ".jsonl":
-            shown = Path(relpath(file.resolve(), root.resolve())).as_posix()  # one outside is refused where it is read
+            shown = Path(
+                relpath(file.resolve(), root.resolve())
+            ).as_posix()  # one outside is refused where it is read
             version = str(file.stat().st_mtime_ns)
-            return {name: {"file": shown} for name, _ in recorded_calls(file.resolve(), version, root)}
+            return {
+                name: {"file": shown} for name, _ in recorded_calls(file.resolve(), version, root)
+            }
         document = read_yaml(file, file.name, None)
     except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror or error}; name a file of stubs") from None
+        raise ValueError(
+            f"cannot be read: {error.strerror or error}; name a file of stubs"
+        ) from None
     for problem in document.problems:
         raise ValueError(problem.message)
     if not isinstance(document.data, dict):
@@ -147,4 +181,9 @@ def read_stubs(file: Path, root: Path) -> dict[str, Any]:
 def recorded_line(name: str, arguments: Mapping[str, JSONValue], text: str, error: bool) -> str:
     """A call as a line of such a file."""
     more = {"error": True} if error else {}
-    return json.dumps({"tool": name, "arguments": dict(arguments), "result": text, **more}, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"tool": name, "arguments": dict(arguments), "result": text, **more}, ensure_ascii=False
+        )
+        + "\n"
+    )

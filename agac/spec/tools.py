@@ -1,4 +1,5 @@
-"""Tools and agents as values: what decides answers (`AgentSpec.body`), and how tools are run (`ToolRules`)."""
+"""Tools and agents as values: what decides answers (`AgentSpec.body`), and how tools are run
+(`ToolRules`)."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ MAX_CHARS = 16_000  # characters of a tool's result, where nobody says
 
 @dataclass(frozen=True, slots=True)
 class ToolRules:
-    """How a tool is run: nothing in it decides an answer. `timeout` in seconds; `rate` in calls a second; `retries`
-    after an exception. `cacheable`: equal calls of a run share one execution, and with `cache: persist` those of later
-    runs, for `ttl` seconds. `side_effects`: it is never repeated unasked. `concurrency`: so many calls at a time."""
+    """How a tool is run: nothing in it decides an answer. `timeout` in seconds; `rate` in calls a
+    second; `retries` after an exception. `cacheable`: equal calls of a run share one execution,
+    and with `cache: persist` those of later runs, for `ttl` seconds. `side_effects`: it is never
+    repeated unasked. `concurrency`: so many calls at a time."""
 
     timeout: float = 30.0
     cacheable: bool = False
@@ -47,10 +49,11 @@ DEFAULT_RULES = ToolRules()  # how a tool is run of which nobody says anything
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """An MCP server. `target` is a URL, or a command with its arguments. `headers` hold `${VARIABLE}` as it was
-    written: what it means is looked up when the server is connected, and never stored. `state`: it keeps one between
-    calls, so that a session that is lost cannot be replaced silently. `timeout` is for connecting. What it offers has
-    to be what the file `lock` says of it, whose hash is `locked`."""
+    """An MCP server. `target` is a URL, or a command with its arguments. `headers` hold
+    `${VARIABLE}` as it was written: what it means is looked up when the server is connected, and
+    never stored. `state`: it keeps one between calls, so that a session that is lost cannot be
+    replaced silently. `timeout` is for connecting. What it offers has to be what the file `lock`
+    says of it, whose hash is `locked`."""
 
     name: str
     target: str
@@ -70,9 +73,10 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """One tool that an agent may call. `source` says what it is: of a function `tools/search.py:web_search`, of a tool
-    built in its name, of an MCP tool `server:tool`, of a child agent the card's name. `version` is a hash of what it
-    does, `settings` are those of a tool built in. A result of more than `max_chars` characters is cut."""
+    """One tool that an agent may call. `source` says what it is: of a function
+    `tools/search.py:web_search`, of a tool built in its name, of an MCP tool `server:tool`, of a
+    child agent the card's name. `version` is a hash of what it does, `settings` are those of a
+    tool built in. A result of more than `max_chars` characters is cut."""
 
     name: str
     description: str
@@ -86,11 +90,15 @@ class ToolSpec:
     @property
     def definition(self) -> ToolDefinition:
         """What a model is told, in a form that every provider takes."""
-        return ToolDefinition(sent_name(self.name), self.description, sent_parameters(self.parameters).schema)
+        return ToolDefinition(
+            sent_name(self.name), self.description, sent_parameters(self.parameters).schema
+        )
 
     def body(self) -> dict[str, JSONValue]:
         """The tool as a definition stores it; its parameters as text, which keeps their order."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"parameters": snapshot(self.parameters)}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {
+            "parameters": snapshot(self.parameters)
+        }
 
     @staticmethod
     def of(body: Mapping[str, Any]) -> ToolSpec:
@@ -110,8 +118,9 @@ def source_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A tool as files name it, of which nothing was imported yet. `source` and `settings` are as in a ToolSpec; `spec`
-    is there for a server's tools, `keys` say how it is run. `function` may be one that a program gave."""
+    """A tool as files name it, of which nothing was imported yet. `source` and `settings` are as
+    in a ToolSpec; `spec` is there for a server's tools, `keys` say how it is run. `function` may
+    be one that a program gave."""
 
     kind: ToolKind
     source: str
@@ -124,8 +133,9 @@ class NamedTool:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """What makes a stage an agent: its tools, sorted by name, and what is done with them. `mode` is where results come
-    from, `stubs` the stand-ins by tool. `reads` is a hash of the project's files that tools read, where it is said."""
+    """What makes a stage an agent: its tools, sorted by name, and what is done with them. `mode`
+    is where results come from, `stubs` the stand-ins by tool. `reads` is a hash of the project's
+    files that tools read, where it is said."""
 
     tools: tuple[ToolSpec, ...] = ()
     card: str | None = None
@@ -149,10 +159,11 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The program that runs each task of a stage as an agent of its own, with tools of its own. `version` is how its
-    version has to begin; `permission` is what its tools may do beyond reading their folder: JSON, in whose order it
-    counts; `files` is the folder that each task gets a copy of, whose hash is `source`. These decide
-    answers; `command` is a name or a path, `max_agents` run at a time, a request may have `context` tokens."""
+    """The program that runs each task of a stage as an agent of its own, with tools of its own.
+    `version` is how its version has to begin; `permission` is what its tools may do beyond reading
+    their folder: JSON, in whose order it counts; `files` is the folder that each task gets a copy
+    of, whose hash is `source`. These decide answers; `command` is a name or a path, `max_agents`
+    run at a time, a request may have `context` tokens."""
 
     name: Literal["opencode"] = "opencode"
     version: str | None = None
@@ -165,7 +176,9 @@ class Runtime:
 
     def body(self) -> dict[str, JSONValue]:
         """What decides answers, as a definition stores it and fingerprints hold it."""
-        own = {key: getattr(self, key) for key in ("name", "version", "permission", "files", "source")}
+        own = {
+            key: getattr(self, key) for key in ("name", "version", "permission", "files", "source")
+        }
         return {key: value for key, value in own.items() if value not in (None, "{}")}
 
     @staticmethod
@@ -176,10 +189,11 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class ToolSettings:
-    """How an agent's tools are run, beside the definition. `rules` by the name of their tool; `max_turns` bounds a
-    conversation's model calls; `record`: results are noted, for stubs; `replay` is the run whose results are taken;
-    `files` are the patterns of files that stand for answers, by the hash of what these hold; `program` is a runtime;
-    `on_failure` says whether a row goes on whose call of a tool failed."""
+    """How an agent's tools are run, beside the definition. `rules` by the name of their tool;
+    `max_turns` bounds a conversation's model calls; `record`: results are noted, for stubs;
+    `replay` is the run whose results are taken; `files` are the patterns of files that stand for
+    answers, by the hash of what these hold; `program` is a runtime; `on_failure` says whether a
+    row goes on whose call of a tool failed."""
 
     rules: Mapping[str, ToolRules] = field(default_factory=dict)
     servers: tuple[McpServer, ...] = ()

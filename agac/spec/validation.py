@@ -1,5 +1,6 @@
-"""What is wrong in files: checks of single values, used by the models, which return the value or raise with a whole
-sentence; and pydantic's errors as Problems at the place of the key, with a suggestion."""
+"""What is wrong in files: checks of single values, used by the models, which return the value or
+raise with a whole sentence; and pydantic's errors as Problems at the place of the key, with a
+suggestion."""
 
 from __future__ import annotations
 
@@ -24,23 +25,54 @@ from agac.core.redact import KEY, KEY_SHAPE, KEY_STARTS, SECRET_START, TOKEN_SHA
 from agac.core.types import DayTime, JSONValue, first_repeated
 from agac.spec.yaml import Document
 
-# What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name of its field.
+# What AgentCards may hold elsewhere and agac does not do yet, so that a card is refused by the name
+# of its field.
 
-FIELDS_LATER = frozenset({
-    "url", "transport", "streaming", "polling", "accepted_output_modes", "headers", "auth", "relative_card_path",
-    "request_timeout_seconds",
-})  # fmt: skip
+FIELDS_LATER = frozenset(
+    {
+        "url",
+        "transport",
+        "streaming",
+        "polling",
+        "accepted_output_modes",
+        "headers",
+        "auth",
+        "relative_card_path",
+        "request_timeout_seconds",
+    }
+)
 
-PARAMS_NEVER = frozenset({
-    "messages", "tools", "tool_choice", "task", "template_vars", "mcp_metadata", "tool_execution_handler",
-    "batch_context", "response_format",
-})  # fmt: skip
+PARAMS_NEVER = frozenset(
+    {
+        "messages",
+        "tools",
+        "tool_choice",
+        "task",
+        "template_vars",
+        "mcp_metadata",
+        "tool_execution_handler",
+        "batch_context",
+        "response_format",
+    }
+)
 
 _TWO_WORDS = (
-    "max_tokens", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "stop_sequences", "service_tier", "max_iterations", "parallel_tool_calls", "structured_tool_policy",
-    "tool_result_mode", "streaming_timeout", "structured_schema",
-)  # fmt: skip
+    "max_tokens",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop_sequences",
+    "service_tier",
+    "max_iterations",
+    "parallel_tool_calls",
+    "structured_tool_policy",
+    "tool_result_mode",
+    "streaming_timeout",
+    "structured_schema",
+)
 CAMEL_CASE = {re.sub("_(.)", lambda found: found[1].upper(), name): name for name in _TWO_WORDS}
 """Other spellings of request parameters, as `maxTokens`."""
 
@@ -54,7 +86,10 @@ CARD_HINTS = {
     "request_params": {
         **dict.fromkeys(PARAMS_NEVER, "belongs to a program, not to a card; remove it"),
         # a camelCase key is only unknown beside its other spelling
-        **{camel: f"{camel} and {key} are two spellings of one key; keep one" for camel, key in CAMEL_CASE.items()},
+        **{
+            camel: f"{camel} and {key} are two spellings of one key; keep one"
+            for camel, key in CAMEL_CASE.items()
+        },
         "model": "unknown key; the card's own `model` says which model runs",
     },
 }
@@ -68,23 +103,54 @@ _LITERAL_KEY = "looks like a secret; write ${MY_KEY} and put the key in .env"
 _TIME = r"(\d+(?:\.\d+)?)\s*([smhdw])"
 _DAY_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 _SIZE = r"(\d+(?:\.\d+)?)\s*(B|kB|KB|MB|GB|KiB|MiB|GiB)"
-_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-RESERVED_NAMES = ("vars", "row", "row_json", "rows_json", "rows_count", "rows_failed", "item", "index")
+RESERVED_NAMES = (
+    "vars",
+    "row",
+    "row_json",
+    "rows_json",
+    "rows_count",
+    "rows_failed",
+    "item",
+    "index",
+)
 
-# The same in the regular expressions of JSON Schema, for editors; a check here may be stricter, never looser.
+# The same in the regular expressions of JSON Schema, for editors; a check here may be stricter,
+# never looser.
 STAGE_NAME_FORM = {
     "pattern": f"^(?!(?:{'|'.join(RESERVED_NAMES)})$){_NAME}$",
-    "patternErrorMessage": "letters, digits, _ and -; starts with a letter or _; not vars and not row_json",
+    "patternErrorMessage": (
+        "letters, digits, _ and -; starts with a letter or _; not vars and not row_json"
+    ),
 }
-TIME_FORM = {"pattern": f"^{_TIME}$", "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w"}
-SIZE_FORM = {"pattern": f"^{_SIZE}$", "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB"}
-SHARE_FORM = {"pattern": r"^\d+(\.\d+)?\s*%$", "patternErrorMessage": "write a share of rows as 2% or 0.02"}
+TIME_FORM = {
+    "pattern": f"^{_TIME}$",
+    "patternErrorMessage": "write a time as 90, 90s, 30m, 12h, 7d or 2w",
+}
+SIZE_FORM = {
+    "pattern": f"^{_SIZE}$",
+    "patternErrorMessage": "write a size as 500kB, 100MB, 1GB or 64MiB",
+}
+SHARE_FORM = {
+    "pattern": r"^\d+(\.\d+)?\s*%$",
+    "patternErrorMessage": "write a share of rows as 2% or 0.02",
+}
 API_KEY_FORM = {"pattern": f"^(?!{KEY_STARTS})(?!{KEY}$)", "patternErrorMessage": _LITERAL_KEY}
 
 
 def refused(message: str) -> PydanticCustomError:
-    """An error whose message is shown as it is. The braces keep pydantic from formatting the sentence."""
+    """An error whose message is shown as it is. The braces keep pydantic from formatting the
+    sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
 
 
@@ -93,12 +159,16 @@ _NULL = "null"  # the type of the error for a null where the key may be left out
 
 
 def no_value(*, optional: bool) -> PydanticCustomError:
-    """The error for None in the place of a value, of a key that is `optional` or has to be there."""
-    return PydanticCustomError(_NULL, _NO_VALUE) if optional else refused(_NO_VALUE)
+    """The error for None in the place of a value, of a key that is `optional` or has to be
+    there."""
+    if optional:
+        return PydanticCustomError(_NULL, _NO_VALUE)
+    return refused(_NO_VALUE)
 
 
 def _must(holds: Callable[[Any], object], message: str) -> Callable[[Any], Any]:
-    """A check that a value holds; else it is refused with the message, in which it stands for `{!r}`."""
+    """A check that a value holds; else it is refused with the message, in which it stands for
+    `{!r}`."""
 
     def check(value: Any) -> Any:
         if not holds(value):
@@ -117,10 +187,13 @@ _named = re.compile(rf"{_NAME}\Z").match
 _readable_name = _must(_named, f"{{!r}} is no stage name; {_LETTERS} or _")
 var_name = _must(_named, f"{{!r}} is no name for a variable; {_LETTERS} or _")
 
-provider_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}")
+provider_name = _must(
+    re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z").match, f"{{!r}} is no provider name; {_LETTERS}"
+)
 """No dot and no slash: both end the provider in a model string."""
 
-header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")  # a token of RFC 9110
+# a token of RFC 9110
+header_name = _must(re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z").match, "{!r} is no header name")
 
 field_name = _must(
     lambda name: name == name.strip() and not set(name) & set(".{}\n"),
@@ -129,7 +202,9 @@ field_name = _must(
 """A name that `${stage.name}` can be read with."""
 
 field_path = _must(
-    lambda path: "${" not in path and all(part and part == part.strip() for part in path.split(".")),
+    lambda path: (
+        "${" not in path and all(part and part == part.strip() for part in path.split("."))
+    ),
     "{!r} is no field; write its name, or STAGE.FIELD, without braces",
 )
 """A way to a field: `topic`, `classify.topic`."""
@@ -146,31 +221,56 @@ dialect = _must(
 )
 _SYSTEM_ROLE = "{!r}: what the system message says stands in instructions"
 message_role = _must(lambda value: value not in ("system", "developer"), _SYSTEM_ROLE)
-nobody_there = _must(operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it")
+nobody_there = _must(
+    operator.not_, "`human_input: true` is not supported: a run cannot ask a person; remove it"
+)
 no_shell = _must(
-    operator.not_, "`shell: true` is not supported: no model is given a shell; name what it may do as function_tools"
+    operator.not_,
+    (
+        "`shell: true` is not supported: no model is given a shell; name what it may do as "
+        "function_tools"
+    ),
 )
 no_subagents = _must(
     operator.not_,
-    "`subagents: true` is not supported; write a card for each agent that it may call, and name them as agents",
+    (
+        "`subagents: true` is not supported; write a card for each agent that it may call, and "
+        "name them as agents"
+    ),
 )
-no_harness = _must(operator.not_, "`harness_tools: true` is not supported: a model does not run agac; remove it")
-no_hooks = _must(operator.not_, "hooks are not supported; what they do can stand in a tool, or in a python stage")
-no_agent_twice = _must(lambda names: len({*names}) == len(names), "{} names an agent twice; name each once")
-no_messages = _must(operator.not_, "messages are for cards that ask a model themselves; name them there")
-turns_or_none = _must(lambda turns: turns == -1 or turns >= 1, "must be at least 1, or -1 for no limit, not {}")
-no_connector = _must(operator.not_, "{!r}: connectors at the provider are not supported; name the server's target")
+no_harness = _must(
+    operator.not_, "`harness_tools: true` is not supported: a model does not run agac; remove it"
+)
+no_hooks = _must(
+    operator.not_, "hooks are not supported; what they do can stand in a tool, or in a python stage"
+)
+no_agent_twice = _must(
+    lambda names: len({*names}) == len(names), "{} names an agent twice; name each once"
+)
+no_messages = _must(
+    operator.not_, "messages are for cards that ask a model themselves; name them there"
+)
+turns_or_none = _must(
+    lambda turns: turns == -1 or turns >= 1, "must be at least 1, or -1 for no limit, not {}"
+)
+no_connector = _must(
+    operator.not_, "{!r}: connectors at the provider are not supported; name the server's target"
+)
 managed_here = _must(
-    lambda value: value != "provider", "`management: {}` is not supported: agac connects to servers itself; remove it"
+    lambda value: value != "provider",
+    "`management: {}` is not supported: agac connects to servers itself; remove it",
 )
 result_mode = _must(
     lambda value: value != "selectable",
     "{!r} is not supported: nobody selects in a run; write postprocess, or passthrough",
 )
 writer_name = _must(
-    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z").match, "{!r} is no name of a writer; write letters, digits, . _ -"
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z").match,
+    "{!r} is no name of a writer; write letters, digits, . _ -",
 )
-server_name = _must(re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}\Z").match, f"{{!r}} is no name of a server; {_LETTERS}")
+server_name = _must(
+    re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}\Z").match, f"{{!r}} is no name of a server; {_LETTERS}"
+)
 """Short, as it may stand before the names of its tools."""
 
 
@@ -183,9 +283,11 @@ def stage_name(name: str) -> str:
 
 def no_repeats(names: list[str]) -> list[str]:
     """Each field once."""
-    if (twice := first_repeated(names)) is not None:
+    twice = first_repeated(names)
+    if twice is not None:
         raise refused(f"names the field {twice!r} twice; name it once")
-    lengths, parts = {len(name) for name in names}, dict[str, str]()  # the first part of each field
+    lengths = {len(name) for name in names}  # the first part of each field
+    parts = dict[str, str]()
     for name in names:
         for end in (at for at, sign in enumerate(name) if sign == "." and at in lengths):
             parts.setdefault(name[:end], name)
@@ -209,7 +311,9 @@ def text_encoding(name: str) -> str:
         b"\xff".decode(name, "replace")  # names of Python that are for no files are refused as well
     except (LookupError, ValueError):
         known = ("utf-8", "utf-16", "cp1252", "latin-1", "shift_jis", "gb18030", "mac_roman")
-        raise refused(f"unknown encoding {name!r}; {did_you_mean(name, known, 'known, among others')}") from None
+        raise refused(
+            f"unknown encoding {name!r}; {did_you_mean(name, known, 'known, among others')}"
+        ) from None
     return name
 
 
@@ -218,7 +322,9 @@ def field_way(name: str) -> str:
     for part in name.split("."):
         field_name(part)
         if not part:
-            raise refused(f"{name!r} is no field of a result; write it as `label`, or `verdict.label`")
+            raise refused(
+                f"{name!r} is no field of a result; write it as `label`, or `verdict.label`"
+            )
     return name
 
 
@@ -229,7 +335,9 @@ def base_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
         raise refused(f"{value!r} is no address; it starts with http:// or https://")
     if "@" in urlsplit(value).netloc:
-        raise refused("has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}")
+        raise refused(
+            "has a user or a password in it; put credentials into api_key or headers as ${VARIABLE}"
+        )
     return value
 
 
@@ -248,7 +356,9 @@ def mcp_target(value: str) -> str:
     try:
         shlex.split(value)
     except ValueError as error:
-        raise refused(f"{value!r} cannot be split into a command and its arguments: {error}") from None
+        raise refused(
+            f"{value!r} cannot be split into a command and its arguments: {error}"
+        ) from None
     return value
 
 
@@ -260,22 +370,28 @@ def ray_address(value: str) -> str:
 
 
 def api_key(value: str) -> str:
-    """Keys stand in the environment or in .env, never in a file that is committed. The value is never repeated."""
+    """Keys stand in the environment or in .env, never in a file that is committed. The value is
+    never repeated."""
     if KEY_SHAPE.match(_without_variables(value)):
         raise refused(_LITERAL_KEY)
     return value
 
 
 def header_value(value: str) -> str:
-    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no secrets."""
+    """A single line; keys in it as `${VAR}`. Looser than `api_key`: most header values are no
+    secrets."""
     words = _without_variables(value).split()
-    if words and ((words[0].lower() in ("bearer", "basic") and len(words) > 1) or any(map(TOKEN_SHAPE.match, words))):
+    if words and (
+        (words[0].lower() in ("bearer", "basic") and len(words) > 1)
+        or any(map(TOKEN_SHAPE.match, words))
+    ):
         raise refused(_LITERAL_KEY)
     return value
 
 
 def _without_variables(value: str) -> str:
-    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is for."""
+    """What is left of a text without its `${VAR}`; refuses what is wrong whatever the text is
+    for."""
     if "\n" in value or "\r" in value:
         raise refused("must be a single line")
     rest = _VARIABLE.sub("", value)
@@ -286,8 +402,11 @@ def _without_variables(value: str) -> str:
     return rest
 
 
-def _or_short(kind: type, short: Any, whole: Callable[[Any], Any], expected: str) -> Callable[[Any], Any]:
-    """A check that makes the `whole` of its `short` form; what is neither is refused with what was `expected`."""
+def _or_short(
+    kind: type, short: Any, whole: Callable[[Any], Any], expected: str
+) -> Callable[[Any], Any]:
+    """A check that makes the `whole` of its `short` form; what is neither is refused with what was
+    `expected`."""
 
     def check(value: Any) -> Any:
         if isinstance(value, kind) or value is None:
@@ -315,7 +434,9 @@ paths = _list_of("a path, or a list of paths")
 model_or_chain = _list_of("provider/model, or a list of them")
 vote = _mapping_with("field", str, "the name of a field, or a mapping with field and lead")
 input_mapping = _mapping_with("path", str | list, "a path, a list of paths, or a mapping with path")
-budget = _mapping_with("usd", int | float, "a number of US dollars, or a mapping with usd, tokens and calls")
+budget = _mapping_with(
+    "usd", int | float, "a number of US dollars, or a mapping with usd, tokens and calls"
+)
 batch_api = _mapping_with("api", str, "openai, anthropic, none, or a mapping with api")
 _TIMES = "a number of seconds or a mapping with connect, first_byte, total"
 seconds_or_parts = _mapping_with("total", int | float, _TIMES)
@@ -324,7 +445,8 @@ seconds_or_parts = _mapping_with("total", int | float, _TIMES)
 def named_tools(value: Any) -> Any:
     """A list of tools as a mapping in which none of them has keys."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        if (twice := first_repeated(value)) is not None:
+        twice = first_repeated(value)
+        if twice is not None:
             raise refused(f"names {twice!r} twice; name it once")
         return {name: {} for name in value}
     if isinstance(value, dict) or value is None:
@@ -334,18 +456,27 @@ def named_tools(value: Any) -> Any:
 
 def conditions(value: Any) -> Any:
     """A mapping of conditions to messages as the list that it is short for."""
-    return [{"check": text, "message": said} for text, said in value.items()] if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return [{"check": text, "message": said} for text, said in value.items()]
+    return value
 
 
 def formats(value: Any) -> Any:
-    """One format is a list of one, and each counts once. What is no format of a file gets a sentence of its own."""
+    """One format is a list of one, and each counts once. What is no format of a file gets a
+    sentence of its own."""
     formats = value if isinstance(value, list) else [value]
     for name in formats:
         if name in ("json", "jsonl", "ndjson"):
-            raise refused(f"{name!r}: results.jsonl and results.json are always written; leave it out")
+            raise refused(
+                f"{name!r}: results.jsonl and results.json are always written; leave it out"
+            )
         if name in ("sqlite", "db"):
-            raise refused(f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead")
-    return list(dict.fromkeys(formats)) if all(isinstance(name, str) for name in formats) else formats
+            raise refused(
+                f"{name!r} goes into a table: write to: sqlite://data/out.db?table=results instead"
+            )
+    if all(isinstance(name, str) for name in formats):
+        return list(dict.fromkeys(formats))
+    return formats
 
 
 def entrypoints(value: Any) -> Any:
@@ -363,7 +494,9 @@ def named_servers(value: Any) -> Any:
         if not isinstance(one, dict):
             raise refused("expected a mapping with target for each server")
         target = str(one.get("target") or one.get("connector_id") or "server")
-        name = one.get("name") or re.sub("[^A-Za-z0-9_-]+", "-", urlsplit(target).hostname or target.split("/")[-1])
+        name = one.get("name") or re.sub(
+            "[^A-Za-z0-9_-]+", "-", urlsplit(target).hostname or target.split("/")[-1]
+        )
         if name in found:
             raise refused(f"two servers are called {name!r}; give each its own name")
         found[name] = one
@@ -371,15 +504,23 @@ def named_servers(value: Any) -> Any:
 
 
 def camel_case(value: Any) -> Any:
-    """Reads the camelCase that cards may use (`extra` refuses both at once); `streaming_timeout: null` is none."""
+    """Reads the camelCase that cards may use (`extra` refuses both at once); `streaming_timeout:
+    null` is none."""
     if not isinstance(value, dict):
         return value
-    value = {key: math.inf if key == "streaming_timeout" and one is None else one for key, one in value.items()}
-    return {key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v for key, v in value.items()}
+    value = {
+        key: math.inf if key == "streaming_timeout" and one is None else one
+        for key, one in value.items()
+    }
+    return {
+        key if (snake := CAMEL_CASE.get(key)) is None or snake in value else snake: v
+        for key, v in value.items()
+    }
 
 
 def split_chain(data: Any) -> Any:
-    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is judged elsewhere."""
+    """`model: [a, b, c]` in a mapping as `model: a` and `fallback: [b, c]`. Anything else is
+    judged elsewhere."""
     if not isinstance(data, dict) or not isinstance(data.get("model"), list):
         return data
     first, *others = data["model"] or [None]
@@ -388,32 +529,54 @@ def split_chain(data: Any) -> Any:
     if not others:
         return data | {"model": first}
     if data.get("fallback") is not None:
-        raise refused("model is a list, which names the fallbacks too; leave out fallback, or give model one name")
+        raise refused(
+            "model is a list, which names the fallbacks too; leave out fallback, or give "
+            "model one name"
+        )
     return data | {"model": first, "fallback": others}
 
 
-def _amount(kind: type[float], form: str, units: Mapping[str, int], expected: str, wrong: str) -> Callable[[Any], Any]:
-    """A check that gives a number of this kind: of a number, or of a text of this form, which ends with a unit."""
+def _amount(
+    kind: type[float], form: str, units: Mapping[str, int], expected: str, wrong: str
+) -> Callable[[Any], Any]:
+    """A check that gives a number of this kind: of a number, or of a text of this form, which ends
+    with a unit."""
 
     def check(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, (str, int, kind)):
             raise refused(f"expected {expected}")
         if not isinstance(value, str):
             return kind(value)
-        if (match := re.fullmatch(form, value)) is None:
+        match = re.fullmatch(form, value)
+        if match is None:
             raise refused(f"{value!r} is no {wrong}")
         return kind(float(match[1]) * units[match[2]])
 
     return check
 
 
-duration = _amount(float, _TIME, _SECONDS, "a time as 90, 30m, 12h or 7d", "time; write it as 90s, 30m, 12h, 7d or 2w")
-size = _amount(int, _SIZE, _BYTES, "a size as 5000000, 500kB or 100MB", "size; write it as 500kB, 100MB, 1GB or 64MiB")
+duration = _amount(
+    float,
+    _TIME,
+    _SECONDS,
+    "a time as 90, 30m, 12h or 7d",
+    "time; write it as 90s, 30m, 12h, 7d or 2w",
+)
+size = _amount(
+    int,
+    _SIZE,
+    _BYTES,
+    "a size as 5000000, 500kB or 100MB",
+    "size; write it as 500kB, 100MB, 1GB or 64MiB",
+)
 
 
 def share(value: Any) -> float:
     """A part of rows: a percentage as text, or a number between 0 and 1."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value) if isinstance(value, str) else None
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value)
+    else:
+        found = None
     part = float(found[1]) / 100 if found else value
     if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
         raise refused(f"{value!r} is no share of rows; write it as 2% or 0.02")
@@ -427,14 +590,17 @@ def deadline(value: Any) -> float | DayTime:
     try:
         seconds: float = duration(value)
     except PydanticCustomError:
-        raise refused(f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30") from None
+        raise refused(
+            f"{value!r} is no deadline; write a time as 90m or 8h, or a time of day as 07:30"
+        ) from None
     if not seconds > 0:
         raise refused(f"must be more than 0, not {value!r}")
     return seconds
 
 
 def schema_form(value: Any) -> Any:
-    """A path, `python:…`, a mapping, or in Python a class; which of them is decided where it is resolved."""
+    """A path, `python:…`, a mapping, or in Python a class; which of them is decided where it is
+    resolved."""
     if isinstance(value, bool) or not isinstance(value, (str, dict, type)):
         raise refused("expected a file, a JSON Schema, {field: type, …} or python:module.Class")
     if not value:
@@ -443,8 +609,13 @@ def schema_form(value: Any) -> Any:
 
 
 def message_content(value: Any) -> Any:
-    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be read by nobody."""
-    if not isinstance(value, (str, dict, list)) or not value or (isinstance(value, str) and not value.strip()):
+    """Text, or a result as JSON. A mapping is sent as it stands, so a placeholder in it would be
+    read by nobody."""
+    if (
+        not isinstance(value, (str, dict, list))
+        or not value
+        or (isinstance(value, str) and not value.strip())
+    ):
         raise refused("expected text, or a result as a mapping or a list, and not empty")
     if not isinstance(value, str) and "${" in json.dumps(value, ensure_ascii=False):
         raise refused("holds a placeholder, which is filled in text only; write the JSON as text")
@@ -454,15 +625,20 @@ def message_content(value: Any) -> Any:
 Model = TypeVar("Model", bound=BaseModel)
 
 _ROUNDS = 6
-"""A wrong value is taken out, then missed, then its mapping goes: three rounds, and as many again one level up."""
+"""A wrong value is taken out, then missed, then its mapping goes: three rounds, and as many again
+one level up."""
 
 
 def _salvaged(model: type[Model], data: JSONValue, error: ValidationError) -> Model | None:
-    """The data as `model` without what is wrong in it; None when too little is left. What comes of it is never run: it
-    only lets one `validate` find the problems of every file at once."""
+    """The data as `model` without what is wrong in it; None when too little is left. What comes of
+    it is never run: it only lets one `validate` find the problems of every file at once."""
     rest = copy.deepcopy(data)
     for _ in range(_ROUNDS if isinstance(rest, dict) else 0):
-        errors = sorted(error.errors(include_url=False), key=lambda e: [str(part) for part in e["loc"]], reverse=True)
+        errors = sorted(
+            error.errors(include_url=False),
+            key=lambda e: [str(part) for part in e["loc"]],
+            reverse=True,
+        )
         for one in errors:
             _take_out(rest, _way(one["loc"]), missing=one["type"] == "missing")
         try:
@@ -477,8 +653,8 @@ def _way(loc: Path_) -> Path_:
 
 
 def _take_out(data: dict[str, Any], loc: tuple[Any, ...], *, missing: bool = False) -> None:
-    """Takes a wrong value out of `data`, or the mapping in which one is missing. A list item keeps its place, so that
-    positions stay right: it gets a name, or becomes an empty mapping."""
+    """Takes a wrong value out of `data`, or the mapping in which one is missing. A list item keeps
+    its place, so that positions stay right: it gets a name, or becomes an empty mapping."""
     *way, last = loc or (None,)
     parent: Any = data
     try:
@@ -496,35 +672,59 @@ def _take_out(data: dict[str, Any], loc: tuple[Any, ...], *, missing: bool = Fal
 
 
 _EXPECTED = {
-    "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
-    "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
     "model_attributes_type": "a mapping",
-}  # fmt: skip
-_BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
-_FORM = re.compile(r"constrained-str\Z|(list|dict|literal|function-\w+)\[")  # pydantic's marks for one of several forms
+}
+_BOUNDS = {
+    "greater_than": "more than",
+    "greater_than_equal": "at least",
+    "less_than_equal": "at most",
+}
+# pydantic's marks for one of several forms
+_FORM = re.compile(r"constrained-str\Z|(list|dict|literal|function-\w+)\[")
 Hints = Mapping[str, str]  # sentences by unknown key
 
 
 def validate(
     model: type[Model], document: Document, *, hints: Mapping[str, Hints] | None = None
 ) -> tuple[Model | None, list[Problem]]:
-    """The document's data as `model`, and every problem that it has. What the reader refused is not reported twice.
-    With problems the model is what could be salvaged, good only for finding more of them; None when that is nothing.
-    `hints` are sentences for unknown keys that mean something elsewhere: by the path of their mapping, with `[]` for
-    each place of a list, then by key. A `null` of a key that may be left out is as if the key were not there; where
-    nothing is written behind a key, a value was forgotten."""
+    """The document's data as `model`, and every problem that it has. What the reader refused is
+    not reported twice. With problems the model is what could be salvaged, good only for finding
+    more of them; None when that is nothing. `hints` are sentences for unknown keys that mean
+    something elsewhere: by the path of their mapping, with `[]` for each place of a list, then by
+    key. A `null` of a key that may be left out is as if the key were not there; where nothing is
+    written behind a key, a value was forgotten."""
     data: Any = {} if document.data is None else document.data
     try:
         return model.model_validate(data), []
     except ValidationError as error:
-        if (given := _without_nulls(data, document, error)) != data:
+        given = _without_nulls(data, document, error)
+        if given != data:
             return validate(model, replace(document, data=given), hints=hints)
-        found = [_problem(model, document, dict(one), hints or {}) for one in error.errors(include_url=False)]
+        found = [
+            _problem(model, document, dict(one), hints or {})
+            for one in error.errors(include_url=False)
+        ]
         refused = {problem.path for problem in document.problems}
-        # `missing key 'name'` is left out where `nmae` of the same mapping is reported with its remedy
+        # `missing key 'name'` is left out where `nmae` of the same mapping is reported with its
+        # remedy
         meant = {(one.path.rpartition(".")[0], one.message) for one in found}
-        slips = [(one.path, f"{one.message.replace('missing key ', 'unknown key; did you mean ')}?") for one in found]
-        left = [one for one, slip in zip(found, slips, strict=True) if one.path not in refused and slip not in meant]
+        slips = [
+            (one.path, f"{one.message.replace('missing key ', 'unknown key; did you mean ')}?")
+            for one in found
+        ]
+        left = [
+            one
+            for one, slip in zip(found, slips, strict=True)
+            if one.path not in refused and slip not in meant
+        ]
         return _salvaged(model, data, error), left
 
 
@@ -542,21 +742,29 @@ def _problem(
     model: type[BaseModel], document: Document, error: Mapping[str, Any], hints: Mapping[str, Hints]
 ) -> Problem:
     kind: str = error["type"]
-    in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)  # pydantic's mark for a key of a mapping
+    # pydantic's mark for a key of a mapping
+    in_key = kind != "extra_forbidden" and error["loc"][-1:] == ("[key]",)
     loc = _way(error["loc"][:-1] if in_key else error["loc"])
     if kind == "missing":
         return document.problem(loc[:-1], f"missing key {loc[-1]!r}")
     if kind == "extra_forbidden":
-        key, near = str(loc[-1]), hints.get(re.sub(r"\[\d+\]", "[]", key_path(loc[:-1])), {})
+        key = str(loc[-1])
+        near = hints.get(re.sub(r"\[\d+\]", "[]", key_path(loc[:-1])), {})
         known = known_keys(model, loc[:-1])
-        message = near[key] if key in near else f"unknown key; {did_you_mean(key, known, 'known keys')}"
+        if key in near:
+            message = near[key]
+        else:
+            message = f"unknown key; {did_you_mean(key, known, 'known keys')}"
     else:
         message = _sentence(kind, error["input"], error.get("ctx", {}), str(error["msg"]))
-    return document.problem(loc, message, key=in_key or kind == "extra_forbidden" or error["input"] is None)
+    return document.problem(
+        loc, message, key=in_key or kind == "extra_forbidden" or error["input"] is None
+    )
 
 
 def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -> str:
-    """What is wrong with a value; `message` is pydantic's own, which is used where there is no better."""
+    """What is wrong with a value; `message` is pydantic's own, which is used where there is no
+    better."""
     if value is None:
         return _NO_VALUE
     if kind in _EXPECTED:
@@ -565,24 +773,39 @@ def _sentence(kind: str, value: Any, context: Mapping[str, Any], message: str) -
         given = repr(value) if isinstance(value, str) else f"{value:g}"  # a time as `2d`
         return f"must be {_BOUNDS[kind]} {next(iter(context.values())):g}, not {given}"
     if kind == "literal_error":
-        choices = [choice.strip("'") for choice in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        choices = [
+            choice.strip("'")
+            for choice in str(context["expected"]).replace(" or ", ", ").split(", ")
+        ]
         if not isinstance(value, str):
             return f"expected {' or '.join(choices)}, got {described(value)}"
         match = nearest(value, choices)
-        return f"unknown value {value!r}; {f'did you mean {match!r}?' if match else 'choose ' + ', '.join(choices)}"
-    return "is empty; give a value or remove the key" if kind in ("string_too_short", "too_short") else message
+        return (
+            f"unknown value {value!r}; "
+            f"{f'did you mean {match!r}?' if match else 'choose ' + ', '.join(choices)}"
+        )
+    if kind in ("string_too_short", "too_short"):
+        return "is empty; give a value or remove the key"
+    return message
 
 
 def described(value: Any) -> str:
-    """A value as the user wrote it, short, with its kind: `the text "abc"`, `the number 3`, `a list`."""
+    """A value as the user wrote it, short, with its kind: `the text "abc"`, `the number 3`, `a
+    list`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return f"the number {value}"
     if isinstance(value, str):
         short = value if len(value) <= 40 else value[:39] + "…"
-        return f'the text "{short}"' if "\n" not in short else "a text of several lines"
-    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else "no value"
+        if "\n" not in short:
+            return f'the text "{short}"'
+        return "a text of several lines"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return "no value"
 
 
 def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
@@ -596,9 +819,12 @@ def known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
 
 def _stripped(annotation: Any) -> Any:
     """The type under `Annotated`, `Optional` and the like."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         return _stripped(args[0])
     if origin in (Union, UnionType):
-        return _stripped(next(arg for arg in args if arg is not type(None) and get_origin(arg) is not Literal))
+        return _stripped(
+            next(arg for arg in args if arg is not type(None) and get_origin(arg) is not Literal)
+        )
     return annotation

@@ -1,4 +1,5 @@
-"""The resolved Workflow and its Stages: every default is filled in; nothing below looks elsewhere."""
+"""The resolved Workflow and its Stages: every default is filled in; nothing below looks
+elsewhere."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ AtDeadline = Literal["wait", "sync"]
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """How a stage's batches are cut, waited for and ended. Bytes, seconds; None: the provider's, or agac's default.
-    `retry`: where a request is asked again that a batch left without a good answer; `max_rounds` in how many batches it
-    may be. A `deadline` in seconds counts from the submission of a batch, one of a day is the next after it; None: only
-    the provider ends it. `stuck_after` is how long nothing may move. Of conversations: `linger` is how long a batch
+    """How a stage's batches are cut, waited for and ended. Bytes, seconds; None: the provider's,
+    or agac's default. `retry`: where a request is asked again that a batch left without a good
+    answer; `max_rounds` in how many batches it may be. A `deadline` in seconds counts from the
+    submission of a batch, one of a day is the next after it; None: only the provider ends it.
+    `stuck_after` is how long nothing may move. Of conversations: `linger` is how long a batch
     waits for slow tools, and with less than the share `tail` of them left these are called."""
 
     max_requests: int | None = None
@@ -57,9 +59,10 @@ DEFAULT_BATCH = BatchRules()  # the rules of a stage that says nothing
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """How often a request is sent whose call fails and may pass, and how long it waits in between, in seconds.
-    `attempts` counts the first time, and is each request's own: a model's, a re-ask's, a fallback's. Refusals by rate
-    are counted apart, by the engine. The wait is `delay` at first and doubles, up to `max_delay`."""
+    """How often a request is sent whose call fails and may pass, and how long it waits in between,
+    in seconds. `attempts` counts the first time, and is each request's own: a model's, a re-ask's,
+    a fallback's. Refusals by rate are counted apart, by the engine. The wait is `delay` at first
+    and doubles, up to `max_delay`."""
 
     attempts: int = 6
     delay: float = 0.5
@@ -68,13 +71,17 @@ class RetryRules:
 
 DEFAULT_RETRIES = RetryRules()  # the rules of a stage that says nothing
 
-# Times are seconds. Paths are absolute with links followed; what is shown to users is relative to the project root.
+# Times are seconds. Paths are absolute with links followed; what is shown to users is relative to
+# the project root.
 
 Level = Literal["project", "defaults", "card", "stage", "override"]
-"""Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage, the command line."""
+"""Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage,
+the command line."""
 
 RunMode = Literal["sync", "batch"]
-InputFormat = Literal["csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite", "postgres"]
+InputFormat = Literal[
+    "csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite", "postgres"
+]
 OnDuplicateId = Literal["error", "first", "last", "suffix"]
 OnShortRecord = Literal["fail", "null"]
 ReusePolicy = Literal["content", "row", "never"]
@@ -97,7 +104,8 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent at most; None: not limited. `tokens` are those of requests and replies together."""
+    """What may be spent at most; None: not limited. `tokens` are those of requests and replies
+    together."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -109,7 +117,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RowBudget(Budget):
-    """What one row may spend at most: also how many `turns` of its conversations with tools, and calls of tools."""
+    """What one row may spend at most: also how many `turns` of its conversations with tools, and
+    calls of tools."""
 
     turns: int | None = None
     tool_calls: int | None = None
@@ -119,12 +128,14 @@ class RowBudget(Budget):
 class RunRules:
     """When a run stops by itself, and what it keeps.
 
-    `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one row spends in one.
-    `confirm_above` is in US dollars, `max_errors` counts failed rows of an invocation, `row_timeout` is in seconds from
-    a row's first call. `max_open_rows` are under way at a time where stages have tools; None: four times the calls.
-    `telemetry_file`: telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
-    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether traces are sent, of which
-    share of the rows that did not fail, and with texts; None: as the environment says. `notify`: who is told of it."""
+    `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one
+    row spends in one. `confirm_above` is in US dollars, `max_errors` counts failed rows of an
+    invocation, `row_timeout` is in seconds from a row's first call. `max_open_rows` are under way
+    at a time where stages have tools; None: four times the calls. `telemetry_file`:
+    telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
+    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether traces
+    are sent, of which share of the rows that did not fail, and with texts; None: as the
+    environment says. `notify`: who is told of it."""
 
     project: Budget | None = None
     workflow: Budget | None = None
@@ -146,7 +157,8 @@ class RunRules:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """A result schema that is known from files alone, or made of the Pydantic `model` that a program gave."""
+    """A result schema that is known from files alone, or made of the Pydantic `model` that a
+    program gave."""
 
     schema: Schema
     model: type | None = None
@@ -154,8 +166,9 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class PythonSchema:
-    """A pydantic model of the project, imported only when the workflow runs. `name` is what providers are told;
-    `source` (16 bytes) stands for the text of its module and of those of the project that it imports."""
+    """A pydantic model of the project, imported only when the workflow runs. `name` is what
+    providers are told; `source` (16 bytes) stands for the text of its module and of those of the
+    project that it imports."""
 
     module: str
     cls: str
@@ -169,7 +182,8 @@ Speaker = Literal["user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One message before the prompt. `path` is its place among the keys of its file, empty in a file of its own."""
+    """One message before the prompt. `path` is its place among the keys of its file, empty in a
+    file of its own."""
 
     role: Speaker
     content: Template
@@ -180,14 +194,15 @@ class Example:
 class InputSpec:
     """Where rows come from. `shown` is the path as its author wrote it.
 
-    `path` is the file; where there are `patterns`, the folder that they are relative to; of the folders `skipped`
-    nothing is taken. `statement` is what reads a database; `ordered`: its rows keep their order. `piped`: rows come
-    from standard input, which nobody has read yet; `path` is the folder in which it will be kept, and `format` may be
-    None, for what it begins with to tell. `delimiter` and `encoding` say how text is written, None: as its format is,
-    in UTF-8 or as a byte order mark tells. `on_short_record`: what a csv record does that lacks fields, None: `fail`.
-    `allow_empty`: it may lose all its rows. `sql` is a statement over the rows, written at `sql_at`, and `scratch`
-    where it keeps them; `sheet` and `header_row` say where in an xlsx file they are. `hive` True: folders of parquet
-    files are fields; else None.
+    `path` is the file; where there are `patterns`, the folder that they are relative to; of the
+    folders `skipped` nothing is taken. `statement` is what reads a database; `ordered`: its rows
+    keep their order. `piped`: rows come from standard input, which nobody has read yet; `path` is
+    the folder in which it will be kept, and `format` may be None, for what it begins with to tell.
+    `delimiter` and `encoding` say how text is written, None: as its format is, in UTF-8 or as a
+    byte order mark tells. `on_short_record`: what a csv record does that lacks fields, None:
+    `fail`. `allow_empty`: it may lose all its rows. `sql` is a statement over the rows, written at
+    `sql_at`, and `scratch` where it keeps them; `sheet` and `header_row` say where in an xlsx file
+    they are. `hive` True: folders of parquet files are fields; else None.
     """
 
     path: Path
@@ -215,7 +230,8 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """A table in a database. `shown` is a SQLite file in the project, or a PostgreSQL address, which has no `path`."""
+    """A table in a database. `shown` is a SQLite file in the project, or a PostgreSQL address,
+    which has no `path`."""
 
     path: Path | None
     shown: str
@@ -225,17 +241,18 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """Where results go. `dir` lies inside the project and holds none of the project's own files. `stages` are those
-    whose results are written, in the order in which a row meets them; `rows` is the stage that made the rows that have
-    them, None: they are the input's.
+    """Where results go. `dir` lies inside the project and holds none of the project's own files.
+    `stages` are those whose results are written, in the order in which a row meets them; `rows` is
+    the stage that made the rows that have them, None: they are the input's.
 
-    `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the row's columns with
-    the result's in tables. `bom`: csv and tsv files begin with a byte order mark. `where` is where `format` stands, or
-    the output. `places` are the only files that a row run writes, by their names in an output folder, relative to the
-    project where they are inside; its `dir` is the file with the results, or stands for standard output.
-    `how`: with each result stands how people had to do with it. `sources`: with each result stand the sources of
-    searches that providers ran for it. `one_value`: a row run's JSON file holds the one result
-    and no list, as its input holds one object and no list."""
+    `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the
+    row's columns with the result's in tables. `bom`: csv and tsv files begin with a byte order
+    mark. `where` is where `format` stands, or the output. `places` are the only files that a row
+    run writes, by their names in an output folder, relative to the project where they are inside;
+    its `dir` is the file with the results, or stands for standard output. `how`: with each result
+    stands how people had to do with it. `sources`: with each result stand the sources of searches
+    that providers ran for it. `one_value`: a row run's JSON file holds the one result and no list,
+    as its input holds one object and no list."""
 
     dir: Path
     include_input: bool
@@ -254,7 +271,8 @@ class OutputSpec:
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
-    """The JSON Schema of a row's result, made of those of the stages `ends`, by name; None: unknown, or plain text."""
+    """The JSON Schema of a row's result, made of those of the stages `ends`, by name; None:
+    unknown, or plain text."""
     if len(ends) == 1:
         return ends[0].shape
     return {"type": "object", "properties": {stage.name: stage.shape or {} for stage in ends}}
@@ -262,7 +280,8 @@ def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which of a row's fields a stage may send: `only` those (None: all), and `never` these, results included."""
+    """Which of a row's fields a stage may send: `only` those (None: all), and `never` these,
+    results included."""
 
     only: frozenset[str] | None
     never: frozenset[str]
@@ -274,7 +293,10 @@ class Visibility:
 
     def body(self) -> dict[str, JSONValue]:
         """The same as a definition stores it."""
-        return {"only": None if self.only is None else sorted(self.only), "never": sorted(self.never)}
+        return {
+            "only": None if self.only is None else sorted(self.only),
+            "never": sorted(self.never),
+        }
 
     def hides(self, name: str) -> bool:
         """Whether a field of the row may not be sent."""
@@ -283,11 +305,12 @@ class Visibility:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """How a field of a Stage is kept with a run: in the definition, which says what is the same, or beside it. In the
-    definition it stands under `key`, or spread among its keys where `key` is empty; left out at its default, unless
-    `always` is the kind of stage that has it (`all`, or `asks`: those that ask a model), or the field named `beside` is
-    set. What stands beside it goes by `always` alone: where that is empty, of stages that ask a model and have it set.
-    `write` and `read` turn the value into JSON and back."""
+    """How a field of a Stage is kept with a run: in the definition, which says what is the same,
+    or beside it. In the definition it stands under `key`, or spread among its keys where `key` is
+    empty; left out at its default, unless `always` is the kind of stage that has it (`all`, or
+    `asks`: those that ask a model), or the field named `beside` is set. What stands beside it goes
+    by `always` alone: where that is empty, of stages that ask a model and have it set. `write` and
+    `read` turn the value into JSON and back."""
 
     key: str = ""
     always: Literal["all", "asks", ""] = ""
@@ -298,50 +321,62 @@ class StoredModel:
 
 
 def decides(key: str, default: Any = None, **how: Any) -> Any:
-    """A field that decides answers: it is a part of the definition, and so of the identity of a run."""
+    """A field that decides answers: it is a part of the definition, and so of the identity of a
+    run."""
     return field(default=default, metadata={"stored": StoredModel(key, **how)})
 
 
 def setting(default: Any = None, always: Literal["all", "asks", ""] = "asks") -> Any:
-    """A field that says how answers are got: it is kept beside the definition. One that came later is `always` empty:
-    what is stored where it is at its default is what it was."""
+    """A field that says how answers are got: it is kept beside the definition. One that came later
+    is `always` empty: what is stored where it is at its default is what it was."""
     return field(default=default, metadata={"stored": StoredModel(always=always, decides=False)})
 
 
 def _write_needs(needs: tuple[str, ...]) -> str | list[str] | None:
     """As it was written before a stage could need several: a name, or nothing."""
-    return (needs[0] if needs else None) if len(needs) < 2 else list(needs)
+    if len(needs) < 2:
+        return needs[0] if needs else None
+    return list(needs)
 
 
 def read_needs(needs: list[str] | str | None) -> tuple[str, ...]:
     """The stages that one of a stored definition needs: None, one name, or several."""
-    return tuple(needs) if isinstance(needs, list) else (needs,) if needs else ()
+    if isinstance(needs, list):
+        return tuple(needs)
+    if needs:
+        return (needs,)
+    return ()
 
 
 def _stored_text(text: str) -> Template:
     return sound_template(text, STORED)
 
 
-_body, _text = methodcaller("body"), attrgetter("text")
+_body = methodcaller("body")
+_text = attrgetter("text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(StageNode):
-    """One step of a workflow with every default resolved, whoever looks at it: the checks of its files, a run, or a
-    command that reads what a run stored.
+    """One step of a workflow with every default resolved, whoever looks at it: the checks of its
+    files, a run, or a command that reads what a run stored.
 
-    With an `operation` it asks no model, and what says how one is asked is not used. `examples` stand between `system`
-    and `prompt`; `schema` is None for plain text, and where files do not tell it. `repair` is how often a reply of the
-    wrong form is asked again; `max_age` is in seconds. It is asked `replicas` times, or fewer as `vote` says, by which
-    one of the answers is taken; None: all are, as a list. `explode` is the way to the list of whose items it makes
-    rows, by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of it. `run_mode`
-    is that of its first model; `batch` says how its batches are made. `warm_prefix`: its first call goes alone where a
-    cache profits. With an `agent_spec` its tasks are conversations with tools, which are run as `tooling` says; with a
-    `runtime` a program runs each as an agent. `children` are the agents that it may call, as stages to which no row
-    walks: each is called `stage/card`, and its prompt sees the arguments of a call as a row."""
+    With an `operation` it asks no model, and what says how one is asked is not used. `examples`
+    stand between `system` and `prompt`; `schema` is None for plain text, and where files do not
+    tell it. `repair` is how often a reply of the wrong form is asked again; `max_age` is in
+    seconds. It is asked `replicas` times, or fewer as `vote` says, by which one of the answers is
+    taken; None: all are, as a list. `explode` is the way to the list of whose items it makes rows,
+    by its parts; `group` how it makes groups; `on_empty` what happens when no row has a result of
+    it. `run_mode` is that of its first model; `batch` says how its batches are made.
+    `warm_prefix`: its first call goes alone where a cache profits. With an `agent_spec` its tasks
+    are conversations with tools, which are run as `tooling` says; with a `runtime` a program runs
+    each as an agent. `children` are the agents that it may call, as stages to which no row walks:
+    each is called `stage/card`, and its prompt sees the arguments of a call as a row."""
 
     name: str = decides("name", MISSING, always="all")
-    needs: tuple[str, ...] = decides("needs", MISSING, always="all", write=_write_needs, read=read_needs)
+    needs: tuple[str, ...] = decides(
+        "needs", MISSING, always="all", write=_write_needs, read=read_needs
+    )
     amends: str | None = decides("amends")
     operation: Operation | None = decides("operation", write=_body, read=read_operation)
     system: str | None = decides("system", always="asks")
@@ -349,8 +384,12 @@ class Stage(StageNode):
     examples: tuple[Example, ...] = decides(
         "messages",
         (),
-        write=lambda examples: [{"role": one.role, "content": one.content.text} for one in examples],
-        read=lambda body: tuple(Example(one["role"], _stored_text(one["content"]), "") for one in body),
+        write=lambda examples: [
+            {"role": one.role, "content": one.content.text} for one in examples
+        ],
+        read=lambda body: tuple(
+            Example(one["role"], _stored_text(one["content"]), "") for one in body
+        ),
     )
     schema: Schema | None = decides(
         "schema",
@@ -360,7 +399,9 @@ class Stage(StageNode):
     )
     output_field: str | None = decides("output_field")
     reply: ReplyForm = decides("reply", "text")
-    visibility: Visibility | None = decides("visible", write=_body, read=lambda body: Visibility.of(**body))
+    visibility: Visibility | None = decides(
+        "visible", write=_body, read=lambda body: Visibility.of(**body)
+    )
     reuse: ReusePolicy = decides("reuse", "content")
     # of a stored one the text alone: whoever tests it compiles it
     guard: Guard | None = decides("when", write=_text, read=lambda text: Guard(text, (), STORED))
@@ -368,7 +409,9 @@ class Stage(StageNode):
     otherwise: Otherwise = decides("otherwise", "skip", beside="guard")
     replicas: int = decides("replicas", 1)
     vote: Vote | None = decides("vote", write=_body, read=Vote.of)
-    explode: tuple[str, ...] | None = decides("explode", write=".".join, read=lambda way: tuple(way.split(".")))
+    explode: tuple[str, ...] | None = decides(
+        "explode", write=".".join, read=lambda way: tuple(way.split("."))
+    )
     group: Group | None = decides("", write=_body, read=Group.of)
     concurrency: int | None = setting()
     repair: int = setting(1)
@@ -402,23 +445,32 @@ class Stage(StageNode):
 
     @property
     def most_turns(self) -> int:
-        """Calls of a model for an answer at most, those of `repair` apart: `max_turns`, one that may call no tools, and
-        one for the answer's form where that may take one more."""
+        """Calls of a model for an answer at most, those of `repair` apart: `max_turns`, one that
+        may call no tools, and one for the answer's form where that may take one more."""
         if self.runtime is not None:
             return self.tooling.max_turns + 1
-        return 1 if self.agent_spec is None else self.tooling.max_turns + 1 + self.may_ask_form_apart
+        if self.agent_spec is None:
+            return 1
+        return self.tooling.max_turns + 1 + self.may_ask_form_apart
 
     @property
     def may_ask_form_apart(self) -> bool:
-        """Whether a conversation may take a call more, for the form of its answer. Its models may say no."""
+        """Whether a conversation may take a call more, for the form of its answer. Its models may
+        say no."""
         spec = self.agent_spec
         return self.schema is not None and spec is not None and spec.structured in ("auto", "defer")
 
     @property
     def defers_form(self) -> bool:
-        """Whether an agent is told the form of its answer in a turn of its own, after it has answered."""
+        """Whether an agent is told the form of its answer in a turn of its own, after it has
+        answered."""
         spec = self.agent_spec
-        return self.schema is not None and spec is not None and spec.structured == "defer" and bool(spec.tools)
+        return (
+            self.schema is not None
+            and spec is not None
+            and spec.structured == "defer"
+            and bool(spec.tools)
+        )
 
     @property
     def wants_json(self) -> bool:
@@ -427,7 +479,8 @@ class Stage(StageNode):
 
     @property
     def is_kept(self) -> bool:
-        """Whether its results are stored; others are made again for nothing whenever they are wanted."""
+        """Whether its results are stored; others are made again for nothing whenever they are
+        wanted."""
         return self.operation is None or self.operation.is_kept
 
     @property
@@ -438,15 +491,21 @@ class Stage(StageNode):
 
     @property
     def shape(self) -> dict[str, Any] | None:
-        """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain text. Of replicas
-        that do not vote it is a list of all answers."""
+        """The JSON Schema of its results as far as it is known, `{}` when nothing is; None: plain
+        text. Of replicas that do not vote it is a list of all answers."""
         answer = self.answer_shape
         if self.replicas == 1 or self.vote is not None:
             return answer
         answer = {"type": "string"} if answer is None else answer
         homes = ("$defs", "definitions")  # references begin at the root
         shared: dict[str, Any] = {key: answer[key] for key in homes if key in answer}
-        return {"type": "array", "items": answer, "minItems": self.replicas, "maxItems": self.replicas, **shared}
+        return {
+            "type": "array",
+            "items": answer,
+            "minItems": self.replicas,
+            "maxItems": self.replicas,
+            **shared,
+        }
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
@@ -462,11 +521,12 @@ class Stage(StageNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenStage(Stage):
-    """A stage as its files have it, for checks and for choosing its model. `model` and `fallback`, the models asked
-    after it, and `backend` are strings; `params` holds, for each level, the fields of `Params` that it sets, weakest
-    level first. `where` says where each key stands that the stage uses, wherever it was given (`model` may point into a
-    card); `""` is the stage itself. `path` is the stage's place in its file (`stages[1]`). `levels` has who said each
-    key that several may say (one of `batch` as `batch.deadline`). `named_tools` are its tools."""
+    """A stage as its files have it, for checks and for choosing its model. `model` and `fallback`,
+    the models asked after it, and `backend` are strings; `params` holds, for each level, the
+    fields of `Params` that it sets, weakest level first. `where` says where each key stands that
+    the stage uses, wherever it was given (`model` may point into a card); `""` is the stage
+    itself. `path` is the stage's place in its file (`stages[1]`). `levels` has who said each key
+    that several may say (one of `batch` as `batch.deadline`). `named_tools` are its tools."""
 
     where: Mapping[str, Where]
     path: str = ""
@@ -483,17 +543,20 @@ class WrittenStage(Stage):
     idle_timeout: float | None = None
     expect: LabelFile | None = None
     syntax: Syntax | None = None
-    """How the stage or a level below says that its texts mark what is replaced; None: none of them says it."""
+    """How the stage or a level below says that its texts mark what is replaced; None: none of them
+    says it."""
 
     @property
     def answer_shape(self) -> dict[str, Any] | None:
         """The JSON Schema of one answer; `{}` where only a class of the project tells it."""
-        return {} if isinstance(self.output_schema, PythonSchema) else super(WrittenStage, self).answer_shape
+        if isinstance(self.output_schema, PythonSchema):
+            return {}
+        return super(WrittenStage, self).answer_shape
 
     @property
     def asks_all_alike(self) -> bool:
-        """True if a model is asked, and the prompt and its examples name nothing but variables: for each row the same
-        text is sent."""
+        """True if a model is asked, and the prompt and its examples name nothing but variables:
+        for each row the same text is sent."""
         texts = (self.prompt, *(one.content for one in self.examples))
         names = (placeholder.name for text in texts for placeholder in text.placeholders)
         return self.operation is None and all(name.partition(".")[0] == VARS for name in names)
@@ -516,9 +579,10 @@ def family(stage: AnyAgent) -> Iterator[AnyAgent]:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """One workflow file with everything that it names. `stages` are in the order in which a row walks through them;
-    `disabled` names those that are not enabled. `whole`: none is missing because of a problem. `remote` was fetched.
-    `labels` are columns of the input that its rows do not have."""
+    """One workflow file with everything that it names. `stages` are in the order in which a row
+    walks through them; `disabled` names those that are not enabled. `whole`: none is missing
+    because of a problem. `remote` was fetched. `labels` are columns of the input that its rows do
+    not have."""
 
     name: str
     file: str
@@ -545,16 +609,18 @@ class Workflow:
 
     @property
     def ends(self) -> tuple[WrittenStage, ...]:
-        """The stages whose results are a row's result: one alone, of several an object by their names."""
+        """The stages whose results are a row's result: one alone, of several an object by their
+        names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectSpec:
-    """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are no secrets. `env` is
-    what `${VAR}` is looked up in: it holds secrets, so it is never shown. `fetch` gets what lies elsewhere. `functions`
-    are tools that a program gave, by their source. `rows_root` has the inputs that another version's root lacks.
-    `read` is what was read of files, by what was asked of them; None: nothing is kept."""
+    """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are
+    no secrets. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown.
+    `fetch` gets what lies elsewhere. `functions` are tools that a program gave, by their source.
+    `rows_root` has the inputs that another version's root lacks. `read` is what was read of files,
+    by what was asked of them; None: nothing is kept."""
 
     root: Path
     file: ProjectFile
@@ -567,7 +633,8 @@ class ProjectSpec:
     read: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives: it is called once for this key while a workflow is loaded, or several by one command."""
+        """What `make` gives: it is called once for this key while a workflow is loaded, or several
+        by one command."""
         if self.read is None:
             return make()
         if key not in self.read:
@@ -575,11 +642,13 @@ class ProjectSpec:
         return cast("T", self.read[key])
 
     def reading_once(self) -> ProjectSpec:
-        """The same for what reads files while nobody is expected to change them: each is read once."""
+        """The same for what reads files while nobody is expected to change them: each is read
+        once."""
         return self if self.read is not None else replace(self, read={})
 
     def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
-        """The same for one workflow to be loaded, and where what it fetches from other machines is noted."""
+        """The same for one workflow to be loaded, and where what it fetches from other machines is
+        noted."""
         noted: list[RemoteContent] = []
 
         def fetch(reference: str, what: str) -> tuple[RemoteContent, ...]:
@@ -591,7 +660,8 @@ class ProjectSpec:
 
     def elsewhere(self) -> ProjectSpec | None:
         """The same where the inputs are that the root lacks."""
-        if (root := self.rows_root) is None:
+        root = self.rows_root
+        if root is None:
             return None
         names = ("workflows", "agentcards", "schemas", "output")
         folders = {name: root / getattr(self.paths, name).relative_to(self.root) for name in names}
@@ -599,7 +669,9 @@ class ProjectSpec:
 
     def shown(self, path: Path) -> str:
         """`path` as users see it: relative to the project root where it lies inside."""
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        if path.is_relative_to(self.root):
+            return path.relative_to(self.root).as_posix()
+        return str(path)
 
 
 class StageChange(NamedTuple):
@@ -612,10 +684,11 @@ class StageChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line changes for one invocation. `input` may be any path, pattern or database, or `-`: the user
-    typed it. `output` is a folder of which no rows are read. `budget` replaces the project's and the workflow's.
-    `tool_stubs` are stand-ins by tool, or a file of them; `replay` is the run whose results of tools are taken.
-    `dry`: nothing is asked, so that what servers offer may be unknown."""
+    """What the command line changes for one invocation. `input` may be any path, pattern or
+    database, or `-`: the user typed it. `output` is a folder of which no rows are read. `budget`
+    replaces the project's and the workflow's. `tool_stubs` are stand-ins by tool, or a file of
+    them; `replay` is the run whose results of tools are taken. `dry`: nothing is asked, so that
+    what servers offer may be unknown."""
 
     vars: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None

@@ -1,5 +1,5 @@
-"""Strict YAML: text in, plain data with positions and a list of Problems out. The only place that knows YAML. Scalars
-follow YAML 1.2; `${VAR}` comes from the environment."""
+"""Strict YAML: text in, plain data with positions and a list of Problems out. The only place that
+knows YAML. Scalars follow YAML 1.2; `${VAR}` comes from the environment."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _FIRST = frozenset("0123456789+-.~nNtTfF")
 
 MAX_DIGITS = 400
-"""Longer numbers are no numbers that anybody meant; Python itself refuses to read more than 4,300 digits."""
+"""Longer numbers are no numbers that anybody meant; Python itself refuses to read more than 4,300
+digits."""
 
 
 def plain(text: str) -> JSONValue:
-    """The value of a plain (unquoted) scalar by the rules of YAML 1.2, so that `yes`, `on`, `1:30` and dates stay the
-    text that was written. Raises `Refused` with a sentence for the user."""
+    """The value of a plain (unquoted) scalar by the rules of YAML 1.2, so that `yes`, `on`, `1:30`
+    and dates stay the text that was written. Raises `Refused` with a sentence for the user."""
     if text and text[0] not in _FIRST:
         return text
     if text in _WORDS:
@@ -51,7 +52,10 @@ def plain(text: str) -> JSONValue:
     if re.fullmatch("0o[0-7]+|0x[0-9a-fA-F]+", text):
         return int(text, 0)
     if _NOT_FINITE.fullmatch(text):
-        raise Refused(f"{text} is not a number that can be used; give a finite number, or quote it to mean the text")
+        raise Refused(
+            f"{text} is not a number that can be used; give a finite number, or quote it to "
+            "mean the text"
+        )
     if not _FLOAT.fullmatch(text):
         return text
     value = float(text)
@@ -62,55 +66,89 @@ def plain(text: str) -> JSONValue:
 
 _UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
 _BY_PROBLEM = {
-    "mapping values are not allowed": "a ':' is not allowed here; put quotes around text that contains ': ', "
-    "or indent this line as much as the one above",
-    "expected ':'": "expected a ':' after the key; check the quotes and the indentation of this line",
-    "sequence entries are not allowed": "a '-' is not allowed here; start the list on a line of its own",
-    "block mapping keys are not allowed": "a key is not allowed here; start the mapping on a line of its own",
-    "did not find expected key": "expected a key here; check the indentation and the quotes of the lines above",
-    "<document start>": "something is left over after the end of the document; check the brackets and quotes before it",
+    "mapping values are not allowed": (
+        "a ':' is not allowed here; put quotes around text that contains ': ', or indent this "
+        "line as much as the one above"
+    ),
+    "expected ':'": (
+        "expected a ':' after the key; check the quotes and the indentation of this line"
+    ),
+    "sequence entries are not allowed": (
+        "a '-' is not allowed here; start the list on a line of its own"
+    ),
+    "block mapping keys are not allowed": (
+        "a key is not allowed here; start the mapping on a line of its own"
+    ),
+    "did not find expected key": (
+        "expected a key here; check the indentation and the quotes of the lines above"
+    ),
+    "<document start>": (
+        "something is left over after the end of the document; check the brackets and "
+        "quotes before it"
+    ),
     "but found '<block mapping start>'": "expected a key here; check the indentation of this line",
-    "expected <block end>": "expected a key here; check the indentation and the quotes of the lines above",
-    "did not find expected '-' indicator": "expected a '-' here: all items of a list start in the same column",
+    "expected <block end>": (
+        "expected a key here; check the indentation and the quotes of the lines above"
+    ),
+    "did not find expected '-' indicator": (
+        "expected a '-' here: all items of a list start in the same column"
+    ),
     "expected ',' or '}'": "expected ',' or '}' here" + _UNQUOTED,
     "expected ',' or ']'": "expected ',' or ']' here" + _UNQUOTED,
     "node content": "expected a value here; check the brackets and the '-' signs",
     "unexpected end of stream": "the file ends inside a quoted text",
-    "unknown escape character": "unknown escape in double quotes; write \\\\ for a backslash, or use single quotes",
+    "unknown escape character": (
+        "unknown escape in double quotes; write \\\\ for a backslash, or use single quotes"
+    ),
     "undefined tag handle": "tags are not supported; remove the '!…' and quote the value if needed",
     "duplicate anchor": "this anchor exists already; give it another name",
     "found duplicate": "this directive stands twice; keep one of them",
-    "expected comment or line break": "only |, >, |-, >- and the like may stand here; start the text on the next line",
-    "chomping or indentation": "only |, >, |-, >- and the like may stand here; start the text on the next line",
+    "expected comment or line break": (
+        "only |, >, |-, >- and the like may stand here; start the text on the next line"
+    ),
+    "chomping or indentation": (
+        "only |, >, |-, >- and the like may stand here; start the text on the next line"
+    ),
     "incompatible YAML document": "only YAML 1.1 and 1.2 are read; remove the %YAML line",
 }
 _OPENERS = {"flow mapping": "'{'", "flow sequence": "'['", "quoted scalar": "quote"}
 
 
 def _syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
-    """What is wrong and what to do, for one syntax error in `text`, which starts at `first_line` of its file."""
+    """What is wrong and what to do, for one syntax error in `text`, which starts at `first_line`
+    of its file."""
     problem = error.problem or "not valid YAML"
-    if (mark := error.problem_mark) is not None:
+    mark = error.problem_mark
+    if mark is not None:
         line = "".join(text.split("\n")[mark.line : mark.line + 1])
         found = line[mark.column : mark.column + 1]
-        if "\t" in line[: len(line) - len(line.lstrip())] or "tab character" in problem or found == "\t":
+        if (
+            "\t" in line[: len(line) - len(line.lstrip())]
+            or "tab character" in problem
+            or found == "\t"
+        ):
             return "a tab cannot indent in YAML; use spaces"
         if "cannot start any token" in problem:
             return f"a value cannot start with {found!r}; put quotes around it"
-    sentence = next((words for said, words in _BY_PROBLEM.items() if said in problem), f"not valid YAML: {problem}")
+    sentence = next(
+        (words for said, words in _BY_PROBLEM.items() if said in problem),
+        f"not valid YAML: {problem}",
+    )
     opener = next((name for said, name in _OPENERS.items() if said in (error.context or "")), None)
     if opener is None or error.context_mark is None:
         return sentence
     return f"{sentence}; the {opener} was opened on line {error.context_mark.line + first_line}"
 
 
-# PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1 (`on` is true, `012`
-# is ten), let a later duplicate key win, and expand aliases without a bound.
+# PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1
+# (`on` is true, `012` is ten), let a later duplicate key win, and expand aliases without a bound.
 
-MAX_DEPTH = 50  # deeper nesting is a mistake or an attack; a workflow needs six levels, a JSON Schema some twenty
+# deeper nesting is a mistake or an attack; a workflow needs six levels, a JSON Schema some twenty
+MAX_DEPTH = 50
 
 MAX_EXPANDED = 100_000
-"""What all aliases of one file may expand to, counted in values (64 characters of text count as one more)."""
+"""What all aliases of one file may expand to, counted in values (64 characters of text count as
+one more)."""
 
 LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML was built with it (ten times as fast), else PyYAML's own."""
@@ -122,8 +160,9 @@ _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 @dataclass(slots=True)
 class _Node:
-    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a mapping's keys. `blank`:
-    nothing is written where the value should be, which YAML reads as null."""
+    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a
+    mapping's keys. `blank`: nothing is written where the value should be, which YAML reads as
+    null."""
 
     value: JSONValue
     mark: tuple[int, int]
@@ -135,8 +174,9 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document. `data` is as much of it as could be read, None for an empty file. `places` are those of keys
-    that were not read from a file: by the key's path or its name, and of all others by an empty one."""
+    """One YAML document. `data` is as much of it as could be read, None for an empty file.
+    `places` are those of keys that were not read from a file: by the key's path or its name, and
+    of all others by an empty one."""
 
     shown: str
     data: JSONValue
@@ -150,15 +190,22 @@ class Document:
         return self.root is None and self.data is None and not self.problems
 
     def where(self, path: Path_, *, key: bool = False) -> Where:
-        """The place of the value at `path` (of its key with `key`), or of the nearest parent that exists."""
+        """The place of the value at `path` (of its key with `key`), or of the nearest parent that
+        exists."""
         node = self.root
         if node is None:
             for depth in range(len(path), 0, -1):
-                if (typed := self.places.get(key_path(path[:depth]))) is not None:
-                    return replace(typed, path=key_path(path[depth:])) if path[depth:] else typed
+                typed = self.places.get(key_path(path[:depth]))
+                if typed is not None:
+                    if path[depth:]:
+                        return replace(typed, path=key_path(path[depth:]))
+                    return typed
             for depth, part in enumerate(path, 1):
-                if (typed := self.places.get(str(part))) is not None:
-                    return replace(typed, path=key_path(path[depth:])) if path[depth:] else typed
+                typed = self.places.get(str(part))
+                if typed is not None:
+                    if path[depth:]:
+                        return replace(typed, path=key_path(path[depth:]))
+                    return typed
             return self.places.get("") or Where(self.shown, path=key_path(path))
         mark = node.mark
         for depth, part in enumerate(path):
@@ -166,7 +213,10 @@ class Document:
             if child is None:
                 break
             last = depth == len(path) - 1
-            mark = node.keys[part] if key and last and isinstance(part, str) else child.mark
+            if key and last and isinstance(part, str):
+                mark = node.keys[part]
+            else:
+                mark = child.mark
             node = child
         return Where(self.shown, *mark, key_path(path))
 
@@ -183,17 +233,20 @@ class Document:
 
 
 def read_yaml(path: Path, shown: str, root: Path | None) -> Document:
-    """Reads a file of the project at `root`, or one that a user typed (None); everything wrong with it stands in the
-    document's `problems`."""
+    """Reads a file of the project at `root`, or one that a user typed (None); everything wrong
+    with it stands in the document's `problems`."""
     try:
         return parse_yaml(read_text(path, shown, root), shown)
     except Unusable as error:
         return Document(shown, None, [error.problem])
 
 
-def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] = LOADER) -> Document:
+def parse_yaml(
+    text: str, shown: str, *, first_line: int = 1, loader: type[Any] = LOADER
+) -> Document:
     """Reads one document from `text`, which starts at `first_line` of the file."""
-    if (found := _CONTROL.search(text) or _OTHER_LINE_ENDS.search(text)) is not None:
+    found = _CONTROL.search(text) or _OTHER_LINE_ENDS.search(text)
+    if found is not None:
         line = text.count("\n", 0, found.start())
         column = found.start() - text.rfind("\n", 0, found.start())
         remedy = "remove it or write it as an escape in quotes"
@@ -201,7 +254,8 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
         if _OTHER_LINE_ENDS.match(found[0]):
             code = f"{ord(found[0]):04x}"
             message = (
-                f'U+{code.upper()} ends a line for some YAML readers only; remove it, or write "\\u{code}" in quotes'
+                f"U+{code.upper()} ends a line for some YAML readers only; remove it, or "
+                f'write "\\u{code}" in quotes'
             )
         return Document(shown, None, [Problem(Where(shown, first_line + line, column), message)])
     composer = _Composer(shown, first_line)
@@ -209,7 +263,10 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
         root = composer.compose(yaml.parse(text, Loader=loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = Where(shown, mark.line + first_line, mark.column + 1) if mark else Where(shown)
+        if mark:
+            where = Where(shown, mark.line + first_line, mark.column + 1)
+        else:
+            where = Where(shown)
         composer.problems.append(Problem(where, _syntax_sentence(error, text, first_line)))
         return Document(shown, None, composer.problems)
     except _Stopped:
@@ -218,7 +275,8 @@ def parse_yaml(text: str, shown: str, *, first_line: int = 1, loader: type[Any] 
 
 
 class _Writer(yaml.SafeDumper):
-    """Writes texts so that `parse_yaml` reads them back: those of several lines in blocks, as people do."""
+    """Writes texts so that `parse_yaml` reads them back: those of several lines in blocks, as
+    people do."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """No value is written as an alias of another."""
@@ -239,12 +297,18 @@ _Writer.add_representer(str, _Writer.text)
 
 
 def yaml_text(data: JSONValue) -> str:
-    """A YAML file that holds `data`, as `parse_yaml` reads it. Raises UsageError for what no YAML file can hold."""
+    """A YAML file that holds `data`, as `parse_yaml` reads it. Raises UsageError for what no YAML
+    file can hold."""
     text: str = yaml.dump(data, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=120)
     read = parse_yaml(text, "")
     if read.problems or canonical(read.data) != canonical(data):
-        why = read.problems[0].message if read.problems else "it would be read as something else"
-        remedy = "Leave out what no text can hold, such as half of a surrogate pair, or an empty key."
+        if read.problems:
+            why = read.problems[0].message
+        else:
+            why = "it would be read as something else"
+        remedy = (
+            "Leave out what no text can hold, such as half of a surrogate pair, or an empty key."
+        )
         raise UsageError(f"this cannot be written as YAML: {why}", remedy=remedy)
     return text
 
@@ -270,30 +334,47 @@ class _Composer:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._problem(event, "a second document starts here; put one document into each file", ())
+                    self._problem(
+                        event, "a second document starts here; put one document into each file", ()
+                    )
                     return root
             elif isinstance(event, yaml.NodeEvent):
                 # an empty file holds one plain scalar without an extent
-                root = None if _is_plain(event) and not event.value else self._node(event, events, ())
+                if _is_plain(event) and not event.value:
+                    root = None
+                else:
+                    root = self._node(event, events, ())
         return root
 
     def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                self._refuse(event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path)
+                self._refuse(
+                    event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path
+                )
             node = self._anchors[event.anchor]
             if node is None:
-                self._refuse(event, f"alias *{event.anchor} stands inside its own anchor and would never end", path)
+                self._refuse(
+                    event,
+                    f"alias *{event.anchor} stands inside its own anchor and would never end",
+                    path,
+                )
             self._expanded += node.weight
             if self._expanded > MAX_EXPANDED:
-                self._refuse(event, f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out", path)
+                self._refuse(
+                    event,
+                    f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out",
+                    path,
+                )
             # the mark is the alias's own: that is where the user looks, and what he can change
             return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
         if event.tag is not None:
             remedy = f"remove {_tag(event.tag)} and quote the value if needed"
             self._problem(event, f"tags are not supported; {remedy}", path)
         if event.anchor is not None:
-            self._anchors[event.anchor] = None  # unfinished: an alias to it from inside would never end
+            self._anchors[event.anchor] = (
+                None  # unfinished: an alias to it from inside would never end
+            )
         if isinstance(event, yaml.ScalarEvent):
             value: JSONValue = event.value
             if _is_plain(event):
@@ -306,7 +387,10 @@ class _Composer:
         elif len(path) >= MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
         else:
-            compose = self._sequence if isinstance(event, yaml.SequenceStartEvent) else self._mapping
+            if isinstance(event, yaml.SequenceStartEvent):
+                compose = self._sequence
+            else:
+                compose = self._mapping
             node = compose(event, events, path)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -335,7 +419,11 @@ class _Composer:
                 self._problem(inner, "merge keys (<<) are not supported; write the keys out", path)
             elif key in values:
                 first = node.keys[key][0]
-                self._problem(inner, f"duplicate key, first given on line {first}; keep one of them", (*path, key))
+                self._problem(
+                    inner,
+                    f"duplicate key, first given on line {first}; keep one of them",
+                    (*path, key),
+                )
             elif key:
                 values[key] = child.value
                 node.children[key] = child
@@ -343,9 +431,12 @@ class _Composer:
         return node
 
     def _key(self, event: Any, events: Iterator[Any], path: Path_) -> tuple[str, tuple[int, int]]:
-        """A key is the text as it is written: `on`, `1` and `true` are the keys "on", "1" and "true"."""
+        """A key is the text as it is written: `on`, `1` and `true` are the keys "on", "1" and
+        "true"."""
         if not isinstance(event, yaml.ScalarEvent):
-            self._problem(event, "a key must be plain text, not a list, a mapping or an alias", path)
+            self._problem(
+                event, "a key must be plain text, not a list, a mapping or an alias", path
+            )
             self._node(event, events, path)
             return "", self._mark(event)
         if not event.value:
@@ -358,7 +449,9 @@ class _Composer:
         return event.start_mark.line + self._first_line, event.start_mark.column + 1
 
     def _problem(self, event: Any, message: str, path: Path_) -> None:
-        self.problems.append(Problem(Where(self._shown, *self._mark(event), key_path(path)), message))
+        self.problems.append(
+            Problem(Where(self._shown, *self._mark(event), key_path(path)), message)
+        )
 
     def _refuse(self, event: Any, message: str, path: Path_) -> NoReturn:
         self._problem(event, message, path)
@@ -371,15 +464,19 @@ def _is_plain(event: Any) -> TypeGuard[yaml.ScalarEvent]:
 
 def _tag(tag: str) -> str:
     core = "tag:yaml.org,2002:"
-    return f"!!{tag.removeprefix(core)}" if tag.startswith(core) else tag if tag.startswith("!") else f"!<{tag}>"
+    if tag.startswith(core):
+        return f"!!{tag.removeprefix(core)}"
+    if tag.startswith("!"):
+        return tag
+    return f"!<{tag}>"
 
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([^{}]*))?\}")
 
 
 def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[str]]:
-    """`text` with `${VAR}` and `${VAR:default}` replaced once, and the names of those that are unset and have no
-    default: of agac.yml and of a card's front matter."""
+    """`text` with `${VAR}` and `${VAR:default}` replaced once, and the names of those that are
+    unset and have no default: of agac.yml and of a card's front matter."""
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
@@ -392,7 +489,8 @@ def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 class Unresolved(dict[str, str]):
-    """The environment of files that may not look into it: texts keep their `${VAR}`. `shown` is how they keep it."""
+    """The environment of files that may not look into it: texts keep their `${VAR}`. `shown` is
+    how they keep it."""
 
     def __init__(self, shown: Callable[[str], str] = str) -> None:
         super().__init__()
@@ -400,4 +498,6 @@ class Unresolved(dict[str, str]):
 
     def get(self, key: str, default: Any = None, /) -> Any:
         """What the text says where nothing is set, else the variable itself."""
-        return self._shown(f"${{{key}}}") if default is None else default
+        if default is None:
+            return self._shown(f"${{{key}}}")
+        return default

@@ -1,1 +1,2 @@
-"""The single source of truth: one SQLite database, its statements by name, its migrations by number."""
+"""The single source of truth: one SQLite database, its statements by name, its migrations by
+number."""

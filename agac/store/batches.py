@@ -1,4 +1,5 @@
-"""Batches and their tasks: committed before and after each step at a provider, and read for reports."""
+"""Batches and their tasks: committed before and after each step at a provider, and read for
+reports."""
 
 from __future__ import annotations
 
@@ -17,23 +18,29 @@ from agac.core.types import Moment, Report
 from agac.store.db import Database, Reads, by, fetch, first, keyed, nested, reads, select
 from agac.store.rows import StoredRow
 
-# The life of a batch, as a table: which step may follow which. Each step is one committed transition.
+# The life of a batch, as a table: which step may follow which. Each step is one committed
+# transition.
 #
-#     PLANNED ─► BUILT ─► UPLOAD_INTENT ─► UPLOADED ─► CREATE_INTENT ─► SUBMITTED
-#             SUBMITTED ─► TERMINAL ─► DOWNLOADED ─► INGESTED ─► CLEANED
+# PLANNED ─► BUILT ─► UPLOAD_INTENT ─► UPLOADED ─► CREATE_INTENT ─► SUBMITTED SUBMITTED ─► TERMINAL
+# ─► DOWNLOADED ─► INGESTED ─► CLEANED
 #
-# Providers that take requests inline pass over the upload pair. Aside: NOT_CREATED, REJECTED, NEEDS_HUMAN.
+# Providers that take requests inline pass over the upload pair. Aside: NOT_CREATED, REJECTED,
+# NEEDS_HUMAN.
 
 
 T = TypeVar("T")
 
 
 class BatchStep(StrEnum):
-    """A step of a batch's life. What a crash leaves in each is gone on with from it by the next command."""
+    """A step of a batch's life. What a crash leaves in each is gone on with from it by the next
+    command."""
 
-    PLANNED = "PLANNED"  # tasks join it; its file is being written. A crash: the tasks go into another one
+    # tasks join it; its file is being written. A crash: the tasks go into another one
+    PLANNED = "PLANNED"
     BUILT = "BUILT"  # its file is whole and on the disk; nothing of it is known outside
-    UPLOAD_INTENT = "UPLOAD_INTENT"  # its file is about to be at the provider, or is there: it is looked for
+    UPLOAD_INTENT = (
+        "UPLOAD_INTENT"  # its file is about to be at the provider, or is there: it is looked for
+    )
     UPLOADED = "UPLOADED"
     CREATE_INTENT = "CREATE_INTENT"  # it is about to exist, or exists and costs: it is looked for
     SUBMITTED = "SUBMITTED"  # it exists, and we know its name
@@ -43,7 +50,9 @@ class BatchStep(StrEnum):
     CLEANED = "CLEANED"  # its files are deleted, here and there
     NOT_CREATED = "NOT_CREATED"  # it never came to exist: its tasks go into another one
     REJECTED = "REJECTED"  # refused as a whole: nothing ran, nothing was charged
-    NEEDS_HUMAN = "NEEDS_HUMAN"  # whether it exists is unknown, or what it cost is lost: the user decides
+    NEEDS_HUMAN = (
+        "NEEDS_HUMAN"  # whether it exists is unknown, or what it cost is lost: the user decides
+    )
 
 
 _NEXT = {
@@ -59,8 +68,11 @@ _NEXT = {
     "NEEDS_HUMAN": "SUBMITTED NOT_CREATED",
 }
 
-WAITING = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT})
-"""Steps on the way to the provider: what is found in them is submitted, or waits until there is room."""
+WAITING = frozenset(
+    {BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED, BatchStep.CREATE_INTENT}
+)
+"""Steps on the way to the provider: what is found in them is submitted, or waits until there is
+room."""
 
 CLOSED = frozenset({"INGESTED", "CLEANED", "NOT_CREATED", "REJECTED"})
 """Steps after which nothing is to come of a batch any more."""
@@ -85,10 +97,11 @@ class TaskState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch as it is stored: the columns of the table, in their order. Times in seconds since 1970, `held_…` is what
-    is set aside for it. `state` is a step of its life (`BatchStep`), `status` what its provider last said, in the words
-    that are the same for all of them, and `word` its own. `outputs`: the downloaded files with size and sha256.
-    `primer`: the batch that brings into a cache what its requests begin with; its own number where it is one."""
+    """A batch as it is stored: the columns of the table, in their order. Times in seconds since
+    1970, `held_…` is what is set aside for it. `state` is a step of its life (`BatchStep`),
+    `status` what its provider last said, in the words that are the same for all of them, and
+    `word` its own. `outputs`: the downloaded files with size and sha256. `primer`: the batch that
+    brings into a cache what its requests begin with; its own number where it is one."""
 
     id: int
     run_id: int
@@ -165,15 +178,18 @@ class BatchRecord:
         return self.foreign_ids or []
 
 
-TOO_LARGE, BLOCKED = "too_large", "blocked"
-"""Words of batches that were refused for their size, and for what they held: their tasks go into smaller ones."""
+TOO_LARGE = "too_large"
+BLOCKED = "blocked"
+"""Words of batches that were refused for their size, and for what they held: their tasks go into
+smaller ones."""
 
 
 class ReadyTask(NamedTuple):
-    """What came of a task in a batch. `then_do` None: a result, or failed with `error`; else what is next: `batch`,
-    `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the workflow again). `round`, `position` and
-    `repairs` say what was asked so far. `enrolled`: it was in the batch; else it waited for an equal one.
-    `refused_with`: bytes of the batch, where that was refused for what one of its tasks holds; else None."""
+    """What came of a task in a batch. `then_do` None: a result, or failed with `error`; else what
+    is next: `batch`, `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the
+    workflow again). `round`, `position` and `repairs` say what was asked so far. `enrolled`: it
+    was in the batch; else it waited for an equal one. `refused_with`: bytes of the batch, where
+    that was refused for what one of its tasks holds; else None."""
 
     row_key: int
     stage: int
@@ -204,8 +220,9 @@ class PlacedTask(NamedTuple):
 
 
 class LaneLoad(NamedTuple):
-    """What is under way in a lane: tokens and batches that were submitted and have not ended, batches `of_account` in
-    all its lanes, and how many tokens the account was seen to take at most (None: it did not refuse of late)."""
+    """What is under way in a lane: tokens and batches that were submitted and have not ended,
+    batches `of_account` in all its lanes, and how many tokens the account was seen to take at most
+    (None: it did not refuse of late)."""
 
     tokens: int
     batches: int
@@ -221,45 +238,67 @@ class LiveTask(NamedTuple):
     place: int
 
 
-Ready = dict[tuple[int, int, bytes], ReadyTask]  # what came of a row's tasks, by stage, replica and fingerprint
+# what came of a row's tasks, by stage, replica and fingerprint
+Ready = dict[tuple[int, int, bytes], ReadyTask]
 project_token: Reads[[], str] = reads("project_token", str, first)
-read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))  # of one that is there
-unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)  # workflow
+# of one that is there
+read_batch: Reads[[int], BatchRecord] = reads("batch_read", BatchRecord, itemgetter(0))
+# workflow
+unfinished_batches: Reads[[str], list[BatchRecord]] = reads("batches_unfinished", BatchRecord)
 untidy_batches: Reads[[str], list[BatchRecord]] = reads("batches_untidy", BatchRecord)  # workflow
 batches_of_run: Reads[[int], list[BatchRecord]] = reads("batches_of_run", BatchRecord)
-others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)  # account, but this batch
-newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)  # provider, but this batch
+# account, but this batch
+others_in_intent: Reads[[str, int], bool] = reads("batch_intents", int, bool)
+# provider, but this batch
+newest_at: Reads[[str, int], str | None] = reads("batch_newest_at", str, first)
 known_ids: Reads[[Sequence[str]], set[str]] = reads("batch_ids_known", str, set)
-live_tasks: Reads[[Sequence[bytes], str], dict[bytes, LiveTask]] = reads("tasks_live", LiveTask, by("fingerprint"))
+live_tasks: Reads[[Sequence[bytes], str], dict[bytes, LiveTask]] = reads(
+    "tasks_live", LiveTask, by("fingerprint")
+)
+# run, stage
 conversations_left: Reads[[int, int], tuple[int, int]] = reads(
     "conversations_left", tuple[int, int], first
-)  # run, stage
+)
 was_batched: Reads[[str], bool] = reads("batched", int, bool)
-rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)  # run, after, how many
-rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)  # run, after, how many
+# run, after, how many
+rows_to_walk: Reads[[int, int, int], list[StoredRow]] = reads("rows_to_walk", StoredRow)
+# run, after, how many
+rows_idle: Reads[[int, int, int], list[StoredRow]] = reads("rows_idle", StoredRow)
 rows_in_batches: Reads[[int], int] = reads("rows_in_batches", int, first)
-waiting_rows: Reads[[Sequence[int], int], dict[int, int]] = reads("rows_waiting", tuple[int, int], dict)  # keys, event
-tasks_at: Reads[[int, Sequence[int]], dict[int, PlacedTask]] = reads("tasks_at", PlacedTask, by("place"))
-tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)  # batch, after, how many
-last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)  # row key, stage, replica
-stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])  # run, workflow
+# keys, event
+waiting_rows: Reads[[Sequence[int], int], dict[int, int]] = reads(
+    "rows_waiting", tuple[int, int], dict
+)
+tasks_at: Reads[[int, Sequence[int]], dict[int, PlacedTask]] = reads(
+    "tasks_at", PlacedTask, by("place")
+)
+# batch, after, how many
+tasks_left: Reads[[int, int, int], list[PlacedTask]] = reads("tasks_left", PlacedTask)
+# row key, stage, replica
+last_reply: Reads[[int, int, int, bytes], Any] = reads("reply_last", tuple[Any, ...], first)
+# run, workflow
+stale_tasks: Reads[[int, str], list[tuple[int, int]]] = reads("tasks_stale", tuple[int, int])
 outdated_tasks: Reads[[int], list[tuple[int, int]]] = reads("tasks_outdated", tuple[int, int])
 
 _key_accepted: Reads[[str, str], int | None] = reads("key_accepted", int, first)
 least_refused: Reads[[str, str, float], int | None] = reads("batch_least_refused", int, first)
-"""Bytes of the smallest file that an account refused for its size since then, by provider and account."""
+"""Bytes of the smallest file that an account refused for its size since then, by provider and
+account."""
 lane_load: Reads[[str, str, str, float], LaneLoad] = reads("lane_load", LaneLoad, first)
 """By provider, account and model. Limits shown before a time do not count any more."""
 
 ready_tasks: Reads[[Sequence[int]], dict[int, Ready]] = reads(
     "tasks_ready",
     ReadyTask,
-    lambda found: nested((one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found),
+    lambda found: nested(
+        (one.row_key, (one.stage, one.replica, one.fingerprint), one) for one in found
+    ),
 )
 
 
 async def intents(database: Database) -> tuple[set[str], set[str]]:
-    """The names of all batches whose files on this machine are still needed, and of all that there are."""
+    """The names of all batches whose files on this machine are still needed, and of all that there
+    are."""
     found = await select(database, "intents", tuple[str, bool])
     return {intent for intent, needed in found if needed}, {intent for intent, _ in found}
 
@@ -269,8 +308,9 @@ async def intents(database: Database) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class BatchView(BatchRecord):
-    """A batch with its workflow and its stage's name. It is the `number`th, from 1, `among` those that one invocation
-    made for the stage, whose settings follow, in seconds; None where they are not known."""
+    """A batch with its workflow and its stage's name. It is the `number`th, from 1, `among` those
+    that one invocation made for the stage, whose settings follow, in seconds; None where they are
+    not known."""
 
     workflow: str
     stage_name: str
@@ -281,7 +321,8 @@ class BatchView(BatchRecord):
 
 
 class OpenBatches(NamedTuple):
-    """A run's open batches: `waiting`: not at the provider; `ready`: ended there; `done`, `failed` as last seen."""
+    """A run's open batches: `waiting`: not at the provider; `ready`: ended there; `done`, `failed`
+    as last seen."""
 
     batches: int
     waiting: int
@@ -293,7 +334,8 @@ class OpenBatches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneTimes(Report):
-    """How long a lane's batches took from submission to end: half up to `p50_s`, 95 % up to `p95_s`."""
+    """How long a lane's batches took from submission to end: half up to `p50_s`, 95 % up to
+    `p95_s`."""
 
     batches: int
     p50_s: float
@@ -308,13 +350,15 @@ async def batches(
     named: str | None = None,
     closed: bool = False,
 ) -> list[BatchView]:
-    """Batches, oldest first; without `closed` the open ones. `named`: our number of one, or the provider's id."""
+    """Batches, oldest first; without `closed` the open ones. `named`: our number of one, or the
+    provider's id."""
     values = {"run": run, "workflow": workflow, "named": named, "closed": closed}
     return await select(database, "batches_look", BatchView, **values)
 
 
 class BatchCount(NamedTuple):
-    """The open batches of a stage in the same state (`status` as `agac batch status` says it), and their requests."""
+    """The open batches of a stage in the same state (`status` as `agac batch status` says it), and
+    their requests."""
 
     stage: str
     status: str
@@ -325,8 +369,9 @@ class BatchCount(NamedTuple):
 
 
 class RowTask(NamedTuple):
-    """A task of a row that is in a batch of a run; or `waits` for an equal one that is. `round`: how often it was put
-    into one; `provider_id` and `submitted_at` are None of a batch that the provider has not got."""
+    """A task of a row that is in a batch of a run; or `waits` for an equal one that is. `round`:
+    how often it was put into one; `provider_id` and `submitted_at` are None of a batch that the
+    provider has not got."""
 
     stage: int
     replica: int
@@ -348,7 +393,8 @@ class Awaited(NamedTuple):
     provider_id: str | None
 
 
-runs_with_batches: Reads[[], list[tuple[int, int]]] = reads("batches_runs", tuple[int, int])  # and their ranks
+# and their ranks
+runs_with_batches: Reads[[], list[tuple[int, int]]] = reads("batches_runs", tuple[int, int])
 batches_alike: Reads[[int], list[BatchCount]] = reads("batches_alike", BatchCount)
 tasks_of_row: Reads[[int], list[RowTask]] = reads("batches_of_row", RowTask)
 awaited: Reads[[int], list[Awaited]] = reads("batches_waited_for", Awaited)
@@ -361,7 +407,8 @@ open_batches: Reads[[], dict[int, OpenBatches]] = reads(
 
 
 def times_of(seconds: Sequence[float]) -> LaneTimes | None:
-    """The quantiles of durations, which come in order: the smallest value that so many of them do not exceed."""
+    """The quantiles of durations, which come in order: the smallest value that so many of them do
+    not exceed."""
     if not seconds:
         return None
     p50, p95 = (seconds[math.ceil(share * len(seconds)) - 1] for share in (0.5, 0.95))

@@ -1,5 +1,6 @@
-"""What people are asked about results (`review`), and what they said (`decision`): typed reads, and what becomes of a
-review by its decisions. Decisions are written without the lease, in transactions of their own; runs take them up."""
+"""What people are asked about results (`review`), and what they said (`decision`): typed reads,
+and what becomes of a review by its decisions. Decisions are written without the lease, in
+transactions of their own; runs take them up."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ DISCARD = "discard"  # the choice of a line after which earlier decisions do not
 TIMEOUT = "timeout"  # the source of what counts as decided since nobody decided
 FILE = "file"  # the source of lines of files
 FIX = "fix"  # the source of results that somebody set by hand
-REDO = "redo"  # the choice of who wants another answer; and the source of what a task is asked again with
+# the choice of who wants another answer; and the source of what a task is asked again with
+REDO = "redo"
 OPEN = ("waiting", "conflict")  # the states of reviews that want a decision
 
 
@@ -38,7 +40,8 @@ class StoredDecision(NamedTuple):
     forced: bool = False
 
     def says(self, field: str | None, answer: JSONValue) -> str:
-        """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they have to."""
+        """What it comes to where `answer` is decided on: equal texts agree. `field`: in what they
+        have to."""
         if self.choice in ("reject", REDO):
             return canonical([self.choice])
         value = json.loads(self.value) if self.value is not None else answer
@@ -70,8 +73,8 @@ class StoredReview(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a review stands by its decisions: `decided` with the one that counts, `conflict`, or `waiting`; `last` is the
-    number of the newest of them."""
+    """How a review stands by its decisions: `decided` with the one that counts, `conflict`, or
+    `waiting`; `last` is the number of the newest of them."""
 
     state: str = "waiting"
     decision: StoredDecision | None = None
@@ -85,8 +88,9 @@ def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecisi
 
 
 def is_known(counted: Sequence[StoredDecision], own: StoredDecision) -> bool:
-    """Whether a decision changes nothing beside those that count: it is the last word of its person, and where it
-    overrides, of all who did. One of a file is known wherever it was taken before: the file may be imported again."""
+    """Whether a decision changes nothing beside those that count: it is the last word of its
+    person, and where it overrides, of all who did. One of a file is known wherever it was taken
+    before: the file may be imported again."""
     if own.source == FILE and not own.forced:
         return any(one.repeats(own) for one in counted)
     words = [one for one in counted if one.reviewer == own.reviewer]
@@ -95,18 +99,27 @@ def is_known(counted: Sequence[StoredDecision], own: StoredDecision) -> bool:
 
 
 def standing(
-    found: Sequence[StoredDecision], answer: JSONValue, *, reviewers: int, agree: str | None, since: float
+    found: Sequence[StoredDecision],
+    answer: JSONValue,
+    *,
+    reviewers: int,
+    agree: str | None,
+    since: float,
 ) -> Standing:
-    """How a review of `answer` stands by all decisions about it, in their order; those before `since` do not count.
-    Each person's last word counts, that of who overrode the others last counts alone, and one of nobody only where no
-    person decided. As many as `reviewers` have to say the same, and more than say anything else."""
-    last, valid = max((one.id for one in found), default=0), counting(found, since)
+    """How a review of `answer` stands by all decisions about it, in their order; those before
+    `since` do not count. Each person's last word counts, that of who overrode the others last
+    counts alone, and one of nobody only where no person decided. As many as `reviewers` have to
+    say the same, and more than say anything else."""
+    last = max((one.id for one in found), default=0)
+    valid = counting(found, since)
     forced = [one.reviewer for one in valid if one.forced]
     people = {one.reviewer: one for one in valid if one.source != TIMEOUT}
     if forced:
         return Standing("decided", people[forced[-1]], last)
     if not people:
-        return Standing("decided", valid[-1], last) if valid else Standing(last=last)
+        if valid:
+            return Standing("decided", valid[-1], last)
+        return Standing(last=last)
     groups = grouped(people.values(), lambda one: one.says(agree, answer))
     most, *others = sorted(groups.values(), key=len, reverse=True)
     if len(most) >= reviewers and (not others or len(others[0]) < len(most)):
@@ -119,20 +132,28 @@ decisions_of: Reads[[Sequence[bytes]], dict[bytes, list[StoredDecision]]] = read
 )
 """The decisions about each of these keys, the oldest first."""
 
-discarded_at: Reads[[str], float] = reads("decisions_discarded", float, lambda found: found[0] or 0.0)
+discarded_at: Reads[[str], float] = reads(
+    "decisions_discarded", float, lambda found: found[0] or 0.0
+)
 """From when on the decisions of a workflow count, in seconds since 1970."""
 
-reviews_of: Reads[[Sequence[bytes]], dict[bytes, StoredReview]] = reads("reviews_of", StoredReview, by("key"))
+reviews_of: Reads[[Sequence[bytes]], dict[bytes, StoredReview]] = reads(
+    "reviews_of", StoredReview, by("key")
+)
 review_page: Reads[..., list[StoredReview]] = reads("review_page", StoredReview)
-"""Reviews in the order in which they are asked. By name: state, the workflow and the stage from which on (`last_…`: up
-to which), and after which one: `sure` and `key`; `limit`; the `reviewer` who has not decided on them, else ""."""
+"""Reviews in the order in which they are asked. By name: state, the workflow and the stage from
+which on (`last_…`: up to which), and after which one: `sure` and `key`; `limit`; the `reviewer`
+who has not decided on them, else ""."""
 
-review_counts: Reads[..., list[tuple[str, str, str, int]]] = reads("review_counts", tuple[str, str, str, int])
-"""How many reviews there are by workflow, stage and state. By name: the `workflow` from which on, and the last one."""
+review_counts: Reads[..., list[tuple[str, str, str, int]]] = reads(
+    "review_counts", tuple[str, str, str, int]
+)
+"""How many reviews there are by workflow, stage and state. By name: the `workflow` from which on,
+and the last one."""
 
 waiting_reviews: Reads[..., int] = reads("reviews_wanted", int, lambda found: found[0])
-"""How many reviews want a decision, of a `reviewer` (else ""). By name: the workflow and the stage from which on, and
-(`last_…`) up to which."""
+"""How many reviews want a decision, of a `reviewer` (else ""). By name: the workflow and the stage
+from which on, and (`last_…`) up to which."""
 
 asked_by: Reads[[str], list[int]] = reads("reviews_asked_by", int)
 """The runs of a workflow that want decisions."""
@@ -140,7 +161,9 @@ asked_by: Reads[[str], list[int]] = reads("reviews_asked_by", int)
 open_reviews: Reads[[str, int], dict[str, int]] = reads("reviews_open", tuple[str, int], dict)
 """How many reviews of a workflow and a run want a decision, by the name of the stage."""
 
-rows_waiting: Reads[[Sequence[int], float], dict[int, str]] = reads("reviews_waiting", tuple[int, str], dict)
+rows_waiting: Reads[[Sequence[int], float], dict[int, str]] = reads(
+    "reviews_waiting", tuple[int, str], dict
+)
 """Those of these rows that wait for people and nothing else, at a moment: with the stage."""
 
 rows_decided: Reads[[Sequence[int]], set[int]] = reads("reviews_decided", int, set)
@@ -155,14 +178,16 @@ def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
     writer.execute(sql("decision_put"), (one.key, *one[2:]))
 
 
-# Results that somebody set by hand, and answers that are to be given again: the last word of each task counts, for all
-# rows with its id and its fingerprint. `value` is the result, or that answer, and `reason` what the model is told.
+# Results that somebody set by hand, and answers that are to be given again: the last word of each
+# task counts, for all rows with its id and its fingerprint. `value` is the result, or that answer,
+# and `reason` what the model is told.
 
 
 @dataclass(frozen=True, slots=True)
 class Fixes:
-    """What is set by hand in a workflow, or to be given again (`kind`: `redo`). `rows` are the keys of rows of a run
-    whose results are not what is set, or no longer: they are walked again. `discarded`: keys of what counts no more."""
+    """What is set by hand in a workflow, or to be given again (`kind`: `redo`). `rows` are the
+    keys of rows of a run whose results are not what is set, or no longer: they are walked again.
+    `discarded`: keys of what counts no more."""
 
     workflow: str = ""
     found: dict[bytes, StoredDecision] = field(default_factory=dict)
@@ -172,19 +197,33 @@ class Fixes:
 
     def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> StoredDecision | None:
         """What is set for a task."""
-        return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, self.kind)) if self.found else None
+        if self.found:
+            return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, self.kind))
+        return None
 
 
 async def redos_of(database: Database, workflow: str, since: float = 0.0) -> Fixes:
-    """The answers of a workflow that people wanted to have given again; what they said before `since` is discarded."""
-    said = {one.key or b"": one for one in await select(database, "fixes", StoredDecision, workflow, REDO) if one.value}
+    """The answers of a workflow that people wanted to have given again; what they said before
+    `since` is discarded."""
+    said = {
+        one.key or b"": one
+        for one in await select(database, "fixes", StoredDecision, workflow, REDO)
+        if one.value
+    }
     old = frozenset(key for key, one in said.items() if one.at < since)
-    return Fixes(workflow, {key: one for key, one in said.items() if key not in old}, kind=REDO, discarded=old)
+    return Fixes(
+        workflow,
+        {key: one for key, one in said.items() if key not in old},
+        kind=REDO,
+        discarded=old,
+    )
 
 
 async def fixes_of(database: Database, workflow: str, run: int, stages: Sequence[str]) -> Fixes:
-    """The results set by hand in a workflow, and what differs from them in a run with these stages."""
-    every, rows = await select(database, "fixes", StoredDecision, workflow, FIX), set[int]()
+    """The results set by hand in a workflow, and what differs from them in a run with these
+    stages."""
+    every = await select(database, "fixes", StoredDecision, workflow, FIX)
+    rows = set[int]()
     said = {one.key or b"": one for one in every}
     for some in slices(list(dict.fromkeys(one.row_id for one in said.values()))):
         tasks = await select(database, "fixable", tuple[int, Any, int, bytes, Any, Any], run, some)

@@ -1,4 +1,5 @@
-"""Dropping old runs with all that no kept run needs, and copying the database: a crash at any point does no harm."""
+"""Dropping old runs with all that no kept run needs, and copying the database: a crash at any
+point does no harm."""
 
 from __future__ import annotations
 
@@ -17,7 +18,18 @@ from agac.core.keys import JOB, canonical, is_job
 from agac.core.types import Report
 from agac.store import db
 from agac.store.batches import runs_in_batches
-from agac.store.db import BUSY_SECONDS, Database, change, fetch, reading_uri, schema_of, select, slices, sql, translated
+from agac.store.db import (
+    BUSY_SECONDS,
+    Database,
+    change,
+    fetch,
+    reading_uri,
+    schema_of,
+    select,
+    slices,
+    sql,
+    translated,
+)
 from agac.store.history import RunLine, run_lines
 from agac.store.lease import BEAT_SECONDS, Lease, is_dead, lease_held
 from agac.store.records import PRESENT, CounterDelta, CounterKey
@@ -25,38 +37,49 @@ from agac.store.rows import OUTCOME_OF, State
 from agac.store.runs import definition_of
 from agac.store.writer import counted_tasks
 
-# A run is dropped row by row, in short transactions, each row with all that was made of it and with its roll-ups: half
-# of it is a run with fewer rows and groups with fewer members, which `agac run` would go on with. Results are dropped
-# last, since runs of all workflows share them. Nobody may be at work meanwhile, or a result could be dropped that has
-# just been found again: whoever drops holds the lease of every workflow, and each transaction looks whether somebody
-# new came in. Doing the same again finishes what was interrupted.
+# A run is dropped row by row, in short transactions, each row with all that was made of it and with
+# its roll-ups: half of it is a run with fewer rows and groups with fewer members, which `agac run`
+# would go on with. Results are dropped last, since runs of all workflows share them. Nobody may be
+# at work meanwhile, or a result could be dropped that has just been found again: whoever drops
+# holds the lease of every workflow, and each transaction looks whether somebody new came in. Doing
+# the same again finishes what was interrupted.
 
 T = TypeVar("T")
 
 _log = logging.getLogger("agac.store")
 
 CHUNK_ROWS = 2048  # rows with their tasks and attempts in one transaction: some tenths of a second
-CHUNK_TASKS = 65_536  # tasks of batches in one transaction: some hundredths of a second, since most of them stay
+# tasks of batches in one transaction: some hundredths of a second, since most of them stay
+CHUNK_TASKS = 65_536
 LANES_KEPT = 7 * 86_400.0  # seconds for which it is kept how lanes were
 VACUUM_PAGES = 4096  # pages given back in one transaction: 16 MB
 
-_AGAIN = "nothing that is needed was dropped; run the same command again once it has ended: it goes on where it was"
+_AGAIN = (
+    "nothing that is needed was dropped; run the same command again once it has ended: it "
+    "goes on where it was"
+)
 
 _AFTER_ALL = 1 << 62
 
-# Which results and endpoints are in use is found out in short readings, and kept as one byte for each result.
+# Which results and endpoints are in use is found out in short readings, and kept as one byte for
+# each result.
 
 _RANGES = {
-    "gc_references": "rows", "gc_results": "results", "gc_result_endpoints": "results",
-    "gc_asked_elsewhere": "attempts", "gc_attempt_endpoints": "attempts", "batches_results": "tasks",
-}  # fmt: skip
+    "gc_references": "rows",
+    "gc_results": "results",
+    "gc_result_endpoints": "results",
+    "gc_asked_elsewhere": "attempts",
+    "gc_attempt_endpoints": "attempts",
+    "batches_results": "tasks",
+}
 """The statements that are read range by range, each with what it reads."""
 
 RANGE = 8192  # keys in one reading: some hundredths of a second
 
 
 class _Row(NamedTuple):
-    """A row about to be dropped. `place`: of one that a stage made, below 0 of a part of a group; `error`: its kind."""
+    """A row about to be dropped. `place`: of one that a stage made, below 0 of a part of a group;
+    `error`: its kind."""
 
     key: int
     ordinal: int | None
@@ -66,22 +89,29 @@ class _Row(NamedTuple):
 
 
 class GarbageCollector:
-    """Drops under the leases of all workflows. Begin with `begin`; every method may be called again. Of a database that
-    is open for reading alone nothing is dropped: it only tells what is used."""
+    """Drops under the leases of all workflows. Begin with `begin`; every method may be called
+    again. Of a database that is open for reading alone nothing is dropped: it only tells what is
+    used."""
 
-    def __init__(self, database: Database, leases: Sequence[Lease], clock: Callable[[], float]) -> None:
-        self._database, self._leases, self._clock = database, leases, clock
+    def __init__(
+        self, database: Database, leases: Sequence[Lease], clock: Callable[[], float]
+    ) -> None:
+        self._database = database
+        self._leases = leases
+        self._clock = clock
         self._event: int | None = None
         self._beaten = 0.0
 
     async def begin(self, run: int, about: dict[str, Any]) -> None:
-        """Records, as an event of a run that stays, what is about to be dropped. The record also holds the last number
-        that a run ever had: no later run gets the number of a dropped one."""
+        """Records, as an event of a run that stays, what is about to be dropped. The record also
+        holds the last number that a run ever had: no later run gets the number of a dropped one."""
 
         def write(writer: sqlite3.Connection) -> None:
             body = _with_last_run(writer, about)
             writer.execute(sql("gc_events_drop"))
-            self._event = writer.execute(sql("event_make"), (run, "gc", self._clock(), body)).lastrowid
+            self._event = writer.execute(
+                sql("event_make"), (run, "gc", self._clock(), body)
+            ).lastrowid
 
         await self.transaction(write)
 
@@ -89,7 +119,9 @@ class GarbageCollector:
         """Records what was dropped."""
 
         def write(writer: sqlite3.Connection) -> None:
-            writer.execute(sql("event_end"), (self._clock(), 0, _with_last_run(writer, about), self._event))
+            writer.execute(
+                sql("event_end"), (self._clock(), 0, _with_last_run(writer, about), self._event)
+            )
 
         await self.transaction(write)
 
@@ -100,10 +132,13 @@ class GarbageCollector:
         await self.transaction(lambda writer: db.execute(writer, "gc_run_drop", [(run,)]))
 
     async def drop_left_rows(self, run: int) -> None:
-        """Drops rows of a run that stays which left the input, or that stages no longer make. They count nowhere."""
+        """Drops rows of a run that stays which left the input, or that stages no longer make. They
+        count nowhere."""
 
         def write(writer: sqlite3.Connection, before: int) -> list[_Row]:
-            found = [_Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))]
+            found = [
+                _Row(*row) for row in writer.execute(sql("gc_left_rows"), (run, before, CHUNK_ROWS))
+            ]
             self._drop(writer, found)
             return found
 
@@ -122,9 +157,10 @@ class GarbageCollector:
             await self.transaction(partial(drop, after=after))
 
     async def used_results(self, choice: RunChoice, workflow: str | None) -> bytearray:
-        """1 for each result to which rows of kept runs refer, by its id; rows that left the input only where they are
-        kept. Also those that came in a batch, and that no row has taken up yet. With `workflow`, also those that rows
-        of other workflows asked for and no longer refer to: their old content may come back, and would be asked again.
+        """1 for each result to which rows of kept runs refer, by its id; rows that left the input
+        only where they are kept. Also those that came in a batch, and that no row has taken up
+        yet. With `workflow`, also those that rows of other workflows asked for and no longer refer
+        to: their old content may come back, and would be asked again.
         """
         kept = {line.id for line in choice.kept}
         (last_result,) = await self.read("result_id_max", int)
@@ -139,11 +175,13 @@ class GarbageCollector:
 
     async def drop_results(self, ids: Sequence[int]) -> None:
         """Drops results that no task refers to."""
-        await self.transaction(lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids]))
+        await self.transaction(
+            lambda writer: writer.executemany(sql("gc_result_drop"), [(key,) for key in ids])
+        )
 
     async def drop_unused(self) -> None:
-        """Drops definitions and conversations no run needs, endpoints that neither results nor attempts name, old
-        results of tools and lane samples."""
+        """Drops definitions and conversations no run needs, endpoints that neither results nor
+        attempts name, old results of tools and lane samples."""
         naming = ("gc_result_endpoints", "gc_attempt_endpoints")
         endpoints = {key for name in naming async for rows in self.ranges(name) for (key,) in rows}
 
@@ -156,12 +194,14 @@ class GarbageCollector:
         await self.transaction(write)
 
     async def give_back_space(self) -> None:
-        """Gives free pages back to the file system, some megabytes at a time, and empties the write-ahead log."""
+        """Gives free pages back to the file system, some megabytes at a time, and empties the
+        write-ahead log."""
 
         def vacuum(writer: sqlite3.Connection) -> bool:
             if writer.execute("PRAGMA freelist_count").fetchone()[0] == 0:
                 return False
-            # not `execute`: it makes one step of a statement that gives no columns, and each step frees one page
+            # not `execute`: it makes one step of a statement that gives no columns, and each step
+            # frees one page
             writer.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")
             return True
 
@@ -169,18 +209,25 @@ class GarbageCollector:
         with translated(self._database.path):
             while await self._database.writer.at_once(vacuum):
                 await self._stay()
-            await self._database.writer.at_once(lambda one: one.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+            await self._database.writer.at_once(
+                lambda one: one.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            )
 
     async def read(self, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
-        """What a short statement finds, as `select` gives it; between two of them the leases are kept alive."""
+        """What a short statement finds, as `select` gives it; between two of them the leases are
+        kept alive."""
         await self._stay()
         return await select(self._database, name, record, *values, **named)
 
-    async def ranges(self, statement: str, workflow: str | None = None) -> AsyncIterator[Iterable[Any]]:
+    async def ranges(
+        self, statement: str, workflow: str | None = None
+    ) -> AsyncIterator[Iterable[Any]]:
         """What a statement finds, range by range of the keys of the table that it reads."""
         (last,) = await self.read("last_numbers", dict[str, int])
         for after in range(0, last[_RANGES[statement]], RANGE):
-            yield await self.read(statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow)
+            yield await self.read(
+                statement, tuple[Any, ...], after=after, upto=after + RANGE, workflow=workflow
+            )
 
     async def _stay(self) -> None:
         """Shows a sign of life where one is due."""
@@ -198,10 +245,14 @@ class GarbageCollector:
             ours = {lease.workflow for lease in self._leases}
             for workflow, holder, _ in writer.execute(sql("leases")):
                 if workflow not in ours and not is_dead(holder):
-                    raise LeaseHeld(f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN)
+                    raise LeaseHeld(
+                        f"workflow {workflow!r} began while old runs were dropped", remedy=_AGAIN
+                    )
             (newest,) = writer.execute(sql("gc_event_newest")).fetchone()
             if self._event is not None and newest != self._event:
-                raise LeaseHeld("another workflow was run while old runs were dropped", remedy=_AGAIN)
+                raise LeaseHeld(
+                    "another workflow was run while old runs were dropped", remedy=_AGAIN
+                )
             return write(writer)
 
         done = await change(self._database, whole)
@@ -209,8 +260,9 @@ class GarbageCollector:
         return done
 
     def _drop_rows(self, writer: sqlite3.Connection, run: int, stages: Sequence[str]) -> bool:
-        """Drops some rows, where there are any, with what they and their tasks count in the roll-ups. Rows that left
-        the input count no more, and rows that are no longer made have no tasks."""
+        """Drops some rows, where there are any, with what they and their tasks count in the
+        roll-ups. Rows that left the input count no more, and rows that are no longer made have no
+        tasks."""
         found: list[_Row] = []
         for (root,) in writer.execute(sql("gc_roots"), (run, CHUNK_ROWS)).fetchall():
             found += [_Row(*row) for row in writer.execute(sql("gc_tree"), (root,))]
@@ -222,18 +274,24 @@ class GarbageCollector:
         for row in found:
             if row.ordinal is not None:
                 counts[PRESENT] += 1
-                if outcome := OUTCOME_OF.get(State(row.state)):
+                outcome = OUTCOME_OF.get(State(row.state))
+                if outcome:
                     counts["", outcome.value, row.error or "", ""] += 1
-        for keys in slices([row.key for row in found if row.ordinal is not None or row.place is not None]):
+        for keys in slices(
+            [row.key for row in found if row.ordinal is not None or row.place is not None]
+        ):
             counts += counted_tasks(writer, keys, stages)
-        values = [(run, *key, *CounterDelta(tasks=-count).values()) for key, count in counts.items()]
+        values = [
+            (run, *key, *CounterDelta(tasks=-count).values()) for key, count in counts.items()
+        ]
         writer.executemany(sql("counter_add"), values)
         writer.execute(sql("run_revise"), (run,))
         self._drop(writer, found)
         return True
 
     def _drop(self, writer: sqlite3.Connection, found: Sequence[_Row]) -> None:
-        """Drops rows, the last generation first, with all that refers to them. Groups that lose members are open."""
+        """Drops rows, the last generation first, with all that refers to them. Groups that lose
+        members are open."""
         for some in slices([row.key for row in found]):
             members = fetch(writer, "memberships", tuple[int, int], some)
             opened = [(self._event or 0, group) for group in {group for _, group in members}]
@@ -259,7 +317,8 @@ class RunToDrop(Report):
 
 @dataclass(frozen=True, slots=True)
 class GcCounts:
-    """What is dropped: runs with rows, rows of `kept` runs that left the input or are no longer made, results."""
+    """What is dropped: runs with rows, rows of `kept` runs that left the input or are no longer
+    made, results."""
 
     kept: list[RunLine] = field(default_factory=list)
     dropped: list[RunToDrop] = field(default_factory=list)
@@ -270,20 +329,26 @@ class GcCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunChoice:
-    """The runs that go, and those that stay; of `tidied` ones the rows that left the input go too."""
+    """The runs that go, and those that stay; of `tidied` ones the rows that left the input go
+    too."""
 
     doomed: list[RunLine]
     kept: list[RunLine]
     tidied: set[int]
 
 
-def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()) -> RunChoice:
-    """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with `workflow` only of it.
-    Row runs count as one workflow. The newest run over the whole input stays in any case, lest a preview cost a night's
-    answers. So do the runs that are `needed`, with all their rows: what is open in a batch is paid for."""
+def choose(
+    lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()
+) -> RunChoice:
+    """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with
+    `workflow` only of it. Row runs count as one workflow. The newest run over the whole input
+    stays in any case, lest a preview cost a night's answers. So do the runs that are `needed`,
+    with all their rows: what is open in a batch is paid for."""
     concerned = [line for line in lines if workflow in (None, line.workflow)]
     tidied = set[int]()
-    for own in db.grouped(concerned, lambda line: JOB if is_job(line.workflow) else line.workflow).values():
+    for own in db.grouped(
+        concerned, lambda line: JOB if is_job(line.workflow) else line.workflow
+    ).values():
         whole = [line for line in own if not line.partial]
         tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
     gone = {line.id for line in concerned} - tidied - set(needed)
@@ -291,30 +356,48 @@ def choose(lines: list[RunLine], keep: int, workflow: str | None, needed: Collec
     return RunChoice(doomed, [line for line in lines if line.id not in gone], tidied - set(needed))
 
 
-async def clear(database: Database, keep: int, workflow: str | None, clock: Callable[[], float]) -> GcCounts:
-    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or counts it where the
-    database is open for reading alone. Gives free space back to the file system. Raises LeaseHeld while any workflow is
-    at work: results are shared."""
+async def clear(
+    database: Database, keep: int, workflow: str | None, clock: Callable[[], float]
+) -> GcCounts:
+    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or
+    counts it where the database is open for reading alone. Gives free space back to the file
+    system. Raises LeaseHeld while any workflow is at work: results are shared."""
     drops = database.writer is not None
     async with AsyncExitStack() as stack:
         names = await select(database, "leases_known", str) if drops else []
-        leases = [await stack.enter_async_context(lease_held(database, name, clock)) for name in names]
+        leases = [
+            await stack.enter_async_context(lease_held(database, name, clock)) for name in names
+        ]
         collector = GarbageCollector(database, leases, clock)
-        choice = choose(await run_lines(database, None), keep, workflow, await runs_in_batches(database))
+        choice = choose(
+            await run_lines(database, None), keep, workflow, await runs_in_batches(database)
+        )
         if not choice.kept:
             return GcCounts()
-        about = {"keep_runs": keep, "workflow": workflow, "dropped": [line.id for line in choice.doomed]}
+        about = {
+            "keep_runs": keep,
+            "workflow": workflow,
+            "dropped": [line.id for line in choice.doomed],
+        }
         await collector.begin(choice.kept[0].id, about)
-        dropped, left, gone, results = [], 0, 0, 0
+        dropped = []
+        left = 0
+        gone = 0
+        results = 0
         for line in choice.doomed:
             dropped.append(RunToDrop(line, (await collector.read("gc_row_count", int, line.id))[0]))
             if drops:
-                stages = [stage["name"] for stage in (await definition_of(database, line.id))["stages"]]
+                stages = [
+                    stage["name"] for stage in (await definition_of(database, line.id))["stages"]
+                ]
                 _log.info("dropping run %d of %s", line.id, line.workflow)
                 await collector.drop_run(line.id, stages)
         for number in sorted(choice.tidied):
-            ((_, own_left, own_gone),) = await collector.read("gc_row_count", tuple[int, int, int], number)
-            left, gone = left + own_left, gone + own_gone
+            ((_, own_left, own_gone),) = await collector.read(
+                "gc_row_count", tuple[int, int, int], number
+            )
+            left = left + own_left
+            gone = gone + own_gone
             await collector.drop_left_rows(number)
         await collector.drop_batch_tasks()
         used = await collector.used_results(choice, workflow)
@@ -332,24 +415,30 @@ async def clear(database: Database, keep: int, workflow: str | None, clock: Call
 
 # A consistent copy of the database while runs are at work.
 #
-# SQLite's backup API copies pages in steps, under one read transaction: without it every commit of a run would begin
-# the copy anew, and a busy run commits all the time. Nobody waits for it; the write-ahead log grows by what is
-# committed meanwhile and is emptied afterwards. (`VACUUM INTO` would read under one transaction as well, cannot be
-# interrupted between steps, and builds every index again.)
+# SQLite's backup API copies pages in steps, under one read transaction: without it every commit of
+# a run would begin the copy anew, and a busy run commits all the time. Nobody waits for it; the
+# write-ahead log grows by what is committed meanwhile and is emptied afterwards. (`VACUUM INTO`
+# would read under one transaction as well, cannot be interrupted between steps, and builds every
+# index again.)
 
 STEP_PAGES = 4096  # pages copied between two looks at signals: 16 MB
 
 
 def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda: None) -> None:
-    """Copies the database at `source` into `target`, an empty file, and checks the copy. `step` is called in between.
-    The copy is one file without a log beside it, of the database at one moment. Nobody holds a lease in it: one that
-    was at work counts as killed. A crash leaves a target that nobody takes for a backup. Raises StoreError."""
+    """Copies the database at `source` into `target`, an empty file, and checks the copy. `step` is
+    called in between. The copy is one file without a log beside it, of the database at one moment.
+    Nobody holds a lease in it: one that was at work counts as killed. A crash leaves a target that
+    nobody takes for a backup. Raises StoreError."""
     connected = partial(sqlite3.connect, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     with translated(source), closing(connected(reading_uri(source))) as reader:
         if schema_of(source, reader, to_copy=True) == 0:
-            raise StoreError(f"{source} is empty", remedy="run a workflow first: agac run -a WORKFLOW")
+            raise StoreError(
+                f"{source} is empty", remedy="run a workflow first: agac run -a WORKFLOW"
+            )
         reader.execute("BEGIN")
-        reader.execute("PRAGMA schema_version").fetchone()  # from here on the copy is of this moment
+        reader.execute(
+            "PRAGMA schema_version"
+        ).fetchone()  # from here on the copy is of this moment
         with translated(target), closing(connected(f"{target.as_uri()}?mode=rw")) as writer:
             reader.backup(writer, pages=STEP_PAGES, progress=lambda *_: step())
             writer.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -357,7 +446,7 @@ def copy_database(source: Path, target: Path, step: Callable[[], None] = lambda:
             if found != ["ok"]:
                 raise StoreCorrupt(
                     f"{source} is damaged: {found[0]}",
-                    remedy="no copy was made; restore an older backup, or move the database away and run again "
-                    "with --accept-store: every task is run again then",
+                    remedy="no copy was made; restore an older backup, or move the database away "
+                    "and run again with --accept-store: every task is run again then",
                 )
             writer.execute(sql("leases_free"))

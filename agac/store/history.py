@@ -1,4 +1,5 @@
-"""What was asked and answered: rows with their tasks and attempts, and the invocations of a run, for those who look."""
+"""What was asked and answered: rows with their tasks and attempts, and the invocations of a run,
+for those who look."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Seconds = Annotated[float, partial(round, ndigits=4)]
 
 
 class RunLine(NamedTuple):
-    """A run among others. `last_at`: when an invocation last began or ended; `partial`: of a selection of rows."""
+    """A run among others. `last_at`: when an invocation last began or ended; `partial`: of a
+    selection of rows."""
 
     id: int
     workflow: str
@@ -32,8 +34,9 @@ class RunLine(NamedTuple):
 
 
 class TaskRecord(NamedTuple):
-    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where there is one. `note`
-    says why the stage was passed over: JSON with `when` and `values`. `sources` are the result's, JSON."""
+    """What became of a task, with its result (`value`: JSON) and the endpoint that gave it, where
+    there is one. `note` says why the stage was passed over: JSON with `when` and `values`.
+    `sources` are the result's, JSON."""
 
     stage: int
     fingerprint: bytes | None
@@ -57,14 +60,29 @@ class TaskRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord(Report):
-    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`. `service_tier` is the one
-    that served it, as the provider said; `ttft` and `time_to_response` are those of streamed calls."""
+    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`.
+    `service_tier` is the one that served it, as the provider said; `ttft` and `time_to_response`
+    are those of streamed calls."""
 
     JSON_KEYS = (
-        "fingerprint", "provider", "model", "base_url", "simulated", "started_at", "duration_s=duration", "ttft_s=ttft",
-        "time_to_response_s=time_to_response", "http_status=status", "service_tier", "input_tokens", "cached_tokens",
-        "output_tokens", "reasoning_tokens", "cost_usd=cost", "perhaps_billed=ambiguous",
-    )  # fmt: skip
+        "fingerprint",
+        "provider",
+        "model",
+        "base_url",
+        "simulated",
+        "started_at",
+        "duration_s=duration",
+        "ttft_s=ttft",
+        "time_to_response_s=time_to_response",
+        "http_status=status",
+        "service_tier",
+        "input_tokens",
+        "cached_tokens",
+        "output_tokens",
+        "reasoning_tokens",
+        "cost_usd=cost",
+        "perhaps_billed=ambiguous",
+    )
 
     stage: int
     replica: int
@@ -101,8 +119,9 @@ class Origin(NamedTuple):
 
 
 class PastAttempts(NamedTuple):
-    """The calls of a stage with one request in one invocation. `at`: the last one, in seconds since 1970; `answered`:
-    one of them had a valid answer; `retry_from`: the invocation was a retry that ran this stage again."""
+    """The calls of a stage with one request in one invocation. `at`: the last one, in seconds
+    since 1970; `answered`: one of them had a valid answer; `retry_from`: the invocation was a
+    retry that ran this stage again."""
 
     stage: int
     fingerprint: bytes
@@ -112,24 +131,33 @@ class PastAttempts(NamedTuple):
     replica: int = 0
 
 
-spans_of_row: Reads[[int, int], list[dict[str, Any]]] = reads("spans_of_row", dict[str, Any])  # row key, how many
+# row key, how many
+spans_of_row: Reads[[int, int], list[dict[str, Any]]] = reads("spans_of_row", dict[str, Any])
 run_lines: Reads[[str | None], list[RunLine]] = reads("run_lines", RunLine)  # workflow, or all
 definitions: Reads[[Sequence[bytes]], dict[bytes, dict[str, Any]]] = reads(
     "definitions_read", tuple[bytes, dict[str, Any]], dict
 )
-invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)  # run, how many
+# run, how many
+invocations: Reads[[int, int], list[InvocationRecord]] = reads("invocations_read", InvocationRecord)
 parts_of: Reads[[int], list[StoredRow]] = reads("parts_look", StoredRow)
 ids_from: Reads[[int, int, int], list[RowId]] = reads("ids_from", Any)  # run, first, how many
-member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)  # row key, failed, how many
+# row key, failed, how many
+member_ids: Reads[[int, bool, int], list[RowId]] = reads("member_ids", Any)
 groups_of_row: Reads[[int], list[tuple[int, RowId]]] = reads(
-    "groups_of", tuple[int, int, RowId], lambda found: [(origin, group) for _, origin, group in found]
+    "groups_of",
+    tuple[int, int, RowId],
+    lambda found: [(origin, group) for _, origin, group in found],
 )
 """By a row's key: the position of the stage that made each, and its id."""
 
-_ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)  # row key, stage, parts, how many
+# row key, stage, parts, how many
+_ids_below: Reads[[int, int, bool, int], list[RowId]] = reads("ids_below", Any)
 tasks_of_row: Reads[[int], list[TaskRecord]] = reads("tasks_look", TaskRecord)  # row key
-turns_of_row: Reads[[int], list[tuple[int, dict[str, Any]]]] = reads("turns_of_row", tuple[int, dict[str, Any]])
-"""Of a row's key: the position of the stage, and a turn as reports have it, with its calls of tools."""
+turns_of_row: Reads[[int], list[tuple[int, dict[str, Any]]]] = reads(
+    "turns_of_row", tuple[int, dict[str, Any]]
+)
+"""Of a row's key: the position of the stage, and a turn as reports have it, with its calls of
+tools."""
 
 attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
@@ -137,11 +165,13 @@ runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)
 
 
 rows_with_ids: Reads[[int, Sequence[RowId]], list[StoredRow]] = reads("rows_look", StoredRow)
-"""Every row of a run with one of these ids, repetitions too, in input order, then those that stages made."""
+"""Every row of a run with one of these ids, repetitions too, in input order, then those that
+stages made."""
 
 
 class Below(NamedTuple):
-    """What a stage made of a row: children, or parts of a group. `states`: how many are in each; `ids`: the first."""
+    """What a stage made of a row: children, or parts of a group. `states`: how many are in each;
+    `ids`: the first."""
 
     origin: int
     parts: bool
@@ -150,7 +180,8 @@ class Below(NamedTuple):
 
 
 async def rows_above(database: Database, row: StoredRow) -> list[StoredRow]:
-    """The row of which a row was made, and of which that was made, up to one of the input or a group."""
+    """The row of which a row was made, and of which that was made, up to one of the input or a
+    group."""
     found = [row]
     while (parent := found[-1].parent_key) is not None:
         found.append((await rows_of_keys(database, [parent]))[parent])
@@ -163,14 +194,19 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
     counts = nested(((origin, parts), state, count) for origin, parts, state, count in found)
     below = []
     for (origin, parts), states in counts.items():
-        below.append(Below(origin, parts, states, await _ids_below(database, key, origin, parts, most)))
+        below.append(
+            Below(origin, parts, states, await _ids_below(database, key, origin, parts, most))
+        )
     return below
 
 
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
-    """Where results were asked: result → run and row. Reads all tasks, about half a second for a million rows. A result
-    is missing here when its row changed since or is no longer stored."""
-    found = await select(database, "results_asked", tuple[int, int, RowId], results) if results else []
+    """Where results were asked: result → run and row. Reads all tasks, about half a second for a
+    million rows. A result is missing here when its row changed since or is no longer stored."""
+    if results:
+        found = await select(database, "results_asked", tuple[int, int, RowId], results)
+    else:
+        found = []
     return keyed(Origin._make)(found)
 
 
@@ -178,13 +214,18 @@ def reply_bytes(stored: str | bytes | None) -> bytes | None:
     """A raw reply as it came; None when none was kept."""
     if stored is None:
         return None
-    return stored.encode() if isinstance(stored, str) else zlib.decompress(stored)
+    if isinstance(stored, str):
+        return stored.encode()
+    return zlib.decompress(stored)
 
 
 def reply_text(stored: str | bytes | None) -> str | None:
-    """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was kept."""
+    """A raw reply as text; bytes that are no UTF-8 are shown as escapes. None when none was
+    kept."""
     raw = reply_bytes(stored)
-    return None if raw is None else raw.decode("utf-8", "backslashreplace")
+    if raw is None:
+        return None
+    return raw.decode("utf-8", "backslashreplace")
 
 
 # What calls took: read row by row for telemetry.jsonl, and as histograms for summaries.
@@ -193,9 +234,9 @@ Timings = dict[tuple[str, str], dict[int, int]]  # histograms by stage and measu
 
 
 class CallRecord(NamedTuple):
-    """A call with the row that it was made for. Times in seconds, `cost` in USD. `ordinal` is the position in the input
-    of that row, or of the one that it descends from; None: a group, or a part of one. `event` is the invocation that
-    made it, `endpoint` the key of who was asked."""
+    """A call with the row that it was made for. Times in seconds, `cost` in USD. `ordinal` is the
+    position in the input of that row, or of the one that it descends from; None: a group, or a
+    part of one. `event` is the invocation that made it, `endpoint` the key of who was asked."""
 
     row_key: int
     ordinal: int | None
@@ -223,7 +264,13 @@ class CallRecord(NamedTuple):
     @property
     def took(self) -> tuple[float | None, ...]:
         """Input, cached, output and reasoning tokens, and the cost."""
-        return self.input_tokens, self.cached_tokens, self.output_tokens, self.reasoning_tokens, self.cost
+        return (
+            self.input_tokens,
+            self.cached_tokens,
+            self.output_tokens,
+            self.reasoning_tokens,
+            self.cost,
+        )
 
 
 endpoints: Reads[[], dict[int, Endpoint]] = reads(
@@ -239,33 +286,55 @@ class UncalledRow(NamedTuple):
     row_id: RowId
 
 
-async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[list[CallRecord] | UncalledRow]]:
-    """The calls of each row for which some were made, and rows that failed before one, by some hundred rows: those of
-    the input in order, then, stage by stage, those that stages made."""
+async def calls_by_row(
+    database: Database, run: int
+) -> AsyncIterator[list[list[CallRecord] | UncalledRow]]:
+    """The calls of each row for which some were made, and rows that failed before one, by some
+    hundred rows: those of the input in order, then, stage by stage, those that stages made."""
     makers = sorted({count.origin for count in await made_counts(database, run)})
-    made = ("telemetry_made_upto", "telemetry_made", "telemetry_made_uncalled"), attrgetter("row_key")
-    of_input = ("telemetry_upto", "telemetry_attempts", "telemetry_uncalled"), attrgetter("ordinal", "row_key")
+    made = (
+        ("telemetry_made_upto", "telemetry_made", "telemetry_made_uncalled"),
+        attrgetter("row_key"),
+    )
+    of_input = (
+        ("telemetry_upto", "telemetry_attempts", "telemetry_uncalled"),
+        attrgetter("ordinal", "row_key"),
+    )
     of_makers = [(*made, {"run": run, "origin": origin}) for origin in makers]
     for (end, calls, others), order, rows in [(*of_input, {"run": run}), *of_makers]:
         after: Any = 0
-        while (upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))) is not None:
+        while (
+            upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))
+        ) is not None:
             called = await select(database, calls, CallRecord, **rows, after=after, upto=upto)
             uncalled = await select(database, others, UncalledRow, **rows, after=after, upto=upto)
             grouped = [list(own) for _, own in groupby(called, attrgetter("row_key"))]
-            yield list(merge(grouped, uncalled, key=lambda row: order(row[0] if isinstance(row, list) else row)))
+            yield list(
+                merge(
+                    grouped,
+                    uncalled,
+                    key=lambda row: order(row[0] if isinstance(row, list) else row),
+                )
+            )
             after = upto
 
 
-RowPair = tuple[RowId, int | None, int | None]  # what a row of two runs is called, its key in each; None: it is in one
+# what a row of two runs is called, its key in each; None: it is in one
+RowPair = tuple[RowId, int | None, int | None]
 
 
-async def paired_rows(database: Database, first: int, second: int, field: str | None) -> AsyncGenerator[list[RowPair]]:
-    """The rows of two runs in the order of their ids, or of the text in a `field` of theirs, those that stages made
-    too, as they are at one moment, some hundred at a time. Of several that are called alike the first is beside the
-    first. What left the input, or was left out since it repeats an id, is not among them."""
+async def paired_rows(
+    database: Database, first: int, second: int, field: str | None
+) -> AsyncGenerator[list[RowPair]]:
+    """The rows of two runs in the order of their ids, or of the text in a `field` of theirs, those
+    that stages made too, as they are at one moment, some hundred at a time. Of several that are
+    called alike the first is beside the first. What left the input, or was left out since it
+    repeats an id, is not among them."""
     values = {"first": first, "second": second, "field": field}
     with translated(database.path):
-        cursor = await database.reader.at_once(lambda reader: reader.execute(sql("rows_paired"), values))
+        cursor = await database.reader.at_once(
+            lambda reader: reader.execute(sql("rows_paired"), values)
+        )
         try:
             while found := await database.reader.at_once(lambda _: cursor.fetchmany(EXPORT_RANGE)):
                 yield found
@@ -274,8 +343,9 @@ async def paired_rows(database: Database, first: int, second: int, field: str | 
 
 
 rows_beside = reads("rows_beside", tuple[Any, int, int | None, int | None])
-"""A row's id, its repetition, and its key in each of two runs. By their names: the `first` and the `second` run; what
-they come `after`: an id, and the repetition of it (`more`); how many at `most`."""
+"""A row's id, its repetition, and its key in each of two runs. By their names: the `first` and the
+`second` run; what they come `after`: an id, and the repetition of it (`more`); how many at `most`.
+"""
 
 rows_asked: Reads[[int], int] = reads("rows_asked", int, lambda found: found[0])
 """For how many rows of a run calls were made, those that stages made too."""
@@ -284,11 +354,15 @@ rows_asked: Reads[[int], int] = reads("rows_asked", int, lambda found: found[0])
 stage_took: Reads[[int, int], tuple[int, float | None, float | None]] = reads(
     "stage_took", tuple[int, float | None, float | None], itemgetter(0)
 )
-"""How many tasks were asked for the answers of a stage (its position) of a run, in USD, in seconds of calls."""
+"""How many tasks were asked for the answers of a stage (its position) of a run, in USD, in seconds
+of calls."""
 
 
-agreements: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads("agreements", tuple[int, int, str], nested)
-"""How many replicas agreed in the votes of these rows, by row and the stage's position: `2/3`, say."""
+agreements: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads(
+    "agreements", tuple[int, int, str], nested
+)
+"""How many replicas agreed in the votes of these rows, by row and the stage's position: `2/3`,
+say."""
 
 timings: Reads[[int], Timings] = reads(
     "timings", tuple[str, str, int, int], lambda found: nested((one[:2], *one[2:]) for one in found)

@@ -1,6 +1,7 @@
-"""The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing token. A dead holder is
-taken over at once when it ran on this machine and its process is gone, else once its heartbeat is older than
-`STALE_SECONDS`. One that slept through that finds its token outdated in its next commit, and writes nothing."""
+"""The lease: one process at a time works on a workflow, by a row with a heartbeat and a fencing
+token. A dead holder is taken over at once when it ran on this machine and its process is gone,
+else once its heartbeat is older than `STALE_SECONDS`. One that slept through that finds its token
+outdated in its next commit, and writes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from agac.core.errors import LeaseHeld, LeaseLost, StoreError
 from agac.store.db import Database, change, select, sql, to_the_end, write
 
 BEAT_SECONDS = 5.0  # a lease whose holder commits nothing shows a sign of life so often
-STALE_SECONDS = 60.0  # without a sign of life for so long a holder of a lease counts as gone, wherever it is
+STALE_SECONDS = (
+    60.0  # without a sign of life for so long a holder of a lease counts as gone, wherever it is
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +32,28 @@ class Lease:
     token: int
 
     def prove(self, writer: sqlite3.Connection, now: float, lost: str, remedy: str) -> None:
-        """Shows a sign of life inside a commit. Raises LeaseLost, in these words, when another process has it."""
+        """Shows a sign of life inside a commit. Raises LeaseLost, in these words, when another
+        process has it."""
         if writer.execute(sql("lease_beat"), (now, self.workflow, self.token)).rowcount == 0:
-            raise LeaseLost(f"another process took over workflow {self.workflow!r}{lost}", remedy=remedy)
+            raise LeaseLost(
+                f"another process took over workflow {self.workflow!r}{lost}", remedy=remedy
+            )
 
 
 @asynccontextmanager
-async def lease_held(database: Database, workflow: str, clock: Callable[[], float]) -> AsyncIterator[Lease]:
-    """The workflow is this process's for the block. Raises LeaseHeld when another live process has it. However the
-    block is left, and also when the wait for the lease is cancelled, the lease is given back: one that stayed with a
-    living process would keep everybody out for a minute."""
+async def lease_held(
+    database: Database, workflow: str, clock: Callable[[], float]
+) -> AsyncIterator[Lease]:
+    """The workflow is this process's for the block. Raises LeaseHeld when another live process has
+    it. However the block is left, and also when the wait for the lease is cancelled, the lease is
+    given back: one that stayed with a living process would keep everybody out for a minute."""
     taking = asyncio.ensure_future(change(database, partial(_take, workflow, clock())))
 
     async def give_back() -> None:
         await asyncio.wait({taking})
         if not taking.cancelled() and taking.exception() is None:
-            with suppress(StoreError):  # one that cannot be given back is taken over once this process has ended
+            # one that cannot be given back is taken over once this process has ended
+            with suppress(StoreError):
                 await write(database, "lease_free", workflow, taking.result().token)
 
     try:
@@ -57,7 +66,10 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
     for held, holder, heartbeat_at in writer.execute(sql("leases")).fetchall():
         age = now - heartbeat_at
         if held == workflow and is_alive(holder, age):
-            who = "this process already" if holder == this_process() else "another process"
+            if holder == this_process():
+                who = "this process already"
+            else:
+                who = "another process"
             raise LeaseHeld(
                 f"workflow {workflow!r} is being run by {who} ({shown(holder)}, "
                 f"last sign of life {max(age, 0):.0f} s ago)",
@@ -72,18 +84,24 @@ def _take(workflow: str, now: float, writer: sqlite3.Connection) -> Lease:
 async def holder_of(database: Database, workflow: str) -> str | None:
     """The live process that works on a workflow, in words; None when there is none."""
     held = await select(database, "leases", tuple[str, str, float])
-    return next((shown(holder) for one, holder, _ in held if one == workflow and not is_dead(holder)), None)
+    return next(
+        (shown(holder) for one, holder, _ in held if one == workflow and not is_dead(holder)), None
+    )
 
 
 def is_alive(holder: str, age: float) -> bool:
-    """Whether a live process holds a lease whose last sign of life is `age` seconds old. A clock that was set back
-    makes the age negative: that is no proof of death, so it counts as fresh."""
+    """Whether a live process holds a lease whose last sign of life is `age` seconds old. A clock
+    that was set back makes the age negative: that is no proof of death, so it counts as fresh."""
     return age < STALE_SECONDS and not is_dead(holder)
 
 
 def this_process() -> str:
-    """Names this process so that another one on the same machine can tell whether it still lives."""
-    return f"{socket.gethostname()} {_boot_id()}/{_pid_namespace()} {os.getpid()} {_state_and_start(os.getpid())[1]}"
+    """Names this process so that another one on the same machine can tell whether it still
+    lives."""
+    return (
+        f"{socket.gethostname()} {_boot_id()}/{_pid_namespace()} {os.getpid()} "
+        f"{_state_and_start(os.getpid())[1]}"
+    )
 
 
 def is_dead(holder: str) -> bool:
@@ -104,18 +122,21 @@ def is_dead(holder: str) -> bool:
     except PermissionError:
         return False  # alive, another user's
     state, now = _state_and_start(int(pid))
-    return now != started or state == "Z"  # the number was given to another process, or nobody has fetched its end
+    # the number was given to another process, or nobody has fetched its end
+    return now != started or state == "Z"
 
 
 def is_dead_here(holder: str) -> bool:
-    """Whether a holder ran on this machine since it was started, and no longer runs; another one may have its name."""
+    """Whether a holder ran on this machine since it was started, and no longer runs; another one
+    may have its name."""
     return f" {_boot_id()}/" in holder and is_dead(holder)
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
     with suppress(OSError, IndexError):
         found = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        return found[0], found[19]  # proc(5): the state is field 3, the start time field 22; 3 is the first after ")"
+        # proc(5): the state is field 3, the start time field 22; 3 is the first after ")"
+        return found[0], found[19]
     return "-", "-"
 
 
@@ -134,4 +155,6 @@ def _pid_namespace() -> str:
 def shown(holder: str) -> str:
     """A holder in words."""
     parts = holder.split(" ")
-    return f"process {parts[2]} on {parts[0]}" if len(parts) == 4 else holder
+    if len(parts) == 4:
+        return f"process {parts[2]} on {parts[0]}"
+    return holder

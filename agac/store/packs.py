@@ -1,5 +1,5 @@
-"""Answers that a team shares: packs and their indexes, within bounds, and what several of them hold. A pack is somebody
-else's data: it is checked before it is believed."""
+"""Answers that a team shares: packs and their indexes, within bounds, and what several of them
+hold. A pack is somebody else's data: it is checked before it is believed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from agac.core.keys import DIGEST_BYTES, digest
 from agac.core.types import has_more_values, strict_json
 from agac.store.db import Database, change, execute, select
 
-FULL_ANSWERS, FULL_BYTES = 20_000, 8_000_000  # of text: when a pack is full; it is never twice as large
+FULL_ANSWERS = 20_000  # of text: when a pack is full; it is never twice as large
+FULL_BYTES = 8_000_000
 MAX_BYTES = 32_000_000  # of a pack, packed and unpacked: what is longer is not read
 MAX_LINE = FULL_BYTES  # of one answer
 MAX_VALUES = 500_000  # of one answer: each takes some 60 bytes once it is read
@@ -26,8 +27,8 @@ _CLOCKS = 3600.0  # seconds by which the clocks of two machines may differ
 _MOST_USD = 1e6  # that one answer may have cost
 _MOST_SIGNS = 10_000  # of the name of a provider or a model, and of an address
 HOWS = frozenset({"repair", "json_repair", "fallback", "misformatted"})
-"""How an answer that a model gave may have come about (`records.Result.how`). What a person set, or stood in a file, is
-none: nobody elsewhere can say so."""
+"""How an answer that a model gave may have come about (`records.Result.how`). What a person set,
+or stood in a file, is none: nobody elsewhere can say so."""
 
 
 class Damaged(Exception):
@@ -35,9 +36,10 @@ class Damaged(Exception):
 
 
 class PackedAnswer(NamedTuple):
-    """An answer as it travels. `value` is JSON text, `at` when its writer got it (seconds since 1970), `how` as
-    `records.Result` has it. Then who gave it, and what its calls came to: tokens and dollars, None where not known.
-    `sources` are those of the result: JSON, None where it has none."""
+    """An answer as it travels. `value` is JSON text, `at` when its writer got it (seconds since
+    1970), `how` as `records.Result` has it. Then who gave it, and what its calls came to: tokens
+    and dollars, None where not known. `sources` are those of the result: JSON, None where it has
+    none."""
 
     fingerprint: bytes
     value: str
@@ -54,8 +56,14 @@ class PackedAnswer(NamedTuple):
     pack: str = ""  # its name
 
     def line(self) -> bytes:
-        """The answer as a line of a pack, which does not know its own name. Sources come last, where it has any."""
-        told = [self.fingerprint.hex(), *self[1:10], self.writer, *([self.sources] if self.sources else [])]
+        """The answer as a line of a pack, which does not know its own name. Sources come last,
+        where it has any."""
+        told = [
+            self.fingerprint.hex(),
+            *self[1:10],
+            self.writer,
+            *([self.sources] if self.sources else []),
+        ]
         return json.dumps(told, ensure_ascii=False).encode() + b"\n"
 
 
@@ -65,24 +73,31 @@ def endpoint_mark(provider: str, base_url: str) -> bytes:
 
 
 def packed(answers: Iterable[PackedAnswer]) -> tuple[str, bytes, bytes]:
-    """The name of a pack of these answers, which is the hash of its content; its content, and its index."""
+    """The name of a pack of these answers, which is the hash of its content; its content, and its
+    index."""
     from zstandard import compress
 
     ordered = sorted(answers, key=lambda one: one[:3])
-    marks = (_ENTRY.pack(one.fingerprint, endpoint_mark(one.provider, one.base_url), one.at) for one in ordered)
+    marks = (
+        _ENTRY.pack(one.fingerprint, endpoint_mark(one.provider, one.base_url), one.at)
+        for one in ordered
+    )
     content = compress(b"".join(one.line() for one in ordered))
     return sha256(content).hexdigest(), content, compress(b"".join(marks))
 
 
 def unpacked(writer: str, name: str, content: bytes | None, now: float) -> Iterator[PackedAnswer]:
-    """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or not sound."""
+    """The answers in this pack of a writer. Raises Damaged where it is not what its name says, or
+    not sound."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
     for line in unzipped_lines(content, FULL_ANSWERS, "answers", MAX_LINE):
         try:
             fingerprint, *told = strict_json(line, len(PackedAnswer._fields))
             sources = told.pop() if len(told) == len(PackedAnswer._fields) - 2 else None
-            one = PackedAnswer._make([bytes.fromhex(fingerprint), *told[:9], sources, *told[9:], name])
+            one = PackedAnswer._make(
+                [bytes.fromhex(fingerprint), *told[:9], sources, *told[9:], name]
+            )
             _refuse_unsound(one, writer, now)
         except (ValueError, TypeError, AttributeError) as error:
             raise Damaged(f"a line is no answer: {str(error)[:100]}") from None
@@ -121,7 +136,9 @@ def refuse_unsound_sources(told: Any) -> None:
         if not isinstance(one, dict) or one.keys() != _SOURCE.keys() | _SOURCE_OR_NULL.keys():
             raise ValueError("it has sources that no answer has")
         is_sound = all(type(one[name]) is kind for name, kind in _SOURCE.items())
-        if not is_sound or any(type(one[name]) not in (kind, type(None)) for name, kind in _SOURCE_OR_NULL.items()):
+        if not is_sound or any(
+            type(one[name]) not in (kind, type(None)) for name, kind in _SOURCE_OR_NULL.items()
+        ):
             raise ValueError("it has sources that no answer has")
 
 
@@ -138,7 +155,8 @@ def unzipped_pieces(content: bytes, most: int) -> Iterator[bytes]:
     try:
         with ZstdDecompressor(max_window_size=1 << 27).stream_reader(content) as reader:
             while piece := reader.read(_PIECE):
-                if (size := size + len(piece)) > most:
+                size = size + len(piece)
+                if size > most:
                     raise Damaged(f"it has more than {most:,} bytes")
                 yield piece
     except ZstdError as error:
@@ -150,9 +168,11 @@ def unzipped(content: bytes, most: int = MAX_BYTES) -> bytes:
     return b"".join(unzipped_pieces(content, most))
 
 
-def unzipped_lines(content: bytes, most: int, what: str, longest: int = MAX_BYTES) -> Iterator[bytes]:
-    """The lines of what was compressed, one at a time; at most so many, of so many bytes. Raises Damaged, for too many
-    before the first."""
+def unzipped_lines(
+    content: bytes, most: int, what: str, longest: int = MAX_BYTES
+) -> Iterator[bytes]:
+    """The lines of what was compressed, one at a time; at most so many, of so many bytes. Raises
+    Damaged, for too many before the first."""
     if sum(piece.count(b"\n") for piece in unzipped_pieces(content, MAX_BYTES)) > most:
         raise Damaged(f"it has more than {most:,} {what}")
     begun = bytearray()
@@ -170,13 +190,19 @@ def unzipped_lines(content: bytes, most: int, what: str, longest: int = MAX_BYTE
 
 
 class KnownAnswers:
-    """Answers as indexes tell of them, or packs that were read; in a temporary database, on disk if long."""
+    """Answers as indexes tell of them, or packs that were read; in a temporary database, on disk
+    if long."""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect("", check_same_thread=False)
-        self.close, self.packs = self._db.close, set[tuple[str, str]]()
-        self.pushed: list[tuple[int, int]] = []  # the last attempts and results that were there at each push
-        columns = "fingerprint, at, writer, pack, mark, told, PRIMARY KEY (fingerprint, at, writer, pack)"
+        self.close = self._db.close
+        self.packs = set[tuple[str, str]]()
+        self.pushed: list[
+            tuple[int, int]
+        ] = []  # the last attempts and results that were there at each push
+        columns = (
+            "fingerprint, at, writer, pack, mark, told, PRIMARY KEY (fingerprint, at, writer, pack)"
+        )
         self._db.execute(f"CREATE TABLE answer ({columns}) WITHOUT ROWID")
 
     def _put(self, answers: Iterable[tuple[Any, ...]]) -> None:
@@ -190,10 +216,13 @@ class KnownAnswers:
             raise Damaged("it is cut, or too long")
         if not all(0 < at < _LATEST for _, _, at in _ENTRY.iter_unpack(entries)):
             raise Damaged("it has times that no answer has")
-        self._put((one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries))
+        self._put(
+            (one, at, writer, pack, mark, None) for one, mark, at in _ENTRY.iter_unpack(entries)
+        )
 
     def read(self, writer: str, pack: str, content: bytes | None, now: float) -> None:
-        """Puts what a pack really holds in the place of what its index says: nothing where it raises Damaged."""
+        """Puts what a pack really holds in the place of what its index says: nothing where it
+        raises Damaged."""
         self._db.execute("DELETE FROM answer WHERE writer = ? AND pack = ?", (writer, pack))
         for one in list(unpacked(writer, pack, content, now)):
             mark = endpoint_mark(one.provider, one.base_url)
@@ -202,8 +231,9 @@ class KnownAnswers:
     def find(
         self, prints: Sequence[bytes], marks: Sequence[bytes], since: float = 0.0
     ) -> list[tuple[bytes, float, str, str, PackedAnswer | None]]:
-        """The answers to these fingerprints, of endpoints with these marks, from `since` on (seconds since 1970), the
-        oldest first: fingerprint, time, writer, pack, and the answer where its pack was read."""
+        """The answers to these fingerprints, of endpoints with these marks, from `since` on
+        (seconds since 1970), the oldest first: fingerprint, time, writer, pack, and the answer
+        where its pack was read."""
         many, of = (",".join("?" * len(some)) for some in (prints, marks))
         where = f"fingerprint IN ({many}) AND at >= ? AND mark IN ({of}) ORDER BY at, writer, pack"
         statement = f"SELECT fingerprint, at, writer, pack, told FROM answer WHERE {where}"  # noqa: S608
@@ -217,14 +247,19 @@ class KnownAnswers:
 async def own_answers(
     database: Database, attempts: tuple[int, int] | None = None, since: int = 0
 ) -> AsyncIterator[list[PackedAnswer]]:
-    """All answers that may travel, those of some rows at a time: of models that were really asked, which were neither
-    pulled nor adopted, nor made with stand-ins for tools. `attempts`: only of rows with one from a number up to
-    another; `since`: results after this number."""
+    """All answers that may travel, those of some rows at a time: of models that were really asked,
+    which were neither pulled nor adopted, nor made with stand-ins for tools. `attempts`: only of
+    rows with one from a number up to another; `since`: results after this number."""
     statement, (last,) = "packable_since", await select(database, "row_key_max", int)
     first, last = attempts or (0, last)
     for after in range(first, last, 1000):
         yield await select(
-            database, statement if attempts else "packable", PackedAnswer, after, min(last, after + 1000), since
+            database,
+            statement if attempts else "packable",
+            PackedAnswer,
+            after,
+            min(last, after + 1000),
+            since,
         )
 
 

@@ -1,4 +1,5 @@
-"""`agac sql`: one statement that reads, the views made for it, and words for a query that is wrong."""
+"""`agac sql`: one statement that reads, the views made for it, and words for a query that is
+wrong."""
 
 from __future__ import annotations
 
@@ -12,22 +13,46 @@ from pathlib import Path
 from time import monotonic
 
 from agac.core.errors import UsageError, did_you_mean, nearest, sentence
-from agac.store.db import BUSY_SECONDS, migrations, reading_uri, refuse_other_schemas, sql, translated
+from agac.store.db import (
+    BUSY_SECONDS,
+    migrations,
+    reading_uri,
+    refuse_other_schemas,
+    sql,
+    translated,
+)
 
 # What SQLite says of a wrong query, with what was probably meant.
 
 EXAMPLE = '`agac sql "SELECT * FROM v_costs WHERE run = 1"`'
 
-_KEYWORDS = ("SELECT", "FROM", "WHERE", "GROUP", "ORDER", "BY", "HAVING", "LIMIT", "JOIN", "UNION", "DISTINCT")
+_KEYWORDS = (
+    "SELECT",
+    "FROM",
+    "WHERE",
+    "GROUP",
+    "ORDER",
+    "BY",
+    "HAVING",
+    "LIMIT",
+    "JOIN",
+    "UNION",
+    "DISTINCT",
+)
 _LISTS = "`agac sql` lists the views with their columns."
 
 
 def what_is_wrong(said: str, query: str, connection: sqlite3.Connection) -> UsageError:
-    """The error for a query of which SQLite `said` this. `connection` knows the tables, views and columns there are."""
+    """The error for a query of which SQLite `said` this. `connection` knows the tables, views and
+    columns there are."""
     if "one statement" in said:
-        return UsageError("several statements are refused", remedy="Give one; `agac sql` can be called again.")
+        return UsageError(
+            "several statements are refused", remedy="Give one; `agac sql` can be called again."
+        )
     if "bindings" in said:
-        return UsageError("the query has a placeholder, ? or :name", remedy="Write the value itself in its place.")
+        return UsageError(
+            "the query has a placeholder, ? or :name", remedy="Write the value itself in its place."
+        )
     connection.set_authorizer(None)
     return UsageError(f"wrong query: {said}", remedy=_remedy(said, query, connection))
 
@@ -35,15 +60,21 @@ def what_is_wrong(said: str, query: str, connection: sqlite3.Connection) -> Usag
 def _remedy(said: str, query: str, connection: sqlite3.Connection) -> str:
     kind, _, name = said.partition(": ")
     if kind == "no such table":
-        return f"{sentence(did_you_mean(name, _relations(connection), 'tables and views'))} {_LISTS}"
+        return (
+            f"{sentence(did_you_mean(name, _relations(connection), 'tables and views'))} {_LISTS}"
+        )
     if kind == "no such column":
         column = re.split(r"[.\s]", name.partition(" - ")[0])[-1].strip('"')
         words = set(re.findall(r"\w+", query.lower()))
         relations = _relations(connection)
-        columns = dict.fromkeys(column for relation in relations if relation in words for column in relations[relation])
+        columns = dict.fromkeys(
+            column for relation in relations if relation in words for column in relations[relation]
+        )
         if nearest(column, columns):
             return f"{sentence(did_you_mean(column, columns))} {_LISTS}"
-        return f"A field of a result is json_extract(result, '$.{column}'). {_LISTS}" if "result" in columns else _LISTS
+        if "result" in columns:
+            return f"A field of a result is json_extract(result, '$.{column}'). {_LISTS}"
+        return _LISTS
     if kind == "no such function":
         return f"Functions are those of SQLite {sqlite3.sqlite_version}."
     if kind == "ambiguous column name":
@@ -67,19 +98,27 @@ def _relations(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 Value = str | int | float | bytes | None
 
-_STEPS, _LONGEST, _WIDEST = 20_000, 2_000_000, 250
-"""Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C would have to wait.
-Bytes of a value, and columns, of a query whose time is bounded: so many of both are held at a time."""
+_STEPS = 20_000
+_LONGEST = 2_000_000
+_WIDEST = 250
+"""Steps of SQLite's between two looks at signals: some hundred microseconds. Without them Ctrl-C
+would have to wait. Bytes of a value, and columns, of a query whose time is bounded: so many of
+both are held at a time."""
 
 _MAY_READ = ("SELECT", "WITH", "VALUES", "EXPLAIN")
 _SPACE = re.compile(r"(?:[\s;]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*", re.DOTALL)
-_ABOUT_TABLES = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"})
+_ABOUT_TABLES = frozenset(
+    {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"}
+)
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
-_WORDS = {getattr(sqlite3, f"SQLITE_{word}"): word for word in ("INSERT", "UPDATE", "DELETE", "PRAGMA")}
+_WORDS = {
+    getattr(sqlite3, f"SQLITE_{word}"): word for word in ("INSERT", "UPDATE", "DELETE", "PRAGMA")
+}
 
 
 class QueryAnswer:
-    """What a query gives: the names of its columns, and its rows, each read when it is asked for."""
+    """What a query gives: the names of its columns, and its rows, each read when it is asked
+    for."""
 
     def __init__(self, query: str, cursor: sqlite3.Cursor) -> None:
         self.columns = [str(column[0]) for column in cursor.description or ()]
@@ -93,7 +132,8 @@ class QueryAnswer:
 
 
 def refuse_at_once(query: str) -> None:
-    """Raises UsageError for a query that its first word shows to do more than read, or that says nothing."""
+    """Raises UsageError for a query that its first word shows to do more than read, or that says
+    nothing."""
     rest = _SPACE.sub("", query, count=1)
     first = re.sub("[^a-zA-Z].*", "", rest, flags=re.DOTALL).upper()
     if not rest:
@@ -104,11 +144,15 @@ def refuse_at_once(query: str) -> None:
 
 @contextmanager
 def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[QueryAnswer]:
-    """The answer to `query`, which sees the database at `path` as it is at one moment. `until` which moment
-    (`monotonic`) it may be at work on a database of the project's, where it is not one of agac's. Raises UsageError for
-    a statement that is wrong or does more than read, KeyboardInterrupt when a Ctrl-C or its time ended it, and
-    StoreError for a database that cannot be read. Nothing can be written: it is opened for reading alone."""
-    with translated(path), closing(sqlite3.connect(reading_uri(path), uri=True, timeout=BUSY_SECONDS)) as connection:
+    """The answer to `query`, which sees the database at `path` as it is at one moment. `until`
+    which moment (`monotonic`) it may be at work on a database of the project's, where it is not
+    one of agac's. Raises UsageError for a statement that is wrong or does more than read,
+    KeyboardInterrupt when a Ctrl-C or its time ended it, and StoreError for a database that cannot
+    be read. Nothing can be written: it is opened for reading alone."""
+    with (
+        translated(path),
+        closing(sqlite3.connect(reading_uri(path), uri=True, timeout=BUSY_SECONDS)) as connection,
+    ):
         if until is None:
             refuse_other_schemas(path, connection)
         else:
@@ -125,11 +169,15 @@ def answered(path: Path, query: str, *, until: float | None = None) -> Iterator[
         yield QueryAnswer(query, cursor)
 
 
-def _authorised(denied: list[str], action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """SQLite asks for each thing that a statement would do. What is refused is noted in `denied`."""
+def _authorised(
+    denied: list[str], action: int, first: str | None, second: str | None, *_: str | None
+) -> int:
+    """SQLite asks for each thing that a statement would do. What is refused is noted in
+    `denied`."""
     allowed = (
         action in _READING
-        # how it makes functions such as json_each known to itself; a statement that does this it refuses
+        # how it makes functions such as json_each known to itself; a statement that does this it
+        # refuses
         or (action == sqlite3.SQLITE_UPDATE and first == "sqlite_master")
         or (action == sqlite3.SQLITE_FUNCTION and second != "load_extension")
         or (action == sqlite3.SQLITE_PRAGMA and first in _ABOUT_TABLES)
@@ -143,13 +191,18 @@ def _authorised(denied: list[str], action: int, first: str | None, second: str |
 def _refused(what: str) -> UsageError:
     return UsageError(
         f"{what} is refused: `agac sql` only reads",
-        remedy=f"Write one statement that begins with {', '.join(_MAY_READ[:-1])} or {_MAY_READ[-1]}.",
+        remedy=(
+            f"Write one statement that begins with {', '.join(_MAY_READ[:-1])} or {_MAY_READ[-1]}."
+        ),
     )
 
 
 @contextmanager
-def _in_words(query: str, connection: sqlite3.Connection, denied: list[str] | None = None) -> Iterator[None]:
-    """Turns what SQLite says of a query into what is wrong with it; what it says of the database passes."""
+def _in_words(
+    query: str, connection: sqlite3.Connection, denied: list[str] | None = None
+) -> Iterator[None]:
+    """Turns what SQLite says of a query into what is wrong with it; what it says of the database
+    passes."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -181,7 +234,8 @@ class View:
 
 
 def views() -> list[View]:
-    """Every documented view, in the order in which the migrations make them; of several with one name the last one."""
+    """Every documented view, in the order in which the migrations make them; of several with one
+    name the last one."""
     found: dict[str, View] = {}
     for _, script in migrations():
         for comment, name, body in _VIEW.findall(script):

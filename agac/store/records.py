@@ -1,4 +1,5 @@
-"""What one commit writes: collected by the engine without waiting, written by the writer all at once."""
+"""What one commit writes: collected by the engine without waiting, written by the writer all at
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from agac.store.rows import State, StoredRow
 
 
 class Endpoint(NamedTuple):
-    """Who gave an answer. `model` is the one that answered, which may be more exact than the one asked for."""
+    """Who gave an answer. `model` is the one that answered, which may be more exact than the one
+    asked for."""
 
     provider: str
     base_url: str
@@ -45,10 +47,12 @@ class NewRow:
 
 @dataclass(slots=True)
 class Result:
-    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is JSON text. `how` it
-    came about: "" as the model gave it at once, else some of `repair,json_repair,fallback`, and `misformatted` where a
-    text lacks its format. One made of other results has the endpoint of one of them, `like`, stored before it, and its
-    sources. `sources` are those of searches that the provider ran; of one that is in the store they are not read."""
+    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is
+    JSON text. `how` it came about: "" as the model gave it at once, else some of
+    `repair,json_repair,fallback`, and `misformatted` where a text lacks its format. One made of
+    other results has the endpoint of one of them, `like`, stored before it, and its sources.
+    `sources` are those of searches that the provider ran; of one that is in the store they are not
+    read."""
 
     fingerprint: bytes
     value: str
@@ -76,11 +80,12 @@ class TaskEnd(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it is not known.
-    `ambiguous`: nothing came back, yet the provider may have done the work. `body` is the answer as it came. `again`:
-    the same was sent before, and a fault came of it. `mended`: its answer was JSON only after `json_repair`. `held_…`:
-    what an ambiguous call may have cost at most. `refused`: the server would not do it now, whatever the status.
-    `ttft`, `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it."""
+    """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it
+    is not known. `ambiguous`: nothing came back, yet the provider may have done the work. `body`
+    is the answer as it came. `again`: the same was sent before, and a fault came of it. `mended`:
+    its answer was JSON only after `json_repair`. `held_…`: what an ambiguous call may have cost at
+    most. `refused`: the server would not do it now, whatever the status. `ttft`,
+    `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it."""
 
     number: int
     endpoint: Endpoint
@@ -104,7 +109,8 @@ class Call(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the provider answered, well or not: what such calls took is what its users wait for."""
+        """Whether the provider answered, well or not: what such calls took is what its users wait
+        for."""
         return self.status is not None and self.status < 400 and not self.refused
 
 
@@ -120,9 +126,10 @@ class Attempt(NamedTuple):
 
 
 class AgentTurn(NamedTuple):
-    """A reply within a conversation; `reply` as `Attempt.reply`. `number` counts the turns of the task's conversations
-    from 1, `conversation` is the number of the first of this one. `ended`: done, failed or lost; None: it goes on.
-    `agent` is the name of the child agent that was asked, "" for the stage's own."""
+    """A reply within a conversation; `reply` as `Attempt.reply`. `number` counts the turns of the
+    task's conversations from 1, `conversation` is the number of the first of this one. `ended`:
+    done, failed or lost; None: it goes on. `agent` is the name of the child agent that was asked,
+    "" for the stage's own."""
 
     new: NewRow
     stage: int
@@ -139,7 +146,8 @@ class AgentTurn(NamedTuple):
 
 
 class ToolCallRecord(NamedTuple):
-    """A turn's call of a tool. `state`: intent, done, error, refused, unknown or lost; `result`: for the model."""
+    """A turn's call of a tool. `state`: intent, done, error, refused, unknown or lost; `result`:
+    for the model."""
 
     new: NewRow
     stage: int
@@ -157,7 +165,8 @@ class ToolCallRecord(NamedTuple):
 
 
 class RowEnd(NamedTuple):
-    """A row that reached its end: `result` of the last stage, or the error and the stage where it failed."""
+    """A row that reached its end: `result` of the last stage, or the error and the stage where it
+    failed."""
 
     new: NewRow
     state: State
@@ -167,7 +176,8 @@ class RowEnd(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A row that a stage makes of another one. `hash` stands for all that the stages after it see of it."""
+    """A row that a stage makes of another one. `hash` stands for all that the stages after it see
+    of it."""
 
     id: RowId
     hash: bytes
@@ -175,8 +185,9 @@ class Child(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """A row's place in a group: `group` and `data` are the group's id and fields, `sort` where the row stands among the
-    members (`keys.member_hash`), `size` the tokens that it is taken to come to. `failed`: the group lacks it."""
+    """A row's place in a group: `group` and `data` are the group's id and fields, `sort` where the
+    row stands among the members (`keys.member_hash`), `size` the tokens that it is taken to come
+    to. `failed`: the group lacks it."""
 
     group: RowId
     data: str
@@ -186,9 +197,9 @@ class Membership(NamedTuple):
 
 
 class DistantMember(NamedTuple):
-    """A row of another shard, with its place in a group that is in this one. `maker` is the position of the stage that
-    made the row, -1: it is the input's. `text` is what stands for it in a call, "" where it failed. `entry` is the
-    number under which its shard told of it."""
+    """A row of another shard, with its place in a group that is in this one. `maker` is the
+    position of the stage that made the row, -1: it is the input's. `text` is what stands for it in
+    a call, "" where it failed. `entry` is the number under which its shard told of it."""
 
     origin: int
     shard: int
@@ -200,7 +211,8 @@ class DistantMember(NamedTuple):
 
 
 class DedupeCandidate(NamedTuple):
-    """A row that goes on where none has these values: their `hash`, the `content` later stages see, its `state`."""
+    """A row that goes on where none has these values: their `hash`, the `content` later stages
+    see, its `state`."""
 
     hash: bytes
     content: bytes
@@ -208,7 +220,8 @@ class DedupeCandidate(NamedTuple):
 
 
 class DerivedRows(NamedTuple):
-    """All that is made of a row at its end, by the stage's position; what else was made of it before no longer is."""
+    """All that is made of a row at its end, by the stage's position; what else was made of it
+    before no longer is."""
 
     row: NewRow
     children: Mapping[int, Sequence[Child]] = {}
@@ -235,7 +248,8 @@ class Part(NamedTuple):
 
 
 class Enrolled(NamedTuple):
-    """A task that joins a batch; `round`, `position` and `repairs` are those of `batches.ReadyTask`."""
+    """A task that joins a batch; `round`, `position` and `repairs` are those of
+    `batches.ReadyTask`."""
 
     new: NewRow
     stage: int
@@ -258,7 +272,8 @@ class WaitingTask(NamedTuple):
 
 
 class EndedTask(NamedTuple):
-    """What came of a task in a batch, and of all that wait for it; `then_do` None: a result, or `error`."""
+    """What came of a task in a batch, and of all that wait for it; `then_do` None: a result, or
+    `error`."""
 
     task: PlacedTask
     then_do: str | None
@@ -266,9 +281,10 @@ class EndedTask(NamedTuple):
 
 
 class LaneSample(NamedTuple):
-    """How the lane of a model is at a moment (`at`, as `paused_until` in seconds since 1970): calls in flight, the
-    `bound` that was found for them and the `most` there may be, calls that wait and for what (`held_by`), seconds that
-    calls let in since the last sample `waited` together, and how many were `refused` by rate since then."""
+    """How the lane of a model is at a moment (`at`, as `paused_until` in seconds since 1970):
+    calls in flight, the `bound` that was found for them and the `most` there may be, calls that
+    wait and for what (`held_by`), seconds that calls let in since the last sample `waited`
+    together, and how many were `refused` by rate since then."""
 
     at: float
     lane: str
@@ -283,7 +299,8 @@ class LaneSample(NamedTuple):
 
 
 class NewReview(NamedTuple):
-    """An answer that waits for people, or for a word after the decision `last`. `seen` and `why` are JSON."""
+    """An answer that waits for people, or for a word after the decision `last`. `seen` and `why`
+    are JSON."""
 
     key: bytes
     workflow: str
@@ -300,7 +317,8 @@ class NewReview(NamedTuple):
 
 
 class ReviewEnd(NamedTuple):
-    """A review that is `applied`, by the decisions up to `last`; or `stale`, as nobody is asked any more."""
+    """A review that is `applied`, by the decisions up to `last`; or `stale`, as nobody is asked
+    any more."""
 
     key: bytes
     new: NewRow
@@ -311,20 +329,27 @@ class ReviewEnd(NamedTuple):
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
-TimingKey = tuple[str, str, int]  # stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
+# stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
+TimingKey = tuple[str, str, int]
 
 AGREEMENT = "agreement"
-"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as `2/3`; and those of
-reviews, by how they were passed: `approved`, `manual` or `auto`."""
+"""The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as
+`2/3`; and those of reviews, by how they were passed: `approved`, `manual` or `auto`."""
 
 MANUAL = "manual"  # the `Result.how` of results that a person set
-HOW = "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
-PART = "part"  # the outcome under which parts of large groups are counted: they are calls of a stage, and no rows of it
+HOW = (
+    "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
+)
+# the outcome under which parts of large groups are counted: they are calls of a stage, and no rows
+# of it
+PART = "part"
 
-TURN, FIRST, TOOL = "turn", "first", "tool"
-"""The outcomes under which turns of conversations are counted, those that begin one apart and by the child agent; and
-calls of tools, by how they were served (`ToolCallRecord.how`, else the state where it is not done) and the tool, if it
-is one of the stage's."""
+TURN = "turn"
+FIRST = "first"
+TOOL = "tool"
+"""The outcomes under which turns of conversations are counted, those that begin one apart and by
+the child agent; and calls of tools, by how they were served (`ToolCallRecord.how`, else the state
+where it is not done) and the tool, if it is one of the stage's."""
 
 PRESENT: CounterKey = ("", "present", "", "")
 """The roll-up of all rows that stand in the input, whatever became of them."""
@@ -332,8 +357,8 @@ PRESENT: CounterKey = ("", "present", "", "")
 
 @dataclass(slots=True)
 class CounterDelta:
-    """What one roll-up says, or a commit adds to it: how many `tasks` (or rows, or calls), and what they took.
-    `held_…`: the most that calls without an answer may have cost."""
+    """What one roll-up says, or a commit adds to it: how many `tasks` (or rows, or calls), and
+    what they took. `held_…`: the most that calls without an answer may have cost."""
 
     tasks: int = 0
     input_tokens: int = 0
@@ -349,7 +374,8 @@ class CounterDelta:
     server_tools: int = 0
 
     def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
-        """Counts one call. A call without usage and without a price is counted as unpriced, never as free."""
+        """Counts one call. A call without usage and without a price is counted as unpriced, never
+        as free."""
         self.tasks += 1
         self.input_tokens += usage.input_tokens or 0
         self.cached_tokens += usage.cached_tokens or 0
@@ -377,10 +403,12 @@ class WriteBatch:
     leaving: list[int] = field(default_factory=list)  # keys
     results: list[Result] = field(default_factory=list)
     tasks: list[TaskEnd] = field(default_factory=list)
-    forgotten: list[tuple[int, int, int]] = field(default_factory=list)  # (row key, stage, the first replica of it)
+    # (row key, stage, the first replica of it)
+    forgotten: list[tuple[int, int, int]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     turns: list[AgentTurn] = field(default_factory=list)
-    turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)  # (how, fingerprint, number)
+    # (how, fingerprint, number)
+    turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)
     tool_calls: list[ToolCallRecord] = field(default_factory=list)
     ends: list[RowEnd] = field(default_factory=list)
     makings: list[DerivedRows] = field(default_factory=list)
@@ -395,21 +423,33 @@ class WriteBatch:
     enrolled: list[Enrolled] = field(default_factory=list)
     waiting: list[WaitingTask] = field(default_factory=list)
     ended: list[EndedTask] = field(default_factory=list)
-    reviews: list[tuple[NewReview, bool]] = field(default_factory=list)  # whether its row waits for nothing else
+    # whether its row waits for nothing else
+    reviews: list[tuple[NewReview, bool]] = field(default_factory=list)
     review_ends: list[ReviewEnd] = field(default_factory=list)
     reviewed: list[tuple[str, str, RowId, bytes]] = field(default_factory=list)
-    """Workflow, stage and row of answers that came to a review, with its key: other ones of the row are stale."""
+    """Workflow, stage and row of answers that came to a review, with its key: other ones of the
+    row are stale."""
     decisions: list[StoredDecision] = field(default_factory=list)
-    tallies: defaultdict[CounterKey, CounterDelta] = field(default_factory=lambda: defaultdict(CounterDelta))
+    tallies: defaultdict[CounterKey, CounterDelta] = field(
+        default_factory=lambda: defaultdict(CounterDelta)
+    )
     timings: Counter[TimingKey] = field(default_factory=Counter)
     lanes: list[LaneSample] = field(default_factory=list)
-    given: list[tuple[int, str, str, int, NewRow, int, bytes, bytes, float]] = field(default_factory=list)
-    """Calls that workers get: number, chunk, worker, stage, row, replica, fingerprint, mark of the request, time."""
-    answered: list[tuple[int, int]] = field(default_factory=list)  # invocation and number of calls whose end is stored
+    given: list[tuple[int, str, str, int, NewRow, int, bytes, bytes, float]] = field(
+        default_factory=list
+    )
+    """Calls that workers get: number, chunk, worker, stage, row, replica, fingerprint, mark of the
+    request, time."""
+    # invocation and number of calls whose end is stored
+    answered: list[tuple[int, int]] = field(default_factory=list)
     accepted: list[tuple[str, str, float]] = field(default_factory=list)
     """Provider and account of keys that were accepted, with the time (seconds since 1970)."""
-    waits: str | None = None  # until when no call goes to some models, as the record of the invocation has it: JSON
-    calls: int = 0  # calls that become durable with this commit: they stop counting against concurrency
+    waits: str | None = (
+        None  # until when no call goes to some models, as the record of the invocation has it: JSON
+    )
+    calls: int = (
+        0  # calls that become durable with this commit: they stop counting against concurrency
+    )
     on_durable: list[Callable[[], None]] = field(default_factory=list)
 
     def tally(self, key: CounterKey) -> CounterDelta:

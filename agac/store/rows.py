@@ -1,4 +1,5 @@
-"""Rows and their tasks as the store has them: of the input, and of those that stages made; read in ranges and by id."""
+"""Rows and their tasks as the store has them: of the input, and of those that stages made; read in
+ranges and by id."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 
 class State(IntEnum):
-    """Where a row of a run stands. PENDING → DONE | FAILED; changed or tried again: PENDING once more."""
+    """Where a row of a run stands. PENDING → DONE | FAILED; changed or tried again: PENDING once
+    more."""
 
     PENDING = 0
     DONE = 1
@@ -40,14 +42,22 @@ WALKED = frozenset({State.DONE, State.FILTERED, State.SKIPPED})
 """Ends that a row comes to by going through its stages without a failure."""
 
 EXPORT_RANGE = 512
-"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied meanwhile."""
+"""Rows an export reads at once: no long snapshot, so that the write-ahead log can be emptied
+meanwhile."""
 
 
 async def _pages(
-    database: Database, statement: str, record: type[T], after: Any = 0, position: str = "ordinal", **values: Any
+    database: Database,
+    statement: str,
+    record: type[T],
+    after: Any = 0,
+    position: str = "ordinal",
+    **values: Any,
 ) -> AsyncIterator[list[T]]:
     """What a statement finds after a position, at most EXPORT_RANGE at a time and never none."""
-    while found := await select(database, statement, record, **values, after=after, limit=EXPORT_RANGE):
+    while found := await select(
+        database, statement, record, **values, after=after, limit=EXPORT_RANGE
+    ):
         yield found
         if len(found) < EXPORT_RANGE:
             return
@@ -55,11 +65,12 @@ async def _pages(
 
 
 class StoredRow(NamedTuple):
-    """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal` once it left the input
-    and of rows that stages made, `seen` is the invocation that last placed, made or opened it. From `data`, its
-    snapshot, JSON, on: only as far as the statement reads it. `chosen`: by a retry. Of one that a stage made `origin`
-    is the position of the stage, `parent_key` the row of which it was made (None: it is a group), and `place` is from 0
-    among the children of that; below 0 of a part of a group."""
+    """A row as it was stored. `error_stage` is None for an error of the input itself, `ordinal`
+    once it left the input and of rows that stages made, `seen` is the invocation that last placed,
+    made or opened it. From `data`, its snapshot, JSON, on: only as far as the statement reads it.
+    `chosen`: by a retry. Of one that a stage made `origin` is the position of the stage,
+    `parent_key` the row of which it was made (None: it is a group), and `place` is from 0 among
+    the children of that; below 0 of a part of a group."""
 
     key: int
     id: RowId
@@ -81,7 +92,8 @@ class StoredRow(NamedTuple):
 
 
 class PriorTask(NamedTuple):
-    """What became of a task earlier in this run. `agreement`: how many of its replicas agreed, as `2/3`."""
+    """What became of a task earlier in this run. `agreement`: how many of its replicas agreed, as
+    `2/3`."""
 
     row_key: int
     stage: int
@@ -94,7 +106,8 @@ class PriorTask(NamedTuple):
 
 
 class StageResult(NamedTuple):
-    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its guard said no."""
+    """What a stage gave for a row: JSON, None where it keeps nothing or failed; `skipped`: its
+    guard said no."""
 
     value: str | None
     skipped: bool
@@ -139,18 +152,30 @@ class RecordedCall(NamedTuple):
     error: bool
 
 
-recorded_calls = reads("recorded_calls", RecordedCall)  # run, row id, occurrence, stage, replica, agent: by their names
-newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)  # fingerprint, workflow
-LastTurn = tuple[int, int]  # the number of a task's last turn, and of the first one of its conversation
+# run, row id, occurrence, stage, replica, agent: by their names
+recorded_calls = reads("recorded_calls", RecordedCall)
+# fingerprint, workflow
+newest_turns: Reads[[bytes, str], list[StoredTurn]] = reads("newest_turns", StoredTurn)
+# the number of a task's last turn, and of the first one of its conversation
+LastTurn = tuple[int, int]
 last_turns: Reads[[Sequence[bytes], str], dict[bytes, LastTurn]] = reads(
     "last_turns", tuple[bytes, int, int], keyed(tuple)
 )
-calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)  # the same, and a turn
-turns_used: Reads[[int, bytes], list[tuple[int, int, int]]] = reads("turns_used", tuple[int, int, int])  # row
+# the same, and a turn
+calls_since: Reads[[bytes, str, int], list[StoredCall]] = reads("calls_since", StoredCall)
+# row
+turns_used: Reads[[int, bytes], list[tuple[int, int, int]]] = reads(
+    "turns_used", tuple[int, int, int]
+)
 rows_at: Reads[[int, int, int], list[StoredRow]] = reads("rows_at", StoredRow)  # run, first, last
-rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)  # run, row id, first, last
-rows_with_results: Reads[[int, Sequence[RowId]], int] = reads("rows_with_results", int, lambda found: found[0])
-rows_of_keys: Reads[[Sequence[int]], dict[int, StoredRow]] = reads("rows_of_keys", StoredRow, by("key"))
+# run, row id, first, last
+rows_of_id: Reads[[int, RowId, int, int], list[StoredRow]] = reads("rows_of_id", StoredRow)
+rows_with_results: Reads[[int, Sequence[RowId]], int] = reads(
+    "rows_with_results", int, lambda found: found[0]
+)
+rows_of_keys: Reads[[Sequence[int]], dict[int, StoredRow]] = reads(
+    "rows_of_keys", StoredRow, by("key")
+)
 last_number: Reads[[int], int] = reads("number_last", int, lambda found: found[0] or 0)
 newest_result: Reads[[], int] = reads("result_id_max", int, first)
 
@@ -162,18 +187,27 @@ rows_by_id: Reads[[int, Sequence[RowId]], dict[RowId, list[StoredRow]]] = reads(
 
 
 async def kept_rows(database: Database, run: int, ids: Sequence[RowId]) -> dict[RowId, int | None]:
-    """Of ids that came several times, under `on_duplicate_id`: the number of the row that is kept."""
+    """Of ids that came several times, under `on_duplicate_id`: the number of the row that is
+    kept."""
     by_id = await rows_by_id(database, run, ids) if ids else {}
-    return {row_id: old.ordinal for row_id, same in by_id.items() for old in same if not old.occurrence}
+    return {
+        row_id: old.ordinal for row_id, same in by_id.items() for old in same if not old.occurrence
+    }
 
 
 async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
     """What became of the tasks of these rows: row key → stage → task."""
-    return nested((one.row_key, one.stage, one) for one in await select(database, "tasks_of_rows", PriorTask, keys))
+    return nested(
+        (one.row_key, one.stage, one)
+        for one in await select(database, "tasks_of_rows", PriorTask, keys)
+    )
 
 
-async def aged_rows(database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]) -> set[int]:
-    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by stage."""
+async def aged_rows(
+    database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]
+) -> set[int]:
+    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by
+    stage."""
     found: set[int] = set()
     for stage, cutoff in cutoffs.items():
         found.update(await select(database, "rows_aged", int, stage, cutoff, keys))
@@ -190,18 +224,23 @@ results_of_rows: Reads[[Sequence[int]], dict[tuple[int, int], StageResult]] = re
 why_filtered: Reads[[Sequence[int]], dict[int, tuple[int, str]]] = reads(
     "rows_filtered", tuple[int, int, str], keyed(tuple)
 )
-"""By row: the position of the stage that made it leave, and its note: JSON, of a guard with `when` and `values`."""
+"""By row: the position of the stage that made it leave, and its note: JSON, of a guard with `when`
+and `values`."""
 
 earlier_results: Reads[[Sequence[bytes], float, str], dict[bytes, EarlierResult]] = reads(
     "results_by_fingerprint", tuple[bytes, int, str], keyed(EarlierResult._make)
 )
-"""The newest result of each fingerprint that has one made at or after a time (seconds since 1970), for a workflow."""
+"""The newest result of each fingerprint that has one made at or after a time (seconds since 1970),
+for a workflow."""
 
-Failures = dict[int, tuple[float, RowError]]  # when, in seconds since 1970, and how; by the rows that asked
+# when, in seconds since 1970, and how; by the rows that asked
+Failures = dict[int, tuple[float, RowError]]
 replica_failures: Reads[[Sequence[bytes]], dict[bytes, Failures]] = reads(
     "replicas_failed",
     tuple[bytes, int, float, str, str],
-    lambda found: nested((one, row, (at, RowError(ErrorType(error), text))) for one, row, at, error, text in found),
+    lambda found: nested(
+        (one, row, (at, RowError(ErrorType(error), text))) for one, row, at, error, text in found
+    ),
 )
 """Of replicas with these fingerprints."""
 
@@ -213,14 +252,15 @@ count_repeated: Reads[[int], list[int]] = reads("rows_repeated", int)
 leaving_rows: Reads[[int, int, int, int, int], list[tuple[int, int, str | None]]] = reads(
     "rows_leaving", tuple[int, int, str | None]
 )
-"""By a run, the last position of the input, the position from which rows moved, the invocation that met the others, and
-how many at most: (key, state, error type)."""
+"""By a run, the last position of the input, the position from which rows moved, the invocation
+that met the others, and how many at most: (key, state, error type)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """Which rows a retry chooses: by ids (none: all), by stage and kind of error of failed ones; with `from_stage` done
-    ones too. Also those that invocations from `since` (seconds since 1970) left open: the same retry opened them."""
+    """Which rows a retry chooses: by ids (none: all), by stage and kind of error of failed ones;
+    with `from_stage` done ones too. Also those that invocations from `since` (seconds since 1970)
+    left open: the same retry opened them."""
 
     rows: tuple[RowId, ...] = ()
     stage: str | None = None
@@ -229,7 +269,10 @@ class RowChoice:
     since: float = 0.0
 
 
-first_event_since: Reads[[int, float], int] = reads("first_event_since", int, lambda found: found[0] or 0)  # run, since
+# run, since
+first_event_since: Reads[[int, float], int] = reads(
+    "first_event_since", int, lambda found: found[0] or 0
+)
 
 
 def all_rows(database: Database, run: int) -> AsyncIterator[list[StoredRow]]:
@@ -241,27 +284,46 @@ async def rows_of_retry(
     database: Database, run: int, choice: RowChoice, *, others: bool = False
 ) -> AsyncIterator[list[StoredRow]]:
     """The chosen rows in the order of the input, or all that are usable, some hundred at a time."""
-    async for rows in _pages(database, "rows_of_retry", StoredRow, **_chosen(run, choice), others=others):
-        found = [row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows)) for row in rows]
-        if some := [row for row in found if others or row.chosen]:
+    async for rows in _pages(
+        database, "rows_of_retry", StoredRow, **_chosen(run, choice), others=others
+    ):
+        found = [
+            row._replace(chosen=row.chosen and (not choice.rows or row.id in choice.rows))
+            for row in rows
+        ]
+        some = [row for row in found if others or row.chosen]
+        if some:
             yield some
 
 
-async def chosen_counts(database: Database, run: int, choice: RowChoice) -> list[tuple[str | None, str | None, int]]:
-    """Chosen rows: (stage where they failed, kind of error, rows); (None, None, n) done, ("", None, n) open ones."""
-    values, record = _chosen(run, choice), tuple[str | None, str | None, int]
+async def chosen_counts(
+    database: Database, run: int, choice: RowChoice
+) -> list[tuple[str | None, str | None, int]]:
+    """Chosen rows: (stage where they failed, kind of error, rows); (None, None, n) done, ("",
+    None, n) open ones."""
+    values = _chosen(run, choice)
     if not choice.rows:
-        return await select(database, "rows_chosen_count", record, **values)
+        return await select(
+            database, "rows_chosen_count", tuple[str | None, str | None, int], **values
+        )
     found: Counter[tuple[str | None, str | None]] = Counter()
     for row_id in choice.rows:
-        for stage, error, count in await select(database, "row_chosen_count", record, **values, id=row_id):
+        for stage, error, count in await select(
+            database, "row_chosen_count", tuple[str | None, str | None, int], **values, id=row_id
+        ):
             found[stage, error] += count
     return [(stage, error, count) for (stage, error), count in found.items()]
 
 
 def _chosen(run: int, choice: RowChoice) -> dict[str, Any]:
     done_too = choice.from_stage is not None and choice.stage is None and choice.error is None
-    return {"run": run, "done_too": done_too, "stage": choice.stage, "error": choice.error, "since": choice.since}
+    return {
+        "run": run,
+        "done_too": done_too,
+        "stage": choice.stage,
+        "error": choice.error,
+        "since": choice.since,
+    }
 
 
 # Rows that stages made.
@@ -284,8 +346,9 @@ class GroupSize(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """A member of a group; `sort` is 64 bits, signed, `maker` the position of the stage that made it, -1: it is the
-    input's. `text` is what stands in a call for a row of another shard, "" for one that failed."""
+    """A member of a group; `sort` is 64 bits, signed, `maker` the position of the stage that made
+    it, -1: it is the input's. `text` is what stands in a call for a row of another shard, "" for
+    one that failed."""
 
     sort: int
     key: int
@@ -305,7 +368,8 @@ class OpenPart(NamedTuple):
 
 
 class DedupeRow(NamedTuple):
-    """A row at a stage that keeps the first of equals, with its state there. `child_…`: what was made of it before."""
+    """A row at a stage that keeps the first of equals, with its state there. `child_…`: what was
+    made of it before."""
 
     hash: bytes
     key: int
@@ -320,47 +384,67 @@ class DedupeRow(NamedTuple):
 
 
 made_rows: Reads[[int, int, int, bool, int], list[StoredRow]] = reads("made_rows", StoredRow)
-"""By a run, the position of the stage, a key after which to begin, whether done ones too, and how many at most."""
+"""By a run, the position of the stage, a key after which to begin, whether done ones too, and how
+many at most."""
 
 
 children_of_parents: Reads[..., list[StoredRow]] = reads("children_of_parents", StoredRow)
-"""Open rows that a stage made of some rows in one invocation. By name: `run`, `origin` (the stage's position), `event`;
-`parents`, JSON: of each its key and a place among its children, from which on they are given; `limit`: so many."""
+"""Open rows that a stage made of some rows in one invocation. By name: `run`, `origin` (the
+stage's position), `event`; `parents`, JSON: of each its key and a place among its children, from
+which on they are given; `limit`: so many."""
 
 made_counts: Reads[[int], list[MadeCount]] = reads("made_counts", MadeCount)
 parent_count: Reads[[int, int], int] = reads("made_parents", int, first)  # run, stage
-open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)  # run, stage, height
-failed_part: Reads[[int], tuple[str, str, str] | None] = reads("parts_failed", tuple[str, str, str], first)
-made_by_id: Reads[[int, int, Sequence[RowId]], dict[RowId, StoredRow]] = reads("made_by_id", StoredRow, by("id"))
+# run, stage, height
+open_parts: Reads[[int, int, int, int, int], list[OpenPart]] = reads("parts_open", OpenPart)
+failed_part: Reads[[int], tuple[str, str, str] | None] = reads(
+    "parts_failed", tuple[str, str, str], first
+)
+made_by_id: Reads[[int, int, Sequence[RowId]], dict[RowId, StoredRow]] = reads(
+    "made_by_id", StoredRow, by("id")
+)
 group_sizes: Reads[[Sequence[int]], dict[int, GroupSize]] = reads(  # row keys
     "group_sizes", tuple[Any, ...], keyed(GroupSize._make)
 )
-part_values: Reads[[int, int, Sequence[str]], dict[str, str]] = reads("part_values", tuple[str, str], dict)
-any_open_part: Reads[[int, int, Sequence[str]], bool] = reads("parts_waiting", int, bool)  # run, stage, ids
-dedupe_firsts: Reads[[int, int, bytes, int], dict[bytes, DedupeRow]] = reads("alike_firsts", DedupeRow, by("hash"))
-"""By a run, a stage, the hash after which to begin, and how many at most: the first row of each hash."""
+part_values: Reads[[int, int, Sequence[str]], dict[str, str]] = reads(
+    "part_values", tuple[str, str], dict
+)
+# run, stage, ids
+any_open_part: Reads[[int, int, Sequence[str]], bool] = reads("parts_waiting", int, bool)
+dedupe_firsts: Reads[[int, int, bytes, int], dict[bytes, DedupeRow]] = reads(
+    "alike_firsts", DedupeRow, by("hash")
+)
+"""By a run, a stage, the hash after which to begin, and how many at most: the first row of each
+hash."""
 
-dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads("alike_page", DedupeRow)
+dedupe_page: Reads[[int, int, bytes, int, bytes, int], list[DedupeRow]] = reads(
+    "alike_page", DedupeRow
+)
 """By a run, a stage, the hash and key after which to begin, the last hash, and how many at most."""
 
 FIRST = -(1 << 63)
 LAST = (1 << 63) - 1  # the ends of what members are sorted by
 
 members: Reads[[int, int, int, int, bool, int], list[MemberRow]] = reads("members_page", MemberRow)
-"""By the key of a group, the hash and key after which to begin, the last hash, whether those that failed too, and how
-many at most."""
+"""By the key of a group, the hash and key after which to begin, the last hash, whether those that
+failed too, and how many at most."""
 
 AWAY = -(1 << 20)
-"""The place of groups that are in other shards; the numbers below it are those of members that are there, by shard."""
+"""The place of groups that are in other shards; the numbers below it are those of members that are
+there, by shard."""
 
 any_changed_away: Reads[[int, int], bool] = reads("away_changed", int, bool)  # run, stage
 distant_left: Reads[[int, int, int, int], list[int]] = reads("distant_left", int)
-"""By a run, a stage, a place and the number under which what is there now was told: the keys of some of the others."""
+"""By a run, a stage, a place and the number under which what is there now was told: the keys of
+some of the others."""
 
 
 def present(counts: Sequence[MadeCount], origin: int) -> dict[str, int]:
     """The rows of a maker by outcome, as `runs.row_counts` gives those of the input."""
-    by_state = {state: sum(c.rows for c in counts if c.origin == origin and c.state == state) for state in State}
+    by_state = {
+        state: sum(c.rows for c in counts if c.origin == origin and c.state == state)
+        for state in State
+    }
     return {
         "total": sum(by_state.values()),
         "done": by_state[State.DONE],
@@ -379,10 +463,11 @@ SourcesByStage = dict[str, JSONValue]
 
 
 class ExportRow(NamedTuple):
-    """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed row is what came of a
-    reply that was cut. `form`: the fields that the row had in the end, where they are not its own alone. `made`: by a
-    stage. `ordinal`: of the row of the input above it; None: a group. `how` people had to do with its results, by
-    stage; None: it is not asked for. `sources`: those of its answers, by stage, in the same way."""
+    """One row as an export needs it; `data` and `value` are JSON texts, but `value` of a failed
+    row is what came of a reply that was cut. `form`: the fields that the row had in the end, where
+    they are not its own alone. `made`: by a stage. `ordinal`: of the row of the input above it;
+    None: a group. `how` people had to do with its results, by stage; None: it is not asked for.
+    `sources`: those of its answers, by stage, in the same way."""
 
     ordinal: int | None
     id: RowId
@@ -402,7 +487,11 @@ class ExportRow(NamedTuple):
         """Why it failed, with what came of a reply that was cut; None: it did not."""
         if self.state != State.FAILED:
             return None
-        return RowError(ErrorType(self.error_type or ErrorType.INVALID_ROW), self.error_message or "", self.value or "")
+        return RowError(
+            ErrorType(self.error_type or ErrorType.INVALID_ROW),
+            self.error_message or "",
+            self.value or "",
+        )
 
 
 class ErrorExample(NamedTuple):
@@ -417,7 +506,8 @@ class ErrorExample(NamedTuple):
 
 
 error_examples: Reads[[int], list[ErrorExample]] = reads("row_examples", ErrorExample)
-made_examples: Reads[[int], list[ErrorExample]] = reads("made_examples", ErrorExample)  # of rows that stages made
+# of rows that stages made
+made_examples: Reads[[int], list[ErrorExample]] = reads("made_examples", ErrorExample)
 
 
 def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
@@ -425,50 +515,72 @@ def export_rows(database: Database, run: int) -> AsyncIterator[list[ExportRow]]:
     return _pages(database, "rows_export", ExportRow, run=run)
 
 
-async def rows_of_results(database: Database, keys: Sequence[int], origin: int = -1) -> AsyncIterator[list[ExportRow]]:
-    """The rows with these keys, in their order, as far as the stage at `origin` made them (-1: the input)."""
+async def rows_of_results(
+    database: Database, keys: Sequence[int], origin: int = -1
+) -> AsyncIterator[list[ExportRow]]:
+    """The rows with these keys, in their order, as far as the stage at `origin` made them (-1: the
+    input)."""
     for some in slices(keys):
-        found = {row.key: row for row in await select(database, "row_export", ExportRow, some, origin)}
+        found = {
+            row.key: row for row in await select(database, "row_export", ExportRow, some, origin)
+        }
         yield [found[key] for key in some if key in found]
 
 
 def group_rows(
     database: Database, run: int, origin: int, statement: str = "groups_export"
 ) -> AsyncIterator[list[ExportRow]]:
-    """All groups that a stage made, by their ids, some hundred at a time; or its rows that another statement finds."""
+    """All groups that a stage made, by their ids, some hundred at a time; or its rows that another
+    statement finds."""
     return _pages(database, statement, ExportRow, FIRST, "id", run=run, origin=origin)
 
 
 child_counts: Reads[[Sequence[int]], dict[tuple[int, int], int]] = reads(
-    "child_counts", tuple[int, int, int], lambda found: {(key, origin): count for key, origin, count in found}
+    "child_counts",
+    tuple[int, int, int],
+    lambda found: {(key, origin): count for key, origin, count in found},
 )
-"""How many children of each row there are, by its key and the position of the stage that made them."""
+"""How many children of each row there are, by its key and the position of the stage that made
+them."""
 
 
-row_usages: Reads[[Sequence[int]], dict[int, tuple[Any, ...]]] = reads("rows_usage", tuple[Any, ...], keyed(tuple))
-"""What the calls for rows came to, by their keys: how many were answered, tokens in the order of `Usage`, and the cost;
-None: no provider said. Of rows for which no call was made nothing."""
+row_usages: Reads[[Sequence[int]], dict[int, tuple[Any, ...]]] = reads(
+    "rows_usage", tuple[Any, ...], keyed(tuple)
+)
+"""What the calls for rows came to, by their keys: how many were answered, tokens in the order of
+`Usage`, and the cost; None: no provider said. Of rows for which no call was made nothing."""
 
-rows_how: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads("rows_how", tuple[int, int, str], nested)
-"""How people had to do with results of these rows: key → position of the stage → auto, approved, manual or rejected."""
+rows_how: Reads[[Sequence[int]], dict[int, dict[int, str]]] = reads(
+    "rows_how", tuple[int, int, str], nested
+)
+"""How people had to do with results of these rows: key → position of the stage → auto, approved,
+manual or rejected."""
 
-rows_sources: Reads[[Sequence[int]], list[tuple[int, int, str]]] = reads("rows_sources", tuple[int, int, str])
+rows_sources: Reads[[Sequence[int]], list[tuple[int, int, str]]] = reads(
+    "rows_sources", tuple[int, int, str]
+)
 """The sources of answers of these rows: key, position of the stage, JSON."""
 
-partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads("partial_replies", tuple[int, str], dict)
+partial_replies: Reads[[Sequence[int]], dict[int, str]] = reads(
+    "partial_replies", tuple[int, str], dict
+)
 """What came of replies that were cut, by the keys of the rows that failed so."""
 
 
 async def children_export(
     database: Database, keys: Sequence[int], *, origin: int, after: int = -1, limit: int = -1
 ) -> list[tuple[int, int, ExportRow]]:
-    """A stage's children of these rows: (key of the parent, place, child), in order; so many at most after a place."""
+    """A stage's children of these rows: (key of the parent, place, child), in order; so many at
+    most after a place."""
     found = await select(database, "children_export", tuple[Any, ...], origin, after, keys, limit)
     return [(row[0], row[1], ExportRow(*row[2:])) for row in found]
 
 
-async def failed_rows(database: Database, run: int, origin: int | None) -> AsyncIterator[list[ExportRow]]:
-    """The failed rows of the input in order, or those that a stage made by id, some hundred at a time."""
+async def failed_rows(
+    database: Database, run: int, origin: int | None
+) -> AsyncIterator[list[ExportRow]]:
+    """The failed rows of the input in order, or those that a stage made by id, some hundred at a
+    time."""
     all_rows = export_rows(database, run)
     if origin is not None:
         all_rows = group_rows(database, run, origin, "made_failed")

@@ -13,7 +13,8 @@ from agac.store.records import CounterDelta
 KILLED = 137  # the exit code that is noted for an invocation that could not say one: 128 + SIGKILL
 
 UNWRITTEN = [-1, -1]
-"""In `exported_files` a table that could not be written: no file ever is so, so that the next run tries again."""
+"""In `exported_files` a table that could not be written: no file ever is so, so that the next run
+tries again."""
 
 
 class InvocationRecord(NamedTuple):
@@ -34,9 +35,10 @@ class LastInvocation(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """A stored run. Times in seconds since 1970; `read_at` None: its input was not read to its end, or is being read.
-    `outputs`: what is written beside the JSON files, and how. `exported_files`: the output files when they showed
-    `exported_revision`: name → [bytes, mtime in ns]."""
+    """A stored run. Times in seconds since 1970; `read_at` None: its input was not read to its
+    end, or is being read. `outputs`: what is written beside the JSON files, and how.
+    `exported_files`: the output files when they showed `exported_revision`: name → [bytes, mtime
+    in ns]."""
 
     id: int
     workflow: str
@@ -65,8 +67,8 @@ class Count(CounterDelta):
 
 
 class KeptEstimate(NamedTuple):
-    """What so many `tasks` of a stage of a run were expected to take, by the store as it was before them. `characters`:
-    of a request in the mean; `usd`: dollars."""
+    """What so many `tasks` of a stage of a run were expected to take, by the store as it was
+    before them. `characters`: of a request in the mean; `usd`: dollars."""
 
     stage: str
     lane: str
@@ -76,7 +78,8 @@ class KeptEstimate(NamedTuple):
 
 
 class Notification(NamedTuple):
-    """A message about a run to one target, of which so many attempts were made, and why the last one failed."""
+    """A message about a run to one target, of which so many attempts were made, and why the last
+    one failed."""
 
     id: str
     body: dict[str, Any]
@@ -86,7 +89,8 @@ class Notification(NamedTuple):
 
 
 class WrittenFiles(NamedTuple):
-    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run wrote there since."""
+    """What a run left in its output folder, as `RunRecord.exported_files` has it. `shown`: no run
+    wrote there since."""
 
     run: int
     shown: bool
@@ -112,9 +116,12 @@ class GivenCall(NamedTuple):
 
 
 read_run: Reads[[int], RunRecord | None] = reads("run_read", RunRecord, first)
-run_record: Reads[[int], RunRecord] = reads("run_read", RunRecord, itemgetter(0))  # of one that is there
+# of one that is there
+run_record: Reads[[int], RunRecord] = reads("run_read", RunRecord, itemgetter(0))
 definition_of: Reads[[int], dict[str, Any]] = reads("definition_body", dict[str, Any], first)
-run_settings_of: Reads[[int], dict[str, Any] | None] = reads("run_manner_read", dict[str, Any], first)
+run_settings_of: Reads[[int], dict[str, Any] | None] = reads(
+    "run_manner_read", dict[str, Any], first
+)
 control_known: Reads[[str], int | None] = reads("control_read", int, first)
 """How much of a workflow's control state is known here; None: all of its runs are of this store."""
 run_duration: Reads[[int], float] = reads("run_duration", float, first)  # seconds
@@ -125,30 +132,43 @@ run_serving: Reads[[int], list[dict[str, Any]]] = reads("run_serving", dict[str,
 short_records: Reads[[int], int | None] = reads("run_short", int, first)
 was_read: Reads[[int], bool] = reads("run_was_read", int, bool)
 lane_lengths: Reads[[str], list[tuple[float, float]]] = reads("lane_lengths", tuple[float, float])
-newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)  # workflow, hash, selection
+# workflow, hash, selection
+newest_run: Reads[[str, bytes, str], int | None] = reads("run_newest", int, first)
 superseded_by: Reads[[int], int | None] = reads("run_superseded_by", int, first)
 run_ids: Reads[[str | None], list[int]] = reads("run_lines", int)  # of a workflow, or all
 last_run_number: Reads[[], int] = reads("run_number_last", int, first)
 store_accepted: Reads[[str], bool] = reads("store_accepted", int, lambda found: found[0] > 0)
-last_invocation: Reads[[str], LastInvocation | None] = reads("invocation_last", LastInvocation, first)
+last_invocation: Reads[[str], LastInvocation | None] = reads(
+    "invocation_last", LastInvocation, first
+)
 files_written: Reads[[str], list[WrittenFiles]] = reads("run_files", WrittenFiles)
-due_notifications: Reads[[float], list[Notification]] = reads("notifications_due", Notification)  # seconds since 1970
-OutboxLeft = tuple[int, float | None, str | None]  # how many messages, when the next one is due, and an error
+# seconds since 1970
+due_notifications: Reads[[float], list[Notification]] = reads("notifications_due", Notification)
+# how many messages, when the next one is due, and an error
+OutboxLeft = tuple[int, float | None, str | None]
 notifications_left: Reads[[], OutboxLeft] = reads("notifications_left", OutboxLeft, itemgetter(0))
-WaitingMessages = tuple[str, str, int]  # a workflow, a target as it is stored, and how many messages wait for it
+# a workflow, a target as it is stored, and how many messages wait for it
+WaitingMessages = tuple[str, str, int]
 waiting_messages: Reads[[], list[WaitingMessages]] = reads("notification_targets", WaitingMessages)
-lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)  # run, but one event
+# run, but one event
+lost_calls: Reads[[int, int], int] = reads("lost_calls", int, lambda found: found[0] or 0)
 
 
 async def waiting_for(database: Database, event: int) -> dict[str, str] | None:
-    """Why the last call of an invocation brought no answer; None when it did, or when others made many since."""
-    for unanswered, kind, message in await select(database, "call_last", tuple[bool, str, str], event):
-        return {"type": kind, "message": message} if unanswered else None
+    """Why the last call of an invocation brought no answer; None when it did, or when others made
+    many since."""
+    for unanswered, kind, message in await select(
+        database, "call_last", tuple[bool, str, str], event
+    ):
+        if unanswered:
+            return {"type": kind, "message": message}
+        return None
     return None
 
 
 def row_counts(counts: Iterable[Count]) -> dict[str, int]:
-    """Rows by outcome; the `total` is all of them that stand in the input, `open` those without an outcome."""
+    """Rows by outcome; the `total` is all of them that stand in the input, `open` those without an
+    outcome."""
     found = dict.fromkeys(("total", "done", "skipped", "failed", "dropped"), 0)
     for count in counts:
         if count.stage == "":

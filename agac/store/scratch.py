@@ -1,4 +1,5 @@
-"""What a dry run has to remember of all rows, and a run of their ids: in a temporary database, on disk if long."""
+"""What a dry run has to remember of all rows, and a run of their ids: in a temporary database, on
+disk if long."""
 
 from __future__ import annotations
 
@@ -15,10 +16,14 @@ from agac.store.db import transaction
 _TABLES = """
 CREATE TABLE seen (id PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE candidate (maker INTEGER, hash BLOB, PRIMARY KEY (maker, hash)) WITHOUT ROWID;
-CREATE TABLE forecast_group (maker INTEGER, id, fields TEXT, rows INTEGER, failed INTEGER, tokens INTEGER,
-    characters INTEGER, parked INTEGER, guessed INTEGER, need TEXT, reason TEXT, PRIMARY KEY (maker, id)) WITHOUT ROWID;
-CREATE TABLE member (maker INTEGER, group_id, sort INTEGER, id, tokens INTEGER, characters INTEGER, text TEXT);
-CREATE TABLE node (group_number INTEGER, height INTEGER, low INTEGER, high INTEGER, after INTEGER, rows INTEGER,
+CREATE TABLE forecast_group (maker INTEGER, id, fields TEXT, rows INTEGER, failed INTEGER, tokens
+INTEGER,
+    characters INTEGER, parked INTEGER, guessed INTEGER, need TEXT, reason TEXT, PRIMARY KEY
+    (maker, id)) WITHOUT ROWID;
+CREATE TABLE member (maker INTEGER, group_id, sort INTEGER, id, tokens INTEGER, characters
+INTEGER, text TEXT);
+CREATE TABLE node (group_number INTEGER, height INTEGER, low INTEGER, high INTEGER, after
+INTEGER, rows INTEGER,
     children TEXT, value TEXT, PRIMARY KEY (group_number, height, low, after));
 """
 _JOIN = """
@@ -31,12 +36,14 @@ ON CONFLICT DO UPDATE SET rows = rows + excluded.rows, failed = failed + exclude
 RETURNING need
 """
 _SIGNED = 1 << 63
-OF_ANY_STAGE = -1  # in the place of the position of a stage, where it does not matter which one asks
+# in the place of the position of a stage, where it does not matter which one asks
+OF_ANY_STAGE = -1
 
 
 class ForecastGroup(NamedTuple):
-    """What comes to a group: a row, or several alike ones; or all that came to it. `need` is the stage on whose answer
-    it hangs what the group is asked about it, None: that is known; `reason` is why that is asked."""
+    """What comes to a group: a row, or several alike ones; or all that came to it. `need` is the
+    stage on whose answer it hangs what the group is asked about it, None: that is known; `reason`
+    is why that is asked."""
 
     id: RowId
     fields: str
@@ -85,10 +92,13 @@ class Scratch:
         self._db.close()
 
     def times(self, ids: Sequence[RowId], step: int = 1) -> list[int]:
-        """For each id, how often it came by now, itself included; with a `step` of -1, how often it comes after."""
+        """For each id, how often it came by now, itself included; with a `step` of -1, how often
+        it comes after."""
         self._db.execute("BEGIN")
         try:  # mostly all are new, and this takes a third of the time
-            self._db.executemany("INSERT OR ROLLBACK INTO seen VALUES (?, 1)", [(row_id,) for row_id in ids])
+            self._db.executemany(
+                "INSERT OR ROLLBACK INTO seen VALUES (?, 1)", [(row_id,) for row_id in ids]
+            )
             found = [1] * len(ids)
         except sqlite3.IntegrityError:
             self._db.execute("BEGIN")
@@ -97,8 +107,8 @@ class Scratch:
         return found
 
     def made_unique(self, row_id: RowId) -> RowId:
-        """Returns an id that did not come before: this one, or the first of `id#2`, `id#3`, … that did not. It counts
-        as one that came."""
+        """Returns an id that did not come before: this one, or the first of `id#2`, `id#3`, … that
+        did not. It counts as one that came."""
         number = self._count(row_id, 1)
         if number == 1:
             return row_id
@@ -108,8 +118,12 @@ class Scratch:
         return name
 
     def _count(self, row_id: RowId, step: int) -> int:
-        """How often an id came by now, itself included; with a `step` of -1, how often it comes after."""
-        statement = "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + ? RETURNING times"
+        """How often an id came by now, itself included; with a `step` of -1, how often it comes
+        after."""
+        statement = (
+            "INSERT INTO seen VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + "
+            "? RETURNING times"
+        )
         times: int = self._db.execute(statement, (row_id, step)).fetchone()[0]
         return times
 
@@ -141,15 +155,19 @@ class Scratch:
             self._db.execute("CREATE INDEX member_sort ON member (maker, group_id, sort)")
             self._sorted = True
         statement = (
-            "SELECT id, fields, rows, failed, tokens, characters, parked, guessed, need, reason FROM forecast_group "
-            "WHERE maker = ? AND id > ? ORDER BY id LIMIT ?"
+            "SELECT id, fields, rows, failed, tokens, characters, parked, guessed, need, reason "
+            "FROM forecast_group WHERE maker = ? AND id > ? ORDER BY id LIMIT ?"
         )
         after: RowId = -(1 << 63)
-        while found := [ForecastGroup(*row) for row in self._db.execute(statement, (maker, after, some))]:
+        while found := [
+            ForecastGroup(*row) for row in self._db.execute(statement, (maker, after, some))
+        ]:
             yield found
             after = found[-1].id
 
-    def members(self, maker: int, group: RowId, low: int = 0, high: int = 2 * _SIGNED - 1) -> Iterator[ForecastMember]:
+    def members(
+        self, maker: int, group: RowId, low: int = 0, high: int = 2 * _SIGNED - 1
+    ) -> Iterator[ForecastMember]:
         """The members of a group from one hash to another, in the order of their hashes."""
         statement = (
             "SELECT sort, id, tokens, characters, text FROM member "
@@ -160,8 +178,18 @@ class Scratch:
 
     def put_part(self, part: ScratchPart) -> None:
         """Remembers a part of a large group."""
-        low, high = part.low - _SIGNED, part.high - _SIGNED
-        values = (part.group, part.height, low, high, part.after, part.rows, json.dumps(part.children), None)
+        low = part.low - _SIGNED
+        high = part.high - _SIGNED
+        values = (
+            part.group,
+            part.height,
+            low,
+            high,
+            part.after,
+            part.rows,
+            json.dumps(part.children),
+            None,
+        )
         self._db.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def parts(self, height: int, some: int) -> Iterator[list[ScratchPart]]:
@@ -175,7 +203,13 @@ class Scratch:
             after = found[-1][0]
             yield [
                 ScratchPart(
-                    group, height, low + _SIGNED, high + _SIGNED, tie, rows, tuple(map(tuple, json.loads(children)))
+                    group,
+                    height,
+                    low + _SIGNED,
+                    high + _SIGNED,
+                    tie,
+                    rows,
+                    tuple(map(tuple, json.loads(children))),
                 )
                 for _, group, _, low, high, tie, rows, children in found
             ]
@@ -183,11 +217,19 @@ class Scratch:
     def part_came_to(self, part: ScratchPart, value: str) -> None:
         """A part has a result, JSON."""
         key = (value, part.group, part.height, part.low - _SIGNED, part.after)
-        self._db.execute("UPDATE node SET value=? WHERE group_number = ? AND height = ? AND low = ? AND after = ?", key)
+        self._db.execute(
+            (
+                "UPDATE node SET value=? WHERE group_number = ? AND height = ? AND low = ? AND "
+                "after = ?"
+            ),
+            key,
+        )
 
     def values(self, group: int, parts: Sequence[Sequence[int]]) -> list[str | None]:
         """What these parts of a group came to, in their order; None where that is not known."""
-        statement = "SELECT value FROM node WHERE group_number = ? AND height = ? AND low = ? AND after = ?"
+        statement = (
+            "SELECT value FROM node WHERE group_number = ? AND height = ? AND low = ? AND after = ?"
+        )
         keys = [(group, height, low - _SIGNED, after) for height, low, _, after in parts]
         return [self._db.execute(statement, key).fetchone()[0] for key in keys]
 

@@ -1,5 +1,6 @@
-"""Runs as they travel to another machine: a small database with all that the store knows of them, which takes the
-place of what it knew. It is somebody else's data: a wrong one is refused as a whole."""
+"""Runs as they travel to another machine: a small database with all that the store knows of them,
+which takes the place of what it knew. It is somebody else's data: a wrong one is refused as a
+whole."""
 
 # ruff: noqa: S608 - statements are put together of the names of our own tables and columns
 
@@ -40,49 +41,75 @@ _BY_RUN = (
     "row",
 )
 _OF_RUNS = {
-    **dict.fromkeys(("task", "attempt", "agent_turn", "tool_call", "member"), f"row_key IN {_ROWS}"),
-    **dict.fromkeys(_BY_RUN, f"run_id IN {_RUNS}"), "run": f"id IN {_RUNS}",
-}  # fmt: skip
+    **dict.fromkeys(
+        ("task", "attempt", "agent_turn", "tool_call", "member"), f"row_key IN {_ROWS}"
+    ),
+    **dict.fromkeys(_BY_RUN, f"run_id IN {_RUNS}"),
+    "run": f"id IN {_RUNS}",
+}
 """The lines of runs in the tables that hold any: what belongs to a row before it."""
 
 _WHICH = {
-    "definition": f"hash IN (SELECT definition_hash FROM run WHERE id IN {_RUNS})", "endpoint": "true", "pack": "true",
+    "definition": f"hash IN (SELECT definition_hash FROM run WHERE id IN {_RUNS})",
+    "endpoint": "true",
+    "pack": "true",
     "result": f"""id IN (SELECT result_id FROM task WHERE row_key IN {_ROWS} UNION SELECT result_id FROM row
-        WHERE run_id IN {_RUNS}) OR fingerprint IN (SELECT fingerprint FROM batch_task WHERE run_id IN {_RUNS})""",
-    **_OF_RUNS, "decision": f"workflow IN (SELECT workflow FROM run WHERE id IN {_RUNS})",
-}  # fmt: skip
+        WHERE run_id IN {_RUNS}) OR fingerprint IN (SELECT fingerprint FROM batch_task WHERE run_id IN {_RUNS})""",  # noqa: E501
+    **_OF_RUNS,
+    "decision": f"workflow IN (SELECT workflow FROM run WHERE id IN {_RUNS})",
+}
 
-_NUMBERED = dict.fromkeys(("run", "event", "result", "attempt", "batch", "batch_task"), "id") | {"row": "key"}
+_NUMBERED = dict.fromkeys(("run", "event", "result", "attempt", "batch", "batch_task"), "id") | {
+    "row": "key"
+}
 _NAMES = {
-    "run_id": "run", "event_id": "event", "seen": "event", "row_key": "row", "parent_key": "row", "group_key": "row",
-    "result_id": "result", "batch_id": "batch", "primer": "batch",
-}  # fmt: skip
+    "run_id": "run",
+    "event_id": "event",
+    "seen": "event",
+    "row_key": "row",
+    "parent_key": "row",
+    "group_key": "row",
+    "result_id": "result",
+    "batch_id": "batch",
+    "primer": "batch",
+}
 """Columns that name a line of another table by its number, which is another one in every store."""
 
 _JSON = "review", "seen"  # which names no line, and is what people see
 
 _SHARED = {
-    "endpoint": ("endpoint_id", "provider, base_url, model, simulated"), "pack": ("pack_id", "writer, name"),
-}  # fmt: skip
+    "endpoint": ("endpoint_id", "provider, base_url, model, simulated"),
+    "pack": ("pack_id", "writer, name"),
+}
 """Tables of which each line is in a store once, with the column that names it."""
 
 
 _NEW_DECISIONS = """WHERE NOT EXISTS (
     SELECT 1 FROM main.decision AS o WHERE o.key IS t.key AND o.workflow = t.workflow AND o.at = t.at
-        AND o.reviewer = t.reviewer AND o.choice = t.choice AND o.value IS t.value)"""
+        AND o.reviewer = t.reviewer AND o.choice = t.choice AND o.value IS t.value)"""  # noqa: E501
 
 _LOOK_AGAIN = """UPDATE main.review SET state = 'decided' WHERE state IN ('waiting', 'conflict', 'applied') AND key IN (
     SELECT key FROM (SELECT key, at, reviewer, choice, value FROM main.decision
                      EXCEPT SELECT key, at, reviewer, choice, value FROM f.decision))
-    AND workflow = :workflow"""
+    AND workflow = :workflow"""  # noqa: E501
 """What was decided here alone is looked at by the next run."""
 
 
-_REVIEW_OF_OTHERS = "SELECT 1 FROM main.review AS m JOIN f.review USING (key) WHERE m.workflow <> :workflow LIMIT 1"
+_REVIEW_OF_OTHERS = (
+    "SELECT 1 FROM main.review AS m JOIN f.review USING (key) WHERE m.workflow <> :workflow LIMIT 1"
+)
 _OWN_BATCH = "WHERE intent = ? AND run_id IN (SELECT id FROM main.run WHERE workflow = ?)"
 
 
-_WRONG = (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_WRONG = (
+    sqlite3.Error,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 """What is raised for a database in which something is not as agac stores it."""
 
 
@@ -91,16 +118,24 @@ def _most_unpacked(packed: int) -> int:
     return min(16 * MAX_BYTES, (1 << 26) + 200 * packed)
 
 
-def batch_states(workflow: str, intents: Container[str], reader: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-    """The columns of these batches of a workflow that have not come to their end, but for numbers of this store."""
+def batch_states(
+    workflow: str, intents: Container[str], reader: sqlite3.Connection
+) -> dict[str, dict[str, Any]]:
+    """The columns of these batches of a workflow that have not come to their end, but for numbers
+    of this store."""
     found = reader.execute(sql("batches_unfinished"), (workflow,))
-    columns, own = [column[0] for column in found.description], {"id", *_NAMES}
-    lines = ({name: value for name, value in zip(columns, line, strict=True) if name not in own} for line in found)
+    columns = [column[0] for column in found.description]
+    own = {"id", *_NAMES}
+    lines = (
+        {name: value for name, value in zip(columns, line, strict=True) if name not in own}
+        for line in found
+    )
     return {line["intent"]: line for line in lines if line["intent"] in intents}
 
 
 def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
-    """These runs at one moment: the hash of their content is the name. Raises StoreError where it is too long."""
+    """These runs at one moment: the hash of their content is the name. Raises StoreError where it
+    is too long."""
     from zstandard import ZstdCompressor
 
     packed = BytesIO()
@@ -109,13 +144,21 @@ def make_snapshot(store: Path, runs: Sequence[int]) -> tuple[str, bytes]:
         reader.execute("ATTACH ? AS f", (f"{folder}/f",))
         reader.execute("BEGIN")
         for name, which in _WHICH.items():
-            reader.execute(f"CREATE TABLE f.{name} AS SELECT * FROM {name} WHERE {which}", {"runs": json.dumps(runs)})
+            reader.execute(
+                f"CREATE TABLE f.{name} AS SELECT * FROM {name} WHERE {which}",
+                {"runs": json.dumps(runs)},
+            )
         reader.execute("COMMIT")
         with Path(folder, "f").open("rb") as file:
             ZstdCompressor().copy_stream(file, packed)
     if packed.tell() > MAX_BYTES:
-        what = f"what the store has of a run is longer than {MAX_BYTES:,} bytes, packed: the remote does not take it"
-        raise StoreError(what, remedy="run fewer rows at a time (--limit), or set `remote: {control: false}`")
+        what = (
+            f"what the store has of a run is longer than {MAX_BYTES:,} bytes, packed: the "
+            "remote does not take it"
+        )
+        raise StoreError(
+            what, remedy="run fewer rows at a time (--limit), or set `remote: {control: false}`"
+        )
     return sha256(packed.getbuffer()).hexdigest(), packed.getvalue()
 
 
@@ -127,8 +170,9 @@ def take_snapshot(
     states: Mapping[str, State],
     writer: sqlite3.Connection,
 ) -> None:
-    """Puts the runs of a workflow in the place of the same ones here, with the states of batches since: what the entry
-    `number` of the control state tells. Other batches were brought to their end elsewhere. Raises Damaged."""
+    """Puts the runs of a workflow in the place of the same ones here, with the states of batches
+    since: what the entry `number` of the control state tells. Other batches were brought to their
+    end elsewhere. Raises Damaged."""
     if content is None or sha256(content).hexdigest() != name:
         raise Damaged("it is not the content that its name stands for")
     with TemporaryDirectory() as folder:
@@ -154,13 +198,21 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
         raise Damaged("it has a review of another workflow")
     (known,) = writer.execute(sql("control_read"), (workflow,)).fetchone() or (None,)
     execute(writer, "control_forget", [{"workflow": workflow, "known": known}])
-    same = writer.execute("SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)").fetchall()
+    same = writer.execute(
+        "SELECT m.id FROM main.run AS m JOIN f.run USING (workflow, created_at)"
+    ).fetchall()
     for name, which in _OF_RUNS.items():
-        writer.execute(f"DELETE FROM main.{name} WHERE {which}", {"runs": json.dumps([run for (run,) in same])})
-    lasts = {name: f"SELECT ifnull(max({own}), 0) FROM main.{name}" for name, own in _NUMBERED.items()}
+        writer.execute(
+            f"DELETE FROM main.{name} WHERE {which}", {"runs": json.dumps([run for (run,) in same])}
+        )
+    lasts = {
+        name: f"SELECT ifnull(max({own}), 0) FROM main.{name}" for name, own in _NUMBERED.items()
+    }
     past = {name: int(writer.execute(last).fetchone()[0]) for name, last in lasts.items()}
     for name in _WHICH:
-        columns = _known(writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")])
+        columns = _known(
+            writer, name, [one[1] for one in writer.execute(f"PRAGMA f.table_info({name})")]
+        )
         values = ", ".join(_value(name, column, past) for column in columns)
         how = "IGNORE" if name in ("definition", *_SHARED) else "REPLACE"
         into = f"main.{name} ({', '.join(columns)})"
@@ -174,18 +226,27 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
             raise Damaged("a state of a batch says that it is another one")
         changes = ", ".join(f"{one} = ?" for one in _known(writer, "batch", state))
         if changes:
-            writer.execute(f"UPDATE main.batch SET {changes} {_OWN_BATCH}", (*state.values(), intent, workflow))
+            writer.execute(
+                f"UPDATE main.batch SET {changes} {_OWN_BATCH}", (*state.values(), intent, workflow)
+            )
             check_batches(writer, f"SELECT * FROM main.batch {_OWN_BATCH}", (intent, workflow))
 
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
     """What a column of a line is here; `past` are the last numbers of the tables."""
-    if (table := name if _NUMBERED.get(name) == column else _NAMES.get(column)) is not None and (name, column) != _JSON:
+    table = name if _NUMBERED.get(name) == column else _NAMES.get(column)
+    if table is not None and (name, column) != _JSON:
         return f"t.{column} + {past[table]}"
     for shared, (names, alike) in _SHARED.items():
         if column == names:
-            return f"(SELECT o.id FROM main.{shared} AS o JOIN f.{shared} AS g USING ({alike}) WHERE g.id = t.{column})"
-    return "NULL" if column.startswith("exported_") else f"t.{column}"  # the files are not here
+            return (
+                f"(SELECT o.id FROM main.{shared} AS o JOIN f.{shared} AS g USING "
+                f"({alike}) WHERE g.id = t.{column})"
+            )
+    # the files are not here
+    if column.startswith("exported_"):
+        return "NULL"
+    return f"t.{column}"
 
 
 def _known(writer: sqlite3.Connection, name: str, columns: Iterable[str]) -> list[str]:

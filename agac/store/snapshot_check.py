@@ -1,5 +1,5 @@
-"""Whether a database that came from elsewhere is a snapshot of one workflow's runs: it is looked at on a connection of
-its own, before anything of it comes into the store."""
+"""Whether a database that came from elsewhere is a snapshot of one workflow's runs: it is looked
+at on a connection of its own, before anything of it comes into the store."""
 
 # ruff: noqa: S608 - statements are put together of the names of our own tables and columns
 
@@ -29,31 +29,46 @@ _LONGEST = 64_000_000
 _MOST = 1 << 53
 """Of a number, a count or a position."""
 
-_PLAIN_TABLE = re.compile(r'CREATE TABLE "?\w+"?\(\s*"?\w+"?(?: \w+)?(?:\s*,\s*"?\w+"?(?: \w+)?)*\s*\)', re.ASCII)
-"""What `CREATE TABLE … AS SELECT` leaves: columns, and nothing that is computed, checked or has a module of its own."""
+_PLAIN_TABLE = re.compile(
+    r'CREATE TABLE "?\w+"?\(\s*"?\w+"?(?: \w+)?(?:\s*,\s*"?\w+"?(?: \w+)?)*\s*\)', re.ASCII
+)
+"""What `CREATE TABLE … AS SELECT` leaves: columns, and nothing that is computed, checked or has a
+module of its own."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _REMOTE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/=-]{0,499}")
 
 _OBJECTS = {
-    ("event", "body"), ("definition", "body"), ("run", "selection"), ("run", "outputs"), ("run", "manner"),
+    ("event", "body"),
+    ("definition", "body"),
+    ("run", "selection"),
+    ("run", "outputs"),
+    ("run", "manner"),
     ("task", "note"),
-}  # fmt: skip
+}
 """Columns that hold a JSON object."""
 
 _NOTES = {
-    ("row", "data"), ("result", "value"), ("batch", "outputs"), ("batch", "counts"), ("batch", "foreign_ids"),
-    ("review", "seen"), ("review", "why"), ("decision", "value"),
-}  # fmt: skip
+    ("row", "data"),
+    ("result", "value"),
+    ("batch", "outputs"),
+    ("batch", "counts"),
+    ("batch", "foreign_ids"),
+    ("review", "seen"),
+    ("review", "why"),
+    ("decision", "value"),
+}
 """Columns that hold any JSON, or nothing: of members in other shards there may be no data."""
 
 _DEPTH_LEFT = 200
-"""Levels by which JSON could be deeper and still be read: who reads it later may stand deeper in calls."""
+"""Levels by which JSON could be deeper and still be read: who reads it later may stand deeper in
+calls."""
 
 _AMOUNTS = re.compile(
     r"(input|cached|output|reasoning|cache_write)_tokens|(held_)?(tokens|cost|usd)|low|high|tasks|bytes"
 )
-"""Columns that are never below 0, but in `minute`, whose lines take back what earlier ones counted."""
+"""Columns that are never below 0, but in `minute`, whose lines take back what earlier ones
+counted."""
 
 
 def _values(kind: type[Enum]) -> set[Any]:
@@ -72,7 +87,10 @@ _CLOSED: Mapping[tuple[str, str], Collection[Any]] = {
     ("agent_turn", "ended"): {"done", "failed", "lost"},
     ("tool_call", "state"): {"intent", "done", "error", "refused", "unknown", "lost"},
     ("tool_call", "how"): {"", "coalesced", "cached", "stub", "replayed"},
-    **{(table, "error_type"): _values(ErrorType) for table in ("row", "task", "attempt", "batch_task")},
+    **{
+        (table, "error_type"): _values(ErrorType)
+        for table in ("row", "task", "attempt", "batch_task")
+    },
 }
 """Columns that hold one of few values."""
 
@@ -81,8 +99,8 @@ _REFERENCES = {
     "group_key": "row.key", "result_id": "result.id", "batch_id": "batch.id", "primer": "batch.id",
     "endpoint_id": "endpoint.id", "pack_id": "pack.id", "definition_hash": "definition.hash",
 }  # fmt: skip
-"""Columns that name a line of another table of the snapshot: a number that it does not have could be one of the store
-that it comes into."""
+"""Columns that name a line of another table of the snapshot: a number that it does not have could
+be one of the store that it comes into."""
 
 
 class StoreColumn(NamedTuple):
@@ -96,11 +114,15 @@ class StoreColumn(NamedTuple):
 Tables = Mapping[str, Sequence[StoreColumn]]
 
 
-def store_tables(connection: sqlite3.Connection, names: Collection[str]) -> dict[str, list[StoreColumn]]:
+def store_tables(
+    connection: sqlite3.Connection, names: Collection[str]
+) -> dict[str, list[StoreColumn]]:
     """The columns of these tables of a store."""
     return {
         name: [
-            StoreColumn(name=one[1], type=one[2], filled=bool(one[3] or one[5]))  # a key is not declared as NOT NULL
+            StoreColumn(
+                name=one[1], type=one[2], filled=bool(one[3] or one[5])
+            )  # a key is not declared as NOT NULL
             for one in connection.execute(f"PRAGMA main.table_info({name})")
         ]
         for name in names
@@ -108,14 +130,18 @@ def store_tables(connection: sqlite3.Connection, names: Collection[str]) -> dict
 
 
 def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[str, str]) -> None:
-    """Raises Damaged, and sqlite3.Error for what is no database, unless the file holds runs of one workflow and nothing
-    else, each value of the kind that its column has in `tables`; `needed` says by table which lines runs can need."""
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)) as connection:
+    """Raises Damaged, and sqlite3.Error for what is no database, unless the file holds runs of one
+    workflow and nothing else, each value of the kind that its column has in `tables`; `needed`
+    says by table which lines runs can need."""
+    with closing(
+        sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    ) as connection:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
             connection.execute(f"PRAGMA {pragma}")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         known = _known_tables(connection, tables)
-        if (said := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if said != "ok":
             raise Damaged(f"its database is damaged: {said[:100]}")
         if {one for (one,) in connection.execute("SELECT workflow FROM run")} - {workflow}:
             raise Damaged("it is of another workflow")
@@ -140,7 +166,8 @@ def check_snapshot(path: Path, workflow: str, tables: Tables, needed: Mapping[st
 
 
 def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, list[StoreColumn]]:
-    """The tables of a snapshot with its columns: plain ones, of those of a store, which an older one may lack."""
+    """The tables of a snapshot with its columns: plain ones, of those of a store, which an older
+    one may lack."""
     known = dict[str, list[StoreColumn]]()
     for kind, name, statement in connection.execute("SELECT type, name, sql FROM sqlite_schema"):
         if kind != "table" or name not in tables or not _PLAIN_TABLE.fullmatch(statement or ""):
@@ -150,7 +177,17 @@ def _known_tables(connection: sqlite3.Connection, tables: Tables) -> dict[str, l
         if set(columns) - own.keys():
             raise Damaged("a newer agac wrote it: update agac")
         known[name] = [own[column] for column in columns]
-    if missing := {"run", "row", "task", "event", "result", "definition", "endpoint", "batch"} - known.keys():
+    missing = {
+        "run",
+        "row",
+        "task",
+        "event",
+        "result",
+        "definition",
+        "endpoint",
+        "batch",
+    } - known.keys()
+    if missing:
         raise Damaged(f"it has no table {min(missing)}")
     return known
 
@@ -164,7 +201,8 @@ def _refuse_lines(connection: sqlite3.Connection, table: str, wrong: Sequence[st
 
 def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
     """The condition under which a value of a column is none."""
-    name, must = f'"{column.name}"', list[str]()
+    name = f'"{column.name}"'
+    must = list[str]()
     match column.type:
         case "INTEGER":
             must += [f"typeof({name}) = 'integer'"]
@@ -198,11 +236,15 @@ def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
         other, _, key = _REFERENCES[column.name].partition(".")
         must += [f"{name} IN (SELECT {key} FROM {other})" if other in known else f"{name} IS NULL"]
     sound = f"ifnull({' AND '.join(must)}, 0)"
-    return f"NOT {sound}" if column.filled else f"{name} IS NOT NULL AND NOT {sound}"
+    if column.filled:
+        return f"NOT {sound}"
+    return f"{name} IS NOT NULL AND NOT {sound}"
 
 
 def _quoted(value: str | int) -> str:
-    return str(value) if isinstance(value, int) else "'{}'".format(value.replace("'", "''"))
+    if isinstance(value, int):
+        return str(value)
+    return "'{}'".format(value.replace("'", "''"))
 
 
 def _is_text(*values: bytes | None) -> bool:
@@ -237,12 +279,18 @@ def _is_sources(text: str) -> bool:
 
 
 def _check_results(connection: sqlite3.Connection, needed: str) -> None:
-    """Raises Damaged for results that no run here needs, and for such as only a person can have set where none did."""
+    """Raises Damaged for results that no run here needs, and for such as only a person can have
+    set where none did."""
     every = {"runs": json.dumps([run for (run,) in connection.execute("SELECT id FROM run")])}
-    if connection.execute(f"SELECT 1 FROM result WHERE NOT ifnull({needed}, 0) LIMIT 1", every).fetchone():
+    if connection.execute(
+        f"SELECT 1 FROM result WHERE NOT ifnull({needed}, 0) LIMIT 1", every
+    ).fetchone():
         raise Damaged("it has results that its runs do not need")
     decided = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'decision'").fetchone()
-    by_hand = "fingerprint IN (SELECT key FROM decision WHERE value IS result.value)" if decided else "false"
+    if decided:
+        by_hand = "fingerprint IN (SELECT key FROM decision WHERE value IS result.value)"
+    else:
+        by_hand = "false"
     for (how,) in connection.execute(
         f"SELECT DISTINCT how FROM result WHERE NOT (how = '{MANUAL}' AND ifnull({by_hand}, 0))"
     ):
@@ -250,8 +298,11 @@ def _check_results(connection: sqlite3.Connection, needed: str) -> None:
             raise Damaged(f"it has a result that came about by {how[:50]!r}, which nobody decided")
 
 
-def check_batches(connection: sqlite3.Connection, statement: str, values: Sequence[Any] = ()) -> None:
-    """Raises Damaged for a batch whose columns name anything but its own files and an id at its provider."""
+def check_batches(
+    connection: sqlite3.Connection, statement: str, values: Sequence[Any] = ()
+) -> None:
+    """Raises Damaged for a batch whose columns name anything but its own files and an id at its
+    provider."""
     for row in _rows(connection, statement, values):
         outputs = strict_json(row["outputs"] or "[]", MAX_VALUES)
         foreign = strict_json(row["foreign_ids"] or "[]", MAX_VALUES)
@@ -270,14 +321,19 @@ def check_batches(connection: sqlite3.Connection, statement: str, values: Sequen
 
 
 def _is_remote_id(value: Any) -> bool:
-    """Whether it may be an id of a batch or a file at a provider, which becomes a part of an address."""
+    """Whether it may be an id of a batch or a file at a provider, which becomes a part of an
+    address."""
     return isinstance(value, str) and bool(_REMOTE_ID.fullmatch(value)) and ".." not in value
 
 
 def _is_output(value: Any) -> bool:
     match value:
         case [str() as name, int() as size, str() as digest]:
-            return bool(_FILE_NAME.fullmatch(name)) and size >= 0 and bool(re.fullmatch("[0-9a-f]{64}", digest))
+            return (
+                bool(_FILE_NAME.fullmatch(name))
+                and size >= 0
+                and bool(re.fullmatch("[0-9a-f]{64}", digest))
+            )
     return False
 
 
@@ -286,7 +342,10 @@ def _check_targets(folder: str, outputs: Any) -> None:
     target = outputs.get("to") or {}
     path = target.get("path", "output")
     places = list((outputs.get("places") or {}).values())
-    paths = [folder, *places] if POSTGRES.match(path) else [folder, path, *places]
+    if POSTGRES.match(path):
+        paths = [folder, *places]
+    else:
+        paths = [folder, path, *places]
     if not all(map(_is_inside, paths)):
         raise Damaged("a run writes outside of the project")
 
@@ -295,10 +354,16 @@ def _is_inside(path: Any) -> bool:
     if not isinstance(path, str) or "\0" in path or "\\" in path or ":" in path:
         return False
     pure = PurePosixPath(path)
-    return not pure.is_absolute() and ".." not in pure.parts and pure.parts[:1] not in [(one,) for one in STATE_FOLDERS]
+    return (
+        not pure.is_absolute()
+        and ".." not in pure.parts
+        and pure.parts[:1] not in [(one,) for one in STATE_FOLDERS]
+    )
 
 
-def _rows(connection: sqlite3.Connection, statement: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def _rows(
+    connection: sqlite3.Connection, statement: str, values: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
     cursor = connection.execute(statement, values)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]

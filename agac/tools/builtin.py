@@ -1,4 +1,5 @@
-"""The tools that agac brings: files and skills of the project, addresses of the web, a database, a web search."""
+"""The tools that agac brings: files and skills of the project, addresses of the web, a database, a
+web search."""
 
 from __future__ import annotations
 
@@ -28,25 +29,32 @@ if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
 
 VERSION = "1"  # of what these tools do: part of fingerprints
-Changes = Callable[[Mapping[str, JSONValue]], JSONValue]  # tells calls apart that have the same arguments
+# tells calls apart that have the same arguments
+Changes = Callable[[Mapping[str, JSONValue]], JSONValue]
 MOST_BYTES = 1_000_000  # of a file, or of a page: what follows is not read
-MOST_ROWS, QUERY_S = 200, 20.0  # of a query: the rows that are given, and the seconds that it may take
+MOST_ROWS = 200  # of a query: the rows that are given, and the seconds that it may take
+QUERY_S = 20.0
 
 
 def builtin(spec: ToolSpec, root: Path, web: RemoteContents | None) -> tuple[ToolFunction, Changes]:
-    """What runs a tool that agac brings, and what tells equal calls of it apart. Raises UsageError."""
+    """What runs a tool that agac brings, and what tells equal calls of it apart. Raises
+    UsageError."""
     key = str(spec.settings.get("api_key") or "")
     if web is not None and (missing := expand(key, web.env)[1]):
         remedy = f"Export it, or write {missing[0]}=… into the project's .env file."
         raise UsageError(f"{spec.name} needs the variable {missing[0]}", remedy=remedy)
     if key and not str(spec.settings["url"]).startswith("https:"):
-        raise UsageError(f"{spec.name} sends its api_key over https:// alone", remedy="Write https:// in its url.")
+        raise UsageError(
+            f"{spec.name} sends its api_key over https:// alone",
+            remedy="Write https:// in its url.",
+        )
     own = Builtins(spec.settings, home_of(root).resolve(), web)
     return ToolFunction(getattr(own, spec.source), spec.source, root), own.changes
 
 
 def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -> ToolSpec:
-    """What a model is told of agac's tool, with these settings. `read_skill`: `skills` are folders by name."""
+    """What a model is told of agac's tool, with these settings. `read_skill`: `skills` are folders
+    by name."""
     kind: ToolKind = "skill" if name == "read_skill" else "builtin"
     made, _ = builtin(ToolSpec(name, "", {}, kind, name, settings=settings), root, None)
     return ToolSpec(name, made.description, made.parameters, kind, name, VERSION, settings)
@@ -54,27 +62,37 @@ def describe_builtin(name: str, settings: Mapping[str, JSONValue], root: Path) -
 
 @dataclass(frozen=True, slots=True)
 class Builtins:
-    """The functions of these tools, for the settings of one; their docstrings are what models are told."""
+    """The functions of these tools, for the settings of one; their docstrings are what models are
+    told."""
 
     settings: Mapping[str, Any]
     home: Path
     web: RemoteContents | None
 
     def changes(self, arguments: Mapping[str, JSONValue]) -> JSONValue:
-        """What tells equal calls apart: a file may change meanwhile, and addresses may be asked as somebody else."""
+        """What tells equal calls apart: a file may change meanwhile, and addresses may be asked as
+        somebody else."""
         if self.web is not None and self.settings.keys() & {"allow", "url"}:
             return digest(canonical([expand(one, self.web.env)[0] for one in self._sent()])).hex()
         try:
-            path = self.settings.get("database") or f"{self.settings.get('root') or '.'}/{arguments['path']}"
+            path = (
+                self.settings.get("database")
+                or f"{self.settings.get('root') or '.'}/{arguments['path']}"
+            )
             files = [file for end in ("", "-wal") if (file := self.home / f"{path}{end}").exists()]
-            return [[stat.st_mtime_ns, stat.st_size] for stat in (file.stat() for file in files)] or None
+            return [
+                [stat.st_mtime_ns, stat.st_size] for stat in (file.stat() for file in files)
+            ] or None
         except (KeyError, OSError, ValueError):
             return None
 
     def _sent(self) -> list[str]:
         """What logs in somewhere, as it is written."""
         headers = self.web.rules.headers.values() if self.web else ()
-        return [str(self.settings.get("api_key") or ""), *(one for own in headers for one in own.values())]
+        return [
+            str(self.settings.get("api_key") or ""),
+            *(one for own in headers for one in own.values()),
+        ]
 
     def read_file(self, path: str) -> str:
         """Reads a text file; of a folder it lists the names.
@@ -107,7 +125,11 @@ class Builtins:
             raise ToolFailed(f"{path!r} is hidden, and is not read")
         try:
             if file.is_dir():
-                return "\n".join(one.name + "/" * one.is_dir() for one in sorted(file.iterdir()) if one.name[0] != ".")
+                return "\n".join(
+                    one.name + "/" * one.is_dir()
+                    for one in sorted(file.iterdir())
+                    if one.name[0] != "."
+                )
             with os.fdopen(descriptor_of(file, self.home), "rb") as opened:
                 data = opened.read(MOST_BYTES + 1)
         except Refused:  # a pipe, which would be waited for
@@ -126,7 +148,8 @@ class Builtins:
         """
         try:
             path = inside(self.home, self.settings["database"])
-            rows, size = list[Any](), 0
+            rows = list[Any]()
+            size = 0
             with answered(path, query, until=monotonic() + QUERY_S) as answer:
                 for row in answer:
                     rows.append([f"{len(v):,} bytes" if isinstance(v, bytes) else v for v in row])
@@ -148,7 +171,9 @@ class Builtins:
         """
         assert self.web is not None
         kind, data = self._fetched(replace(self.web, hosts=tuple(self.settings["allow"])), url)
-        return _plain_text(_text(data)) if "html" in kind else _text(data)
+        if "html" in kind:
+            return _plain_text(_text(data))
+        return _text(data)
 
     def web_search(self, query: str, count: int = 5) -> str:
         """Searches the web. Gives title, address and a short text of each page found.
@@ -190,8 +215,11 @@ class Builtins:
         return {place: key}
 
     def _fetched(self, web: RemoteContents, url: str, body: str | None = None) -> tuple[str, bytes]:
-        """The kind and the beginning of what is at an address, without what logs in there. Raises ToolFailed."""
-        secrets = (word for one in self._sent() if "${" in one for word in expand(one, web.env)[0].split())
+        """The kind and the beginning of what is at an address, without what logs in there. Raises
+        ToolFailed."""
+        secrets = (
+            word for one in self._sent() if "${" in one for word in expand(one, web.env)[0].split()
+        )
         try:
             kind, data = web.beginning(url, MOST_BYTES, body)
         except Refused as error:
@@ -201,14 +229,30 @@ class Builtins:
 
 SHAPES: Mapping[str, Mapping[str, str]] = {
     "": {
-        "method": "GET", "query": "q", "count": "count", "key": "Authorization",
-        "results": "results", "title": "title", "link": "url", "text": "content",
+        "method": "GET",
+        "query": "q",
+        "count": "count",
+        "key": "Authorization",
+        "results": "results",
+        "title": "title",
+        "link": "url",
+        "text": "content",
     },
-    "api.search.brave.com": {"key": "X-Subscription-Token", "results": "web.results", "text": "description"},
-    "serpapi.com": {"count": "num", "key": "?api_key", "results": "organic_results", "link": "link", "text": "snippet"},
-}  # fmt: skip
-"""How web searches are asked, and where in their answers the pages are, by the host. `key`: the header of the key, or
-with a `?` its parameter."""
+    "api.search.brave.com": {
+        "key": "X-Subscription-Token",
+        "results": "web.results",
+        "text": "description",
+    },
+    "serpapi.com": {
+        "count": "num",
+        "key": "?api_key",
+        "results": "organic_results",
+        "link": "link",
+        "text": "snippet",
+    },
+}
+"""How web searches are asked, and where in their answers the pages are, by the host. `key`: the
+header of the key, or with a `?` its parameter."""
 
 
 def _pages_found(data: bytes, shape: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -223,7 +267,9 @@ def _pages_found(data: bytes, shape: Mapping[str, str]) -> list[dict[str, Any]]:
         return []
     names = {"title": shape["title"], "url": shape["link"], "text": shape["text"]}
     return [
-        {key: page[name] for key, name in names.items() if name in page} for page in pages if isinstance(page, dict)
+        {key: page[name] for key, name in names.items() if name in page}
+        for page in pages
+        if isinstance(page, dict)
     ]
 
 
@@ -238,7 +284,8 @@ _BLOCKS = re.compile("address|article|br|dd|div|dt|h[1-6]|li|p|pre|section|t(abl
 
 def _plain_text(page: str) -> str:
     """The text of a page, a line a block."""
-    said, hidden = list[str](), ""
+    said = list[str]()
+    hidden = ""
     parts = [*_TAG.split(page), "", ""]
     for text, slash, name in zip(parts[::3], parts[1::3], map(str.lower, parts[2::3]), strict=True):
         said.append("" if hidden else re.sub(r"\s+", " ", unescape(text)))

@@ -1,4 +1,5 @@
-"""Functions of the project: imported, called in threads, their prints to standard error; values as JSON has them."""
+"""Functions of the project: imported, called in threads, their prints to standard error; values as
+JSON has them."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from agac.core.types import JSONValue
 from agac.data.json_formats import MAX_DEPTH
 from agac.spec.python_code import FunctionInput, FunctionRef, as_written, import_file, source_hash
 
-# Taken as they are: what JSON has. Converted, as nothing is lost: a tuple to a list, a kind of dict or list to a plain
-# one, a member of a text or whole-number Enum to its value. All else is refused, with what to write instead: agac does
-# not guess how a date or a Decimal should look.
+# Taken as they are: what JSON has. Converted, as nothing is lost: a tuple to a list, a kind of dict
+# or list to a plain one, a member of a text or whole-number Enum to its value. All else is refused,
+# with what to write instead: agac does not guess how a date or a Decimal should look.
 
 _TOO_LONG = 10**4300  # Python writes no longer number as text
 
@@ -36,7 +37,9 @@ _REMEDIES: dict[str, str] = {
     **dict.fromkeys(("bytes", "bytearray"), "give text, as value.decode()"),
     **dict.fromkeys(("datetime", "date", "time"), "give text, as value.isoformat()"),
     "timedelta": "give a number, as value.total_seconds()",
-    **dict.fromkeys(("Decimal", "Fraction"), "give text or a number, as str(value) or float(value)"),
+    **dict.fromkeys(
+        ("Decimal", "Fraction"), "give text or a number, as str(value) or float(value)"
+    ),
     "complex": "give its parts, as [value.real, value.imag]",
     **dict.fromkeys(("set", "frozenset"), "give a list, as sorted(value)"),
     "UUID": "give text, as str(value)",
@@ -57,7 +60,8 @@ _BY_ATTRIBUTE: dict[str, str] = {
 
 
 class Unfit(Exception):
-    """A value that JSON does not hold: what it is, and the remedy. `path` leads to it, its last step first."""
+    """A value that JSON does not hold: what it is, and the remedy. `path` leads to it, its last
+    step first."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -91,7 +95,9 @@ def plain(value: Any, depth: int = 0) -> JSONValue:
     if isinstance(value, Enum) and isinstance(value, (str, int)):
         return plain(value.value, depth + 1)
     known = (remedy for attribute, remedy in _BY_ATTRIBUTE.items() if hasattr(value, attribute))
-    remedy = _REMEDIES.get(kind.__name__) or next(known, "give text, a number, true, false, None, a list or a dict")
+    remedy = _REMEDIES.get(kind.__name__) or next(
+        known, "give text, a number, true, false, None, a list or a dict"
+    )
     raise Unfit(f"is {_a(kind.__name__)}, which JSON has not; {remedy}")
 
 
@@ -111,7 +117,10 @@ def _key(key: Any) -> str:
         return key if key.isascii() else _text(key)
     if isinstance(key, Enum) and isinstance(key, str) and type(key.value) is str:
         return _text(key.value)
-    shown = repr(key) if isinstance(key, (int, float, bytes, tuple)) or key is None else "of another kind"
+    if isinstance(key, (int, float, bytes, tuple)) or key is None:
+        shown = repr(key)
+    else:
+        shown = "of another kind"
     raise Unfit(f"has the key {shown}, {_a(type(key).__name__)}; keys are text: give str(key)")
 
 
@@ -119,7 +128,10 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        what = "holds half of a surrogate pair, which no UTF-8 text can; give value.encode('utf-8', 'replace').decode()"
+        what = (
+            "holds half of a surrogate pair, which no UTF-8 text can; give "
+            "value.encode('utf-8', 'replace').decode()"
+        )
         raise Unfit(what) from None
     return value
 
@@ -135,17 +147,21 @@ _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 Record = dict[str, JSONValue]
 
 Returned = Record | list[Record] | None
-"""What a function gave for a row: one row, a list of rows, or None; copies. Else there is a RowError: its message is a
-line and ends with the place in the user's file; its detail is the traceback, if any, from the user's own frame."""
+"""What a function gave for a row: one row, a list of rows, or None; copies. Else there is a
+RowError: its message is a line and ends with the place in the user's file; its detail is the
+traceback, if any, from the user's own frame."""
 
 
 def returned(value: Any, named: str) -> Returned | RowError:
-    """What `value` means for the row, copied, or a failure. `named`: the function, as `tools/clean.py:normalise`."""
+    """What `value` means for the row, copied, or a failure. `named`: the function, as
+    `tools/clean.py:normalise`."""
     try:
         if value is None or isinstance(value, dict):
             return cast("Returned", plain(value))
         if isinstance(value, (list, tuple)) and not hasattr(value, "_asdict"):
-            return [cast("Record", _inner(one, f"[{i}]", -1, row=True)) for i, one in enumerate(value)]
+            return [
+                cast("Record", _inner(one, f"[{i}]", -1, row=True)) for i, one in enumerate(value)
+            ]
         if hasattr(value, "__await__") and callable(close := getattr(value, "close", None)):
             close()  # nobody will await it: before Python complains about it
         plain(value)  # says what it is, if it is nothing that JSON has
@@ -157,17 +173,29 @@ def returned(value: Any, named: str) -> Returned | RowError:
 
 
 def _kind(value: Any) -> str:
-    words = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", tuple: "a list"}
+    words = {
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        tuple: "a list",
+    }
     return words.get(type(value)) or ("None" if value is None else type(value).__name__)
 
 
 def failure(error: BaseException, root: Path, named: str) -> RowError:
-    """What a user should know of an exception that their function raised. The traceback leaves out the frames of agac,
-    of Python's import and those before the user's first, and names the project's files from its root."""
+    """What a user should know of an exception that their function raised. The traceback leaves out
+    the frames of agac, of Python's import and those before the user's first, and names the
+    project's files from its root."""
     raised = traceback.TracebackException.from_exception(error, compact=True)
     home = str(root.resolve()) + os.sep
     for one in _chain(raised):
-        kept = [frame for frame in one.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
+        kept = [
+            frame
+            for frame in one.stack
+            if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
+        ]
         first = next((i for i, frame in enumerate(kept) if frame.filename.startswith(home)), 0)
         for frame in kept:
             frame.filename = frame.filename.removeprefix(home)
@@ -176,11 +204,16 @@ def failure(error: BaseException, root: Path, named: str) -> RowError:
     place = named
     for frame in raised.stack:
         if frame.filename.endswith(".py") and not Path(frame.filename).is_absolute():
-            place = place if "site-packages" in frame.filename else f"{frame.filename}:{frame.lineno}"
+            if "site-packages" in frame.filename:
+                place = place
+            else:
+                place = f"{frame.filename}:{frame.lineno}"
     text = as_written("".join(raised.format()))
     if len(text) > MOST_TRACEBACK:
         half = MOST_TRACEBACK // 2
-        text = f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
+        text = (
+            f"{text[:half]}\n  … {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
+        )
     return RowError(ErrorType.PYTHON_ERROR, f"{_one_line(error)} ({place})", text)
 
 
@@ -188,7 +221,8 @@ def _chain(raised: traceback.TracebackException) -> Iterator[traceback.Traceback
     """An exception, its causes, and the members of groups."""
     waiting: list[traceback.TracebackException | None] = [raised]
     while waiting:
-        if (one := waiting.pop()) is not None:
+        one = waiting.pop()
+        if one is not None:
             yield one
             waiting += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
 
@@ -200,24 +234,32 @@ def _one_line(error: BaseException) -> str:
         text = "(its text cannot be made)"
     if len(text) > MOST_MESSAGE:
         text = text[:MOST_MESSAGE] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if text:
+        return f"{type(error).__name__}: {text}"
+    return type(error).__name__
 
 
 Function = Callable[[Any], Any]  # it is given a `FunctionInput`, and one of a tool its arguments
-SPARE_DEPTH = -20  # a row holds results by stage, and so may be a little deeper than what a function may give
+# a row holds results by stage, and so may be a little deeper than what a function may give
+SPARE_DEPTH = -20
 
 
 def import_function(ref: FunctionRef, root: Path, parameters: str = "…") -> Callable[..., Any]:
-    """Imports the file and gives the function. What it prints meanwhile goes to standard error. Raises UsageError, the
-    user's exception its cause, the traceback a note: it cannot be imported, is no function, or was changed."""
+    """Imports the file and gives the function. What it prints meanwhile goes to standard error.
+    Raises UsageError, the user's exception its cause, the traceback a note: it cannot be imported,
+    is no function, or was changed."""
     try:
         with redirect_stdout(sys.stderr):
             module = import_file(ref.file, root)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the user's code runs here and may raise anything, SystemExit too
+    except (
+        BaseException
+    ) as error:  # the user's code runs here and may raise anything, SystemExit too
         failed = failure(error, root, ref.shown)
-        problem = UsageError(f"{ref} cannot be imported: {failed.message}", remedy=_remedy(error, ref))
+        problem = UsageError(
+            f"{ref} cannot be imported: {failed.message}", remedy=_remedy(error, ref)
+        )
         problem.add_note(failed.detail)
         raise problem from error
     if source_hash(ref.file, root)[0] != ref.source_hash:
@@ -231,22 +273,31 @@ def import_function(ref: FunctionRef, root: Path, parameters: str = "…") -> Ca
 
 
 def load_function(ref: FunctionRef, root: Path) -> Function:
-    """The same of a function of a row or of a group's rows. Raises UsageError if it does not take one argument."""
+    """The same of a function of a row or of a group's rows. Raises UsageError if it does not take
+    one argument."""
     function = import_function(ref, root, "row")
     try:
         inspect.signature(function).bind({})
     except TypeError as error:
         message = f"{ref} cannot be called with one argument, a row or the rows of a group: {error}"
-        raise UsageError(message, remedy=f"Write def {ref.name}(row), or of groups def {ref.name}(rows).") from error
+        raise UsageError(
+            message, remedy=f"Write def {ref.name}(row), or of groups def {ref.name}(rows)."
+        ) from error
     except ValueError:  # written in C, or by a decorator of an unusual kind: the call shows
         pass
     return function
 
 
 def _remedy(error: BaseException, ref: FunctionRef) -> str:
-    name = as_written(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if isinstance(error, ModuleNotFoundError):
+        name = as_written(error.name or "")
+    else:
+        name = ""
     if name and (ref.file.parent / f"{name}.py").is_file():
-        return f"It stands beside {ref.shown}: write `from . import {name}`, or import it from the project's root."
+        return (
+            f"It stands beside {ref.shown}: write `from . import {name}`, or import it "
+            "from the project's root."
+        )
     if name:
         return f"Install the package that has {name!r} where agac runs, or correct the import."
     return f"Correct {ref.shown}, and try it: its imports start from the project's root."
@@ -263,7 +314,12 @@ Give = Callable[[Any, str], Any]  # what a function is given of what there is; w
 
 
 def outcome_of(
-    function: Function, row: Any, root: Path, named: str, take: Take = _copied, give: Give = returned
+    function: Function,
+    row: Any,
+    root: Path,
+    named: str,
+    take: Take = _copied,
+    give: Give = returned,
 ) -> Any | RowError:
     """What a function makes of a copy of `row`, whatever it raises."""
     try:
@@ -280,7 +336,12 @@ async def awaited(function: Function, row: FunctionInput) -> Any:
 
 
 async def awaited_outcome(
-    function: Function, root: Path, named: str, row: Any, take: Take = _copied, give: Give = returned
+    function: Function,
+    root: Path,
+    named: str,
+    row: Any,
+    take: Take = _copied,
+    give: Give = returned,
 ) -> Any | RowError:
     """What such a function makes of a copy of `row`, here and now."""
     try:
@@ -298,15 +359,19 @@ async def awaited_outcome(
     return give(value, named)
 
 
-# Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that ended meanwhile), and a
-# call that never returns would keep the whole process from ending. And Python runs one thread at a time: threads that
-# compute keep the event loop waiting, with 32 of them for a tenth of a second each time. So there are fewer of them as
-# soon as the loop is late for what they ended, and more again while it is not; threads that wait cost it nothing.
+# Not `ThreadPoolExecutor`: it wakes the loop once for each call (here: once for all calls that
+# ended meanwhile), and a call that never returns would keep the whole process from ending. And
+# Python runs one thread at a time: threads that compute keep the event loop waiting, with 32 of
+# them for a tenth of a second each time. So there are fewer of them as soon as the loop is late for
+# what they ended, and more again while it is not; threads that wait cost it nothing.
 
-MAX_LEFT = 100  # threads with calls that nobody waits for any more; beyond, such calls keep their places
+MAX_LEFT = (
+    100  # threads with calls that nobody waits for any more; beyond, such calls keep their places
+)
 MIN_THREADS = 2
 
-LATE, IN_TIME = 0.015, 0.004  # seconds until the loop hears of a call's end: above, there are too many threads
+LATE = 0.015  # seconds until the loop hears of a call's end: above, there are too many threads
+IN_TIME = 0.004
 
 
 @dataclass(slots=True, eq=False)
@@ -321,10 +386,12 @@ class _Call:
 
 
 class Threads:
-    """Calls `function`, at most `most` times at once. Lives in one event loop; `close` waits for nobody."""
+    """Calls `function`, at most `most` times at once. Lives in one event loop; `close` waits for
+    nobody."""
 
     def __init__(self, function: Callable[[Any], Any], most: int) -> None:
-        self._function, self._most = function, most
+        self._function = function
+        self._most = most
         self._loop = asyncio.get_running_loop()
         self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
         self._ended: deque[tuple[_Call, Any, BaseException | None]] = deque()
@@ -371,7 +438,8 @@ class Threads:
     def _work(self) -> None:
         while (call := self._waiting.get()) is not None:
             call.begun = True
-            result, error = None, None
+            result = None
+            error = None
             if not call.waiter.cancelled():
                 try:
                     result = self._function(call.given)
@@ -413,8 +481,9 @@ class Threads:
             self._now_most = min(self._now_most + 0.25, self._most)
 
 
-# Standard output is for results. `sys.stdout` is exchanged while a function is open, and decides at each use: what runs
-# in the context of a call, and every thread that was started since, prints to standard error.
+# Standard output is for results. `sys.stdout` is exchanged while a function is open, and decides at
+# each use: what runs in the context of a call, and every thread that was started since, prints to
+# standard error.
 
 _in_call: ContextVar[bool] = ContextVar("_in_call", default=False)
 _open = 0
@@ -426,7 +495,8 @@ class _Switch:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self._spared = WeakSet(threading.enumerate())  # not their idents, which the next thread gets again
+        # not their idents, which the next thread gets again
+        self._spared = WeakSet(threading.enumerate())
 
     def __getattr__(self, name: str) -> Any:
         theirs = _in_call.get() or threading.current_thread() not in self._spared

@@ -1,4 +1,5 @@
-"""MCP servers at work: sessions that rows share or have alone, replaced when they end, and held to their lock."""
+"""MCP servers at work: sessions that rows share or have alone, replaced when they end, and held to
+their lock."""
 
 from __future__ import annotations
 
@@ -22,14 +23,24 @@ from agac.core.keys import canonical, digest
 from agac.spec.mcp_lock import HUB, SUFFIX, ServerLock, connection, difference, read_lock
 from agac.spec.paths import home_of
 from agac.spec.tools import McpServer, ToolRules
-from agac.tools.tool_functions import NO_INTENT, Intent, SessionGone, ToolFailed, ToolLost, ToolTimeout
+from agac.tools.tool_functions import (
+    NO_INTENT,
+    Intent,
+    SessionGone,
+    ToolFailed,
+    ToolLost,
+    ToolTimeout,
+)
 
 if TYPE_CHECKING:
     from agac.tools.mcp_session import McpSession, Mode
 
-MOST_FAILURES, BACKOFF_S, REST_S = 3, 0.5, 30.0
-"""Sessions of a server that may end or not begin without a call that worked between them; seconds before the second,
-which double; and those for which it is left alone then, until a call tries it once."""
+MOST_FAILURES = 3
+BACKOFF_S = 0.5
+REST_S = 30.0
+"""Sessions of a server that may end or not begin without a call that worked between them; seconds
+before the second, which double; and those for which it is left alone then, until a call tries it
+once."""
 
 _GUARD = """\
 import os, signal, sys
@@ -48,15 +59,20 @@ for group in alive:
 
 @dataclass(slots=True)
 class _Served:
-    """A server and its sessions, by the row's fingerprint or shared under an empty key; `used`: those with a state."""
+    """A server and its sessions, by the row's fingerprint or shared under an empty key; `used`:
+    those with a state."""
 
     spec: McpServer
     failures: int = 0
     why: str = ""
     rests_until: float = 0.0
-    sessions: defaultdict[bytes, list[McpSession]] = field(default_factory=lambda: defaultdict(list))
+    sessions: defaultdict[bytes, list[McpSession]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     used: dict[bytes, McpSession] = field(default_factory=dict)
-    opening: defaultdict[bytes, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    opening: defaultdict[bytes, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
     mode: Mode = "auto"
     """Whether a session asks for the version of the protocol: the first one tells."""
 
@@ -64,7 +80,8 @@ class _Served:
         return f"MCP server {self.spec.name!r} ({self.spec.target})"
 
     def failed(self, why: str) -> None:
-        self.failures, self.why = self.failures + 1, why
+        self.failures = self.failures + 1
+        self.why = why
         if self.failures >= MOST_FAILURES:
             self.rests_until = time.monotonic() + REST_S
 
@@ -75,8 +92,11 @@ class _Served:
         return ToolLost(f"{self} lost its session, and what it knew: {why}", anew=True, made=made)
 
 
-async def listed_servers(servers: list[McpServer], root: Path, env: Mapping[str, str]) -> dict[str, ServerLock]:
-    """What servers say of themselves now, by name. Raises UsageError where one cannot be reached."""
+async def listed_servers(
+    servers: list[McpServer], root: Path, env: Mapping[str, str]
+) -> dict[str, ServerLock]:
+    """What servers say of themselves now, by name. Raises UsageError where one cannot be
+    reached."""
     async with aclosing(McpServers(root, env)) as pool:
         try:
             found = await asyncio.gather(*map(pool.listed, servers))
@@ -86,7 +106,8 @@ async def listed_servers(servers: list[McpServer], root: Path, env: Mapping[str,
 
 
 def _remedy_of(why: str, servers: Sequence[McpServer], env: Mapping[str, str]) -> str:
-    """What to do about a server that cannot be listed: one that refuses who is not logged in is told how to log in."""
+    """What to do about a server that cannot be listed: one that refuses who is not logged in is
+    told how to log in."""
     if not re.search(r"HTTP 40[13]\b", why):
         return "See that it works by itself; `agac --log-level info …` shows what it writes."
     target = next((one.target for one in servers if f"({one.target})" in why), "")
@@ -96,24 +117,34 @@ def _remedy_of(why: str, servers: Sequence[McpServer], env: Mapping[str, str]) -
 
 
 class McpServers:
-    """The servers of an invocation, each connected when it is first called. `env`: what `${VAR}` is looked up in."""
+    """The servers of an invocation, each connected when it is first called. `env`: what `${VAR}`
+    is looked up in."""
 
     def __init__(self, root: Path, env: Mapping[str, str]) -> None:
-        if lack := lack_of("An MCP server", "mcp"):
+        lack = lack_of("An MCP server", "mcp")
+        if lack:
             raise UsageError(lack)
-        self._root, self._env = root, env
+        self._root = root
+        self._env = env
         self._served: dict[str, _Served] = {}
         self._all: set[McpSession] = set()
         self._guard: subprocess.Popen[bytes] | None = None
 
     async def call(
-        self, server: McpServer, tool: str, rules: ToolRules, arguments: dict[str, Any], fingerprint: bytes,
+        self,
+        server: McpServer,
+        tool: str,
+        rules: ToolRules,
+        arguments: dict[str, Any],
+        fingerprint: bytes,
         intent: Intent = NO_INTENT,
-    ) -> str:  # fmt: skip
-        """The result of a tool as text; its `intent` begins once there is a session that is what its lock says. Where a
-        session ends, the call is made again if it has no side effects and the server no state. Raises ToolFailed for
-        the model, ToolLost, UsageError: the server is not what its lock says."""
-        served, repeatable = self._of(server), not rules.side_effects
+    ) -> str:
+        """The result of a tool as text; its `intent` begins once there is a session that is what
+        its lock says. Where a session ends, the call is made again if it has no side effects and
+        the server no state. Raises ToolFailed for the model, ToolLost, UsageError: the server is
+        not what its lock says."""
+        served = self._of(server)
+        repeatable = not rules.side_effects
         for _ in range(MOST_FAILURES):
             session = await self._session(served, fingerprint)
             try:
@@ -137,7 +168,9 @@ class McpServers:
                     served.used.pop(fingerprint, None)
                     raise served.lost(str(gone), made=gone.sent) from None
                 if gone.sent and not repeatable:
-                    raise ToolLost(f"{served} ended in the middle of a call of {tool}: {gone}") from None
+                    raise ToolLost(
+                        f"{served} ended in the middle of a call of {tool}: {gone}"
+                    ) from None
             else:
                 served.failures = 0
                 return text
@@ -156,7 +189,9 @@ class McpServers:
 
     def access(self, server: McpServer) -> str:
         """Stands for how a server is reached, and as whom. Raises UsageError."""
-        return digest(canonical([asdict(server), str(connection(server, self._root, self._env))])).hex()
+        return digest(
+            canonical([asdict(server), str(connection(server, self._root, self._env))])
+        ).hex()
 
     async def listed(self, server: McpServer) -> ServerLock:
         """What a server says of itself. Raises ToolLost."""
@@ -172,7 +207,8 @@ class McpServers:
                 session.retire()
 
     async def aclose(self) -> None:
-        """Every session ends, and every process: soon, where a Ctrl-C has cancelled the task that waits."""
+        """Every session ends, and every process: soon, where a Ctrl-C has cancelled the task that
+        waits."""
         task = asyncio.current_task()
         hurried = task is not None and task.cancelling() > 0
         await asyncio.gather(*(session.close(hurried=hurried) for session in list(self._all)))
@@ -184,7 +220,8 @@ class McpServers:
 
     async def _session(self, served: _Served, fingerprint: bytes) -> McpSession:
         """The least busy of the sessions that a conversation may use."""
-        if (used := served.used.get(fingerprint)) is not None:
+        used = served.used.get(fingerprint)
+        if used is not None:
             if used.gone or used.retired:
                 del served.used[fingerprint]
                 raise served.lost(used.gone or "a call took too long", made=False)
@@ -208,7 +245,10 @@ class McpServers:
         reached = connection(spec, self._root, self._env)
         if reached.command:
             path = {**environment(), **reached.env}["PATH"]
-            if which(reached.command[0], path=path) is None and not (reached.folder / reached.command[0]).is_file():
+            if (
+                which(reached.command[0], path=path) is None
+                and not (reached.folder / reached.command[0]).is_file()
+            ):
                 message = f"{served} cannot be started: there is no command {reached.command[0]!r}"
                 raise UsageError(message, remedy="Install it, or mend its target.")
         while served.failures < MOST_FAILURES or time.monotonic() >= served.rests_until:
@@ -240,18 +280,30 @@ class McpServers:
             return
         session.changed = True
         command = f"agac card lock {Path(spec.lock).name.removesuffix(SUFFIX)}"
-        lock = read_lock(self._root / spec.lock, spec.lock, command, home_of(self._root)).get(spec.name)
+        lock = read_lock(self._root / spec.lock, spec.lock, command, home_of(self._root)).get(
+            spec.name
+        )
         if lock is None or lock.hash != spec.locked:
             message = f"{spec.lock} was changed after this run was planned"
             raise UsageError(message, remedy="Run the same command again: the plan is made anew.")
-        message = f"MCP server {spec.name!r} is not what {spec.lock} says of it:\n{difference(lock, found)}"
-        remedy = f"Look at what changed: accept it with `{command}` and run again, or restore the server."
+        message = (
+            f"MCP server {spec.name!r} is not what {spec.lock} says of "
+            f"it:\n{difference(lock, found)}"
+        )
+        remedy = (
+            f"Look at what changed: accept it with `{command}` and run again, or restore "
+            "the server."
+        )
         raise UsageError(message, remedy=remedy)
 
     def _watch(self, number: int) -> None:
         """A process began, or with a number below 0 ended."""
         if self._guard is None and hasattr(os, "killpg"):
-            how: dict[str, Any] = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+            how: dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "bufsize": 0,
+                "start_new_session": True,
+            }
             self._guard = subprocess.Popen((sys.executable, "-ISE", "-c", _GUARD), **how)  # noqa: S603
         if self._guard is not None and self._guard.stdin is not None:
             with suppress(OSError):

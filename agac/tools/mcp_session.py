@@ -1,4 +1,5 @@
-"""One session with an MCP server, by the `mcp` package: a process behind pipes, or HTTP. What it sends is bounded."""
+"""One session with an MCP server, by the `mcp` package: a process behind pipes, or HTTP. What it
+sends is bounded."""
 
 from __future__ import annotations
 
@@ -32,12 +33,18 @@ from agac.core.text import LINE_END, plain
 from agac.spec.mcp_lock import LockedTool, ServerAddress, ServerLock
 from agac.tools.tool_functions import SessionGone, ToolFailed
 
-MAX_BYTES, MAX_TOOLS = 8_000_000, 1_000  # of a server's message, of which no more is held; and tools that it may list
-LOG_BYTES = 100_000  # of what a session writes besides messages; what follows is read and thrown away
-END_S, LISTEN_S = 2.0, 5.0  # for a process to end, after its input and SIGTERM each; to ask a server to tell of changes
+MAX_BYTES = 8_000_000  # of a server's message, of which no more is held; and tools that it may list
+MAX_TOOLS = 1_000
+LOG_BYTES = (
+    100_000  # of what a session writes besides messages; what follows is read and thrown away
+)
+# for a process to end, after its input and SIGTERM each; to ask a server to tell of changes
+END_S = 2.0
+LISTEN_S = 5.0
 HURRIED_S = 0.2  # in place of END_S after a Ctrl-C
 _TOO_LARGE = f"the result has more than the {MAX_BYTES / 1e6:.0f} MB that are read"
-_UNREACHED, _UNSENT = -32099, -32098  # codes of errors that HTTP gave, and not the server; the request was not sent
+_UNREACHED = -32099  # codes of errors that HTTP gave, and not the server; the request was not sent
+_UNSENT = -32098
 _OURS = token_hex(16)  # data of these errors: a server may use the same codes, and does not know it
 _CHUNK = 1 << 16
 _NOISE_S = 0.02  # for what a server wrote before its answer to be read
@@ -50,27 +57,43 @@ for _name in ("mcp", "client", "httpx2"):  # what they say is said by our errors
 
 
 def environment() -> dict[str, str]:
-    """The variables that every server's process gets. Programs beside the running Python are found last."""
+    """The variables that every server's process gets. Programs beside the running Python are found
+    last."""
     own = get_default_environment()
-    return own | {"PATH": os.pathsep.join(filter(None, (own.get("PATH"), sysconfig.get_path("scripts"))))}
+    return own | {
+        "PATH": os.pathsep.join(filter(None, (own.get("PATH"), sysconfig.get_path("scripts"))))
+    }
 
 
 class McpSession:
-    """A session, which a task of its own opens and closes, as the package wants it. `calls` are under way; `changed`:
-    its tools are others; `retired`: it takes no new calls, and ends with those that it has; `gone`: why it ended."""
+    """A session, which a task of its own opens and closes, as the package wants it. `calls` are
+    under way; `changed`: its tools are others; `retired`: it takes no new calls, and ends with
+    those that it has; `gone`: why it ended."""
 
-    def __init__(self, name: str, reached: ServerAddress, watch: Callable[[int], None], mode: Mode = "auto") -> None:
-        """`watch` is told of a process by its id, and of its end by the same number below 0. `mode`: whether the server
-        is asked for its version of the protocol, or is known to have an older one, `legacy`."""
-        self.calls, self.changed, self.retired, self.gone = 0, False, False, ""
-        self._name, self._reached, self._watch = name, reached, watch
+    def __init__(
+        self, name: str, reached: ServerAddress, watch: Callable[[int], None], mode: Mode = "auto"
+    ) -> None:
+        """`watch` is told of a process by its id, and of its end by the same number below 0.
+        `mode`: whether the server is asked for its version of the protocol, or is known to have an
+        older one, `legacy`."""
+        self.calls = 0
+        self.changed = False
+        self.retired = False
+        self.gone = ""
+        self._name = name
+        self._reached = reached
+        self._watch = watch
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._client.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._patience = END_S
-        self._end, self._clean = asyncio.Event(), Redactor(reached.secrets).clean
+        self._end = asyncio.Event()
+        self._clean = Redactor(reached.secrets).clean
         self.mode: Mode = mode
-        self._said, self._logged = deque[str](maxlen=5), 0
-        self._held: list[str] | None = []  # what it writes until the version of the protocol is agreed on
+        self._said = deque[str](maxlen=5)
+        self._logged = 0
+        self._held: (
+            list[str] | None
+        ) = []  # what it writes until the version of the protocol is agreed on
         self.task = asyncio.get_running_loop().create_task(self._own())
 
     async def open(self, seconds: float) -> None:
@@ -82,7 +105,8 @@ class McpSession:
             raise SessionGone(f"it did not answer within {seconds:g} s", sent=False) from None
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Ends the session, and its process, which has less time to end by itself when `hurried`."""
+        """Ends the session, and its process, which has less time to end by itself when
+        `hurried`."""
         if hurried:
             self._patience = HURRIED_S
         self.gone = self.gone or "it was closed"
@@ -100,20 +124,27 @@ class McpSession:
 
     async def listed(self, seconds: float) -> ServerLock:
         """What the server says of itself. Raises SessionGone."""
-        client, tools = self._client.result(), dict[str, LockedTool]()
+        client = self._client.result()
+        tools = dict[str, LockedTool]()
         params: wire.PaginatedRequestParams | None = None
         try:
             async with asyncio.timeout(seconds):
                 while params is None or params.cursor:
                     page = await client.session.list_tools(params=params)
-                    tools |= {one.name: LockedTool(one.description or "", one.input_schema) for one in page.tools}
+                    tools |= {
+                        one.name: LockedTool(one.description or "", one.input_schema)
+                        for one in page.tools
+                    }
                     params = wire.PaginatedRequestParams(cursor=page.next_cursor)
                     if len(tools) > MAX_TOOLS or len(str(tools)) > MAX_BYTES:
                         raise SessionGone(
-                            f"it lists more than {MAX_TOOLS:,} tools or {MAX_BYTES // 10**6} MB", sent=False
+                            f"it lists more than {MAX_TOOLS:,} tools or {MAX_BYTES // 10**6} MB",
+                            sent=False,
                         )
         except (MCPError, RuntimeError, ValidationError, TimeoutError) as error:
-            raise SessionGone(f"its tools cannot be listed: {self._why(error)}", sent=False) from None
+            raise SessionGone(
+                f"its tools cannot be listed: {self._why(error)}", sent=False
+            ) from None
         info = client.server_info
         server = f"{info.name} {info.version}".strip() if info else ""
         return ServerLock("", tools, client.instructions or "", server, client.protocol_version)
@@ -124,7 +155,9 @@ class McpSession:
             raise SessionGone(self.gone, sent=False)
         self.calls += 1
         try:
-            result = await self._client.result().session.call_tool(tool, arguments, allow_input_required=True)
+            result = await self._client.result().session.call_tool(
+                tool, arguments, allow_input_required=True
+            )
         except MCPError as error:
             raise self._call_error(tool, error) from None
         except (RuntimeError, ValidationError) as error:
@@ -135,7 +168,9 @@ class McpSession:
             if self.retired:
                 self.retire()
         if not isinstance(result, wire.CallToolResult):
-            raise ToolFailed(f"{tool} asks for what a person would have to answer, and there is none")
+            raise ToolFailed(
+                f"{tool} asks for what a person would have to answer, and there is none"
+            )
         text = self._clean(_result_text(result))
         if result.is_error:
             raise ToolFailed(text or f"{tool} failed, and does not say why")
@@ -154,8 +189,15 @@ class McpSession:
         try:
             async with self._transport() as transport:
                 own = wire.Implementation(name="agac", version=version("agac"))
-                how: dict[str, Any] = {"cache": None, "message_handler": self._heard, "client_info": own}
-                async with Client(transport, mode=self.mode, **how) as client, anyio.create_task_group() as group:
+                how: dict[str, Any] = {
+                    "cache": None,
+                    "message_handler": self._heard,
+                    "client_info": own,
+                }
+                async with (
+                    Client(transport, mode=self.mode, **how) as client,
+                    anyio.create_task_group() as group,
+                ):
                     await self._agreed(client.protocol_version)
                     with anyio.move_on_after(LISTEN_S):
                         await group.start(self._listen, client)
@@ -171,7 +213,8 @@ class McpSession:
             self._client.set_exception(SessionGone(self.gone, sent=False))
 
     async def _agreed(self, version: str) -> None:
-        """Passes over what a server of an older version wrote: the question for a newer one is noise in its log."""
+        """Passes over what a server of an older version wrote: the question for a newer one is
+        noise in its log."""
         asked, self.mode = self.mode, "legacy" if version in HANDSHAKE_PROTOCOL_VERSIONS else "auto"
         if asked == "auto" and self.mode == "legacy":
             await asyncio.sleep(_NOISE_S)
@@ -197,7 +240,9 @@ class McpSession:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = getattr(error, "message", "") or str(error) or type(error).__name__
-        return self.gone or self._clean(f"{text}: {plain(' / '.join(self._said))}" if self._said else text)
+        return self.gone or self._clean(
+            f"{text}: {plain(' / '.join(self._said))}" if self._said else text
+        )
 
     # What carries its messages.
 
@@ -209,14 +254,22 @@ class McpSession:
         timeout = httpx2.Timeout(30.0, read=None)  # calls have time-outs of their own
         headers = {"accept-encoding": "identity", **self._reached.headers}
         async with _BoundedHttp(headers=headers, timeout=timeout) as client:
-            yield streamable_http_client(self._reached.url, http_client=client, max_sse_event_size=MAX_BYTES)
+            yield streamable_http_client(
+                self._reached.url, http_client=client, max_sse_event_size=MAX_BYTES
+            )
 
     @asynccontextmanager
     async def _pipes(self) -> AsyncIterator[Any]:
-        command, cwd, env = self._reached.command, self._reached.folder, environment()
-        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        command = self._reached.command
+        cwd = self._reached.folder
+        env = environment()
+        pipes: dict[str, Any] = dict.fromkeys(
+            ("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE
+        )
         env |= self._reached.env
-        process = await asyncio.create_subprocess_exec(*command, cwd=cwd, env=env, start_new_session=True, **pipes)
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=cwd, env=env, start_new_session=True, **pipes
+        )
         self._watch(process.pid)
         heard, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
@@ -236,8 +289,9 @@ class McpSession:
             cast("Any", process)._transport.close()  # a grandchild may hold its pipes
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
-        """Closes the process's input, then ends it with all that it started, with the session's patience before each
-        step. A Ctrl-C may shorten that meanwhile. `wait` would wait for whoever has its pipes, too."""
+        """Closes the process's input, then ends it with all that it started, with the session's
+        patience before each step. A Ctrl-C may shorten that meanwhile. `wait` would wait for
+        whoever has its pipes, too."""
         assert process.stdin is not None
         process.stdin.close()
         for number in (0, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
@@ -252,13 +306,15 @@ class McpSession:
     async def _read(self, process: asyncio.subprocess.Process, heard: Any) -> None:
         """Messages of the process, line by line; what is no message is logged."""
         assert process.stdout is not None
-        line, size = bytearray(), 0
+        line = bytearray()
+        size = 0
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
             while chunk := await process.stdout.read(_CHUNK):
                 *ends, rest = chunk.split(b"\n")
                 for part in ends:
                     message = self._message(bytes(line + part[: MAX_BYTES + 1]), size + len(part))
-                    line, size = bytearray(), 0
+                    line = bytearray()
+                    size = 0
                     if message is not None:
                         await heard.send(SessionMessage(message))
                 size += len(rest)
@@ -268,7 +324,10 @@ class McpSession:
                 async with asyncio.timeout(END_S / 2):
                     await process.wait()
             code = process.returncode
-            how = "closed its output" if code is None else f"ended with exit status {code}"
+            if code is None:
+                how = "closed its output"
+            else:
+                how = f"ended with exit status {code}"
             self.gone = self._why(RuntimeError(f"its process {how}"))
         await heard.aclose()
         self._end.set()
@@ -306,7 +365,11 @@ class McpSession:
             elif before < LOG_BYTES:
                 _log.info("%s: %s", self._name, text)
             if before < LOG_BYTES <= self._logged:
-                _log.warning("%s: it writes more than %s kB; the rest is not logged", self._name, LOG_BYTES // 1000)
+                _log.warning(
+                    "%s: it writes more than %s kB; the rest is not logged",
+                    self._name,
+                    LOG_BYTES // 1000,
+                )
 
     def _log_held(self, level: int) -> None:
         held, self._held = self._held, None
@@ -315,14 +378,19 @@ class McpSession:
 
 
 class _BoundedHttp(httpx2.AsyncClient):
-    """Answers of bounded size; what goes wrong fails the request that it belongs to, and no other."""
+    """Answers of bounded size; what goes wrong fails the request that it belongs to, and no
+    other."""
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-        """Headers go to this client's one address: the package follows no redirect to another host."""
-        why, body, code = "", bytearray(), _UNREACHED
+        """Headers go to this client's one address: the package follows no redirect to another
+        host."""
+        why = ""
+        body = bytearray()
+        code = _UNREACHED
         try:
             response = await super().send(request, **how)
-            kind, status = response.headers.get("content-type", ""), response.status_code
+            kind = response.headers.get("content-type", "")
+            status = response.status_code
             if response.headers.get("content-encoding", "identity") != "identity":
                 why = "it sends a compressed answer, which was not asked for"
             elif "json" in kind:  # events are bounded one by one
@@ -332,14 +400,17 @@ class _BoundedHttp(httpx2.AsyncClient):
                         why = _TOO_LARGE
                         break
                 else:
-                    return httpx2.Response(status, headers=response.headers, content=bytes(body), request=request)
+                    return httpx2.Response(
+                        status, headers=response.headers, content=bytes(body), request=request
+                    )
             elif status >= 400 and status != 404:
                 why = f"HTTP {status} {response.reason_phrase}".strip()
             if not why:
                 return response
             await response.aclose()
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as problem:
-            why, code = str(problem) or type(problem).__name__, _UNSENT
+            why = str(problem) or type(problem).__name__
+            code = _UNSENT
         except httpx2.HTTPError as problem:
             why = str(problem) or type(problem).__name__
         error: dict[str, Any] = {"code": code, "message": why, "data": _OURS}

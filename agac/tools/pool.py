@@ -1,4 +1,5 @@
-"""Tools at work: each call checked, run once for all that ask the same, bounded, and its result cut to size."""
+"""Tools at work: each call checked, run once for all that ask the same, bounded, and its result
+cut to size."""
 
 from __future__ import annotations
 
@@ -41,7 +42,15 @@ from agac.tools.tool_arguments import (
     validator_of,
     with_defaults,
 )
-from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed, ToolFunction, ToolLost, ToolTimeout, load_tool
+from agac.tools.tool_functions import (
+    NO_INTENT,
+    Intent,
+    ToolFailed,
+    ToolFunction,
+    ToolLost,
+    ToolTimeout,
+    load_tool,
+)
 
 if TYPE_CHECKING:
     from jsonschema_rs import Draft202012Validator
@@ -50,7 +59,8 @@ if TYPE_CHECKING:
 
 
 class CallScope(NamedTuple):
-    """To what a call of a tool belongs: the stage, the task by its fingerprint, and its place in the conversation, from
+    """To what a call of a tool belongs: the stage, the task by its fingerprint, and its place in
+    the conversation, from
     0. These three name a call for ever, so a tool that takes an idempotency key is given them."""
 
     stage: int
@@ -60,10 +70,11 @@ class CallScope(NamedTuple):
 
 
 class ToolOutcome(NamedTuple):
-    """What came of a call: the text that the model is told. `error`: the tool failed, or was not run. `how`: "" where
-    it was run for this call, else what served it. `lost`: the row fails with it; `anew`: its conversation begins anew
-    first, some times, where nothing was done that must not be repeated; `made`: no where it was surely not made;
-    `unknown`: nobody knows whether it was carried out, since it was given up or broke off."""
+    """What came of a call: the text that the model is told. `error`: the tool failed, or was not
+    run. `how`: "" where it was run for this call, else what served it. `lost`: the row fails with
+    it; `anew`: its conversation begins anew first, some times, where nothing was done that must
+    not be repeated; `made`: no where it was surely not made; `unknown`: nobody knows whether it
+    was carried out, since it was given up or broke off."""
 
     text: str
     error: bool = False
@@ -76,7 +87,8 @@ class ToolOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class ToolCounts:
-    """What became of a tool's calls: `requested` by models, `executed` with all tries; `wait_s` for rate and places."""
+    """What became of a tool's calls: `requested` by models, `executed` with all tries; `wait_s`
+    for rate and places."""
 
     requested: int = 0
     executed: int = 0
@@ -90,25 +102,28 @@ class ToolCounts:
 
 
 GRACE = 0.5  # seconds that a call goes on which nobody waits for any more
-KEPT_BYTES, KEPT_EACH = 64_000_000, 300  # of results kept in memory for equal calls, and what each takes besides
-RETRY_S, MAX_RETRY_S = 0.5, 30.0  # the wait before the first further try, which doubles each time, and the longest
+KEPT_BYTES = 64_000_000  # of results kept in memory for equal calls, and what each takes besides
+KEPT_EACH = 300
+RETRY_S = 0.5  # the wait before the first further try, which doubles each time, and the longest
+MAX_RETRY_S = 30.0
 HEAD = 0.7  # how much of a result that is cut is its beginning; the rest is its end
 StandIn = Literal["", "stub", "replayed"]
 Run = Callable[[Arguments, CallScope, Intent], Awaitable[str | ToolOutcome]]
-"""Runs a tool once: its result, or all that came of it. It begins the intent when all that it waits for is there.
-Raises ToolFailed, ToolLost; AgacError ends the run."""
+"""Runs a tool once: its result, or all that came of it. It begins the intent when all that it
+waits for is there. Raises ToolFailed, ToolLost; AgacError ends the run."""
 
 Elsewhere = Callable[[ToolSpec, Arguments, str, float, bool, Intent], Awaitable[str]]
-"""Calls a function, with the key that tells this call, for so many seconds once it is begun; whether it may be called
-again where nobody knows what came."""
+"""Calls a function, with the key that tells this call, for so many seconds once it is begun;
+whether it may be called again where nobody knows what came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What tools need of whoever runs them. `functions`: a program's, by the `source` of their tools; `env`: what
-    `${VAR}` of servers means; `record`: the file that calls are added to; `recorded`: the calls that a
-    run made where this one stands, and those made before it in its conversation; `sleep` and `go_on` raise `stops` once
-    no call is to begin; `elsewhere` calls the functions of files."""
+    """What tools need of whoever runs them. `functions`: a program's, by the `source` of their
+    tools; `env`: what `${VAR}` of servers means; `record`: the file that calls are added to;
+    `recorded`: the calls that a run made where this one stands, and those made before it in its
+    conversation; `sleep` and `go_on` raise `stops` once no call is to begin; `elsewhere` calls the
+    functions of files."""
 
     root: Path
     redactor: Redactor
@@ -119,16 +134,22 @@ class ToolContext:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     web: RemoteContents | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    run_child: Callable[[ToolSpec, Arguments, CallScope, Intent], Awaitable[ToolOutcome]] | None = None
+    run_child: Callable[[ToolSpec, Arguments, CallScope, Intent], Awaitable[ToolOutcome]] | None = (
+        None
+    )
     elsewhere: Elsewhere | None = None
     later: ToolCache | None = None
     record: Path | None = None
-    recorded: Callable[[int, CallScope], Awaitable[tuple[Sequence[RecordedCall], Sequence[ToolCall]]]] | None = None
+    recorded: (
+        Callable[[int, CallScope], Awaitable[tuple[Sequence[RecordedCall], Sequence[ToolCall]]]]
+        | None
+    ) = None
 
 
 class _Runner(NamedTuple):
-    """What runs a tool, at `most` so many calls at a time. `takes_key`: repeated calls can be told; `changes` tells
-    equal calls apart; `key` makes it another tool. `remembers`: its server knows of earlier calls."""
+    """What runs a tool, at `most` so many calls at a time. `takes_key`: repeated calls can be
+    told; `changes` tells equal calls apart; `key` makes it another tool. `remembers`: its server
+    knows of earlier calls."""
 
     run: Run
     key: JSONValue = None
@@ -140,8 +161,8 @@ class _Runner(NamedTuple):
 
 @dataclass(slots=True)
 class _Tool:
-    """A tool of a stage, with the schema that models are `told`. `bounds` are shared with equal ones. `how`: what
-    serves its calls; `recorded`: note them."""
+    """A tool of a stage, with the schema that models are `told`. `bounds` are shared with equal
+    ones. `how`: what serves its calls; `recorded`: note them."""
 
     spec: ToolSpec
     told: SentParameters
@@ -161,10 +182,12 @@ class _Bounds:
     def __init__(self, rules: ToolRules, most: int | None) -> None:
         places = min(filter(None, (rules.concurrency, most)), default=None)
         self.places = nullcontext() if places is None else asyncio.Semaphore(places)
-        self._rate, self._due = rules.rate, -math.inf
+        self._rate = rules.rate
+        self._due = -math.inf
 
     def wait(self, now: float) -> float:
-        """The seconds until one more call may begin, which is counted: of a second's calls all may begin at once."""
+        """The seconds until one more call may begin, which is counted: of a second's calls all may
+        begin at once."""
         if self._rate is None:
             return 0.0
         self._due = max(self._due, now - max(1 - 1 / self._rate, 0.0))
@@ -183,7 +206,8 @@ class _Flight:
 
 @asynccontextmanager
 async def open_tools(stages: Iterable[Stage], context: ToolContext) -> AsyncIterator[ToolPool]:
-    """The tools of these stages, those of their children included. Raises UsageError when one cannot be had."""
+    """The tools of these stages, those of their children included. Raises UsageError when one
+    cannot be had."""
     async with AsyncExitStack() as stack:
         stack.enter_context(exchanged())
         pool = ToolPool(context, stack)
@@ -198,12 +222,13 @@ async def open_tools(stages: Iterable[Stage], context: ToolContext) -> AsyncIter
 
 
 class ToolPool:
-    """Runs the tools of an invocation. `counts` are by stage and name of the tool. A call that others may share runs in
-    a task of its own, which ends when nobody waits for it."""
+    """Runs the tools of an invocation. `counts` are by stage and name of the tool. A call that
+    others may share runs in a task of its own, which ends when nobody waits for it."""
 
     def __init__(self, context: ToolContext, stack: AsyncExitStack) -> None:
         self.counts: dict[tuple[int, str], ToolCounts] = {}
-        self._context, self._stack = context, stack
+        self._context = context
+        self._stack = stack
         self._servers: McpServers | None = None
         self._tools: dict[tuple[int, str], _Tool] = {}
         self._told_names: dict[tuple[int, str], tuple[int, str]] = {}
@@ -211,7 +236,8 @@ class ToolPool:
         self._runners: dict[str, _Runner] = {}
         self._bounds: dict[tuple[str, ToolRules], _Bounds] = {}
         self._flights: dict[bytes, _Flight] = {}
-        self._kept, self._kept_bytes = OrderedDict[bytes, tuple[str, float]](), 0
+        self._kept = OrderedDict[bytes, tuple[str, float]]()
+        self._kept_bytes = 0
         self._recorded = set[bytes]()
 
     def add(self, stage: Stage, spec: ToolSpec) -> None:
@@ -244,7 +270,9 @@ class ToolPool:
         )
         self._told_names[stage.index, sent_name(spec.name)] = at
 
-    def _runner_of(self, stage: Stage, spec: ToolSpec, rules: ToolRules | None, how: StandIn) -> _Runner:
+    def _runner_of(
+        self, stage: Stage, spec: ToolSpec, rules: ToolRules | None, how: StandIn
+    ) -> _Runner:
         """Chooses what runs a tool: a stub, the calls of a recorded run, or the tool itself."""
         if how == "stub":
             assert stage.agent_spec is not None
@@ -279,7 +307,8 @@ class ToolPool:
     def _runner(self, spec: ToolSpec) -> _Runner:
         context = self._context
         key: JSONValue = [spec.kind, spec.source, spec.version, spec.name, dict(spec.settings)]
-        if (known := canonical(key)) in self._runners:
+        known = canonical(key)
+        if known in self._runners:
             return self._runners[known]
         if spec.kind == "agent":
             assert context.run_child is not None
@@ -297,16 +326,28 @@ class ToolPool:
         return self._runners[known]
 
     def _is_elsewhere(self, spec: ToolSpec) -> bool:
-        """Whether others carry out a tool, who see to its timeout: there is no hurry before they begin."""
+        """Whether others carry out a tool, who see to its timeout: there is no hurry before they
+        begin."""
         context = self._context
-        return spec.kind == "function" and context.elsewhere is not None and spec.source not in context.functions
+        return (
+            spec.kind == "function"
+            and context.elsewhere is not None
+            and spec.source not in context.functions
+        )
 
     async def _elsewhere(
-        self, spec: ToolSpec, arguments: Arguments, scope: CallScope, intent: Intent, *, takes_key: bool
+        self,
+        spec: ToolSpec,
+        arguments: Arguments,
+        scope: CallScope,
+        intent: Intent,
+        *,
+        takes_key: bool,
     ) -> str:
         key = idempotency_key(*scope[1:], spec.name, arguments) if takes_key else ""
         assert self._context.elsewhere is not None
-        timeout, again = self._tools[scope.stage, spec.name].rules.timeout, self.is_repeatable(scope.stage, spec)
+        timeout = self._tools[scope.stage, spec.name].rules.timeout
+        again = self.is_repeatable(scope.stage, spec)
         return await self._context.elsewhere(spec, arguments, key, timeout, again, intent)
 
     def _called(self, function: ToolFunction, name: str) -> Run:
@@ -332,46 +373,75 @@ class ToolPool:
         return called
 
     async def _stub(
-        self, name: str, stubs: Mapping[str, JSONValue], arguments: Arguments, _: CallScope, __: Intent
+        self,
+        name: str,
+        stubs: Mapping[str, JSONValue],
+        arguments: Arguments,
+        _: CallScope,
+        __: Intent,
     ) -> ToolOutcome:
         if name not in stubs:
-            return ToolOutcome(f"{name} has no stub, and tools_mode is stub; add one to tool_stubs", error=True)
+            return ToolOutcome(
+                f"{name} has no stub, and tools_mode is stub; add one to tool_stubs", error=True
+            )
         answer = stub_answer(stubs[name], name, arguments, home_of(self._context.root))
         if answer.delay:
             await self._context.sleep(answer.delay)
         return ToolOutcome(answer.text, answer.error)
 
-    async def _replay(self, name: str, run: int, arguments: Arguments, scope: CallScope, _: Intent) -> ToolOutcome:
-        """What the call came to in a recorded run, the first, the second time. Raises ToolLost: not made there."""
+    async def _replay(
+        self, name: str, run: int, arguments: Arguments, scope: CallScope, _: Intent
+    ) -> ToolOutcome:
+        """What the call came to in a recorded run, the first, the second time. Raises ToolLost:
+        not made there."""
         assert self._context.recorded is not None
         said = canonical(arguments)
 
         def is_alike(one: RecordedCall | ToolCall) -> bool:
-            found = self.check(scope.stage, name, one.arguments) if one.name == name else ""
+            if one.name == name:
+                found = self.check(scope.stage, name, one.arguments)
+            else:
+                found = ""
             return not isinstance(found, str) and canonical(found[1]) == said
 
         recorded, before = await self._context.recorded(run, scope)
         alike = [one for one in recorded if is_alike(one)]
         if not alike:
             why = f"{name} was not called with {said[:MAX_CHARS]} in run {run}, and is not now; "
-            raise ToolLost(why + "run it with --tools-mode live, or replay a run in which it was made", made=False)
+            raise ToolLost(
+                why + "run it with --tools-mode live, or replay a run in which it was made",
+                made=False,
+            )
         one = alike[min(sum(map(is_alike, before)), len(alike) - 1)]
         return ToolOutcome(one.result, one.error)
 
     def check(self, stage: int, name: str, arguments: str) -> tuple[ToolSpec, Arguments] | str:
-        """The tool of the stage that a model asks for and its arguments, which fit their schema; or what is wrong."""
+        """The tool of the stage that a model asks for and its arguments, which fit their schema;
+        or what is wrong."""
         tool = self._tools.get(self._told_names.get((stage, name), (stage, name)))
         if tool is None:
             known = [other for at, other in self._told_names if at == stage]
-            return f"there is no tool {name[:MAX_CHARS]!r}; {did_you_mean(name, known, 'the tools are')}"
+            return (
+                f"there is no tool {name[:MAX_CHARS]!r}; "
+                f"{did_you_mean(name, known, 'the tools are')}"
+            )
         try:
-            given = plain(json.loads(arguments or "{}", parse_float=parse_number, object_pairs_hook=unique_keys))
+            given = plain(
+                json.loads(
+                    arguments or "{}", parse_float=parse_number, object_pairs_hook=unique_keys
+                )
+            )
         except (ValueError, RecursionError, Unfit) as error:
             return f"the arguments of {name} are not JSON: {error}{as_written(arguments)}"
         if not isinstance(given, dict):
-            problem = f"the arguments of {name} are not an object; give one, with the parameters by name"
+            problem = (
+                f"the arguments of {name} are not an object; give one, with the parameters by name"
+            )
             return f"{problem}{as_written(arguments)}"
-        said = [] if tool.validator is None else schema_faults(tool.validator, tool.told, given)
+        if tool.validator is None:
+            said = []
+        else:
+            said = schema_faults(tool.validator, tool.told, given)
         if said:
             problems = "; ".join(text[:MAX_CHARS] for text in said[:MAX_PROBLEMS])
             return f"the arguments of {name} do not satisfy its schema: {problems}"
@@ -386,18 +456,21 @@ class ToolPool:
         return self._tools[stage, tool.name].rules.side_effects
 
     def is_repeatable(self, stage: int, tool: ToolSpec) -> bool:
-        """Whether a call may be made again: it has no side effects, or tells a repetition by its key."""
+        """Whether a call may be made again: it has no side effects, or tells a repetition by its
+        key."""
         known = self._tools[stage, tool.name]
         return known.runner.takes_key or not known.rules.side_effects
 
     async def call(
         self, tool: ToolSpec, arguments: Arguments, scope: CallScope, intent: Intent = NO_INTENT
     ) -> ToolOutcome:
-        """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for this caller alone."""
+        """Runs a tool. Raises nothing but AgacError, which ends the run, and CancelledError, for
+        this caller alone."""
         known = self._tools[scope.stage, tool.name]
         known.counts.requested += 1
         record = self._record_of(known)
-        shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"  # a row pays for it
+        # a row pays for it
+        shared = known.rules.cacheable and not known.rules.side_effects and tool.kind != "agent"
         if shared:  # which has no side effects, and so no intent that is kept
             outcome = await self._shared(known, arguments, scope)
         else:
@@ -405,7 +478,8 @@ class ToolPool:
         known.counts.errors += outcome.error
         if record is not None:
             line = recorded_line(tool.name, arguments, outcome.text, outcome.error)
-            if (mark := digest(line)) not in self._recorded:
+            mark = digest(line)
+            if mark not in self._recorded:
                 self._recorded.add(mark)
                 record.parent.mkdir(parents=True, exist_ok=True)
                 with record.open("a", encoding="utf-8") as opened:
@@ -413,12 +487,15 @@ class ToolPool:
         return outcome
 
     def _record_of(self, tool: _Tool) -> Path | None:
-        """The file to which the calls of a tool are added; None: they are not. Raises SpecError where a link in its
-        place leads out of the project."""
-        file, root = self._context.record, self._context.root
+        """The file to which the calls of a tool are added; None: they are not. Raises SpecError
+        where a link in its place leads out of the project."""
+        file = self._context.record
+        root = self._context.root
         if file is None or not tool.recorded:
             return None
-        return writable_place(file, file.relative_to(root).as_posix(), root) if file.is_relative_to(root) else file
+        if file.is_relative_to(root):
+            return writable_place(file, file.relative_to(root).as_posix(), root)
+        return file
 
     async def end(self, fingerprint: bytes) -> None:
         """A conversation ended: what was kept for it alone (a server's session) is closed."""
@@ -454,7 +531,9 @@ class ToolPool:
             return outcome._replace(how="coalesced")
         return outcome
 
-    def _begin_flight(self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope) -> _Flight:
+    def _begin_flight(
+        self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope
+    ) -> _Flight:
         """Starts the one execution of equal calls, in a task of its own."""
         task = asyncio.get_running_loop().create_task(self._flown(key, tool, arguments, scope))
         # takes the exception, so that asyncio reports none if all waiters have left
@@ -484,7 +563,9 @@ class ToolPool:
             self._flights.pop(key, None)  # who comes now begins anew
             flight.task.cancel()
 
-    async def _flown(self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope) -> ToolOutcome:
+    async def _flown(
+        self, key: bytes, tool: _Tool, arguments: Arguments, scope: CallScope
+    ) -> ToolOutcome:
         """Executes equal calls once. Keeps the result unless it is an error."""
         flight = self._flights[key]
         later = self._context.later if tool.rules.cache == "persist" else None
@@ -517,9 +598,14 @@ class ToolPool:
             _, (dropped_text, _) = self._kept.popitem(last=False)
             self._kept_bytes -= KEPT_EACH + len(dropped_text)
 
-    async def _run(self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent) -> ToolOutcome:
+    async def _run(
+        self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent
+    ) -> ToolOutcome:
         """One execution, and further tries where its rules allow them."""
-        retries = 0 if tool.rules.side_effects and not tool.runner.takes_key else tool.rules.retries
+        if tool.rules.side_effects and not tool.runner.takes_key:
+            retries = 0
+        else:
+            retries = tool.rules.retries
         for tried in range(retries):
             outcome, again = await self._tried(tool, arguments, scope, intent)
             if not again:
@@ -531,11 +617,14 @@ class ToolPool:
         self, tool: _Tool, arguments: Arguments, scope: CallScope, intent: Intent
     ) -> tuple[ToolOutcome, bool]:
         """What one execution gave, and whether another one may give more."""
-        now, counts, name = self._context.monotonic, tool.counts, tool.spec.name
+        now = self._context.monotonic
+        counts = tool.counts
+        name = tool.spec.name
         asked = now()
         async with tool.bounds.places:
             self._context.go_on()
-            if wait := tool.bounds.wait(now()):
+            wait = tool.bounds.wait(now())
+            if wait:
                 await self._context.sleep(wait)
             begun = now()
             counts.wait_s += begun - asked
@@ -544,10 +633,14 @@ class ToolPool:
                 async with asyncio.timeout(tool.timeout) as limit:
                     found = await tool.runner.run(arguments, scope, intent)
                 outcome = found if isinstance(found, ToolOutcome) else ToolOutcome(found)
-                return outcome._replace(text=self._cut(tool, outcome.text), how=tool.how or outcome.how), False
+                return outcome._replace(
+                    text=self._cut(tool, outcome.text), how=tool.how or outcome.how
+                ), False
             except ToolFailed as failed:
                 counts.timeouts += (late := isinstance(failed, ToolTimeout))
-                return ToolOutcome(self._clean(str(failed)), error=True, how=tool.how, unknown=late), failed.again
+                return ToolOutcome(
+                    self._clean(str(failed)), error=True, how=tool.how, unknown=late
+                ), failed.again
             except ToolLost as lost:
                 what = lost.error, lost.anew, lost.made, lost.made and not lost.anew
                 return ToolOutcome(self._clean(str(lost)), True, tool.how, *what), False

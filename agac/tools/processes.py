@@ -1,4 +1,5 @@
-"""`python:` stages: one function of the project called for each row, in threads, in the loop or in processes."""
+"""`python:` stages: one function of the project called for each row, in threads, in the loop or in
+processes."""
 
 from __future__ import annotations
 
@@ -21,18 +22,26 @@ from agac.core.state_files import make_file
 from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.tools import functions
 
-# Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it was; it cannot end
-# one call; and it imports the main script of whoever uses agac as a library. Here a process runs `work_off` behind two
-# pipes, in a session of its own: Ctrl-C does not reach it, and where it is killed, so is what it started.
+# Not `ProcessPoolExecutor`: when a process dies, it fails every call and cannot say whose row it
+# was; it cannot end one call; and it imports the main script of whoever uses agac as a library.
+# Here a process runs `work_off` behind two pipes, in a session of its own: Ctrl-C does not reach
+# it, and where it is killed, so is what it started.
 
 MAX_WAIT_S = 5.0  # seconds for an idle process to end by itself, as its `atexit` functions want
-_DRAIN = 0.1  # seconds for what an ended process wrote to arrive, where another process keeps its pipe open
-_START = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; del sys.argv[1:]; "
+# seconds for what an ended process wrote to arrive, where another process keeps its pipe open
+_DRAIN = 0.1
+_START = (
+    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; del "
+    "sys.argv[1:]; "
+)
 _MAIN = "from agac.tools.processes import work_off; work_off(given['work'])"
 LENGTH = 8
-"""Bytes of the length before each pickle: rows, and back None or a UsageError for the function, then rows' outcomes."""
+"""Bytes of the length before each pickle: rows, and back None or a UsageError for the function,
+then rows' outcomes."""
 
-WATCH = 1.0  # seconds between a process's looks whether agac is still there; a call may take hours after it was killed
+# seconds between a process's looks whether agac is still there; a call may take hours after it was
+# killed
+WATCH = 1.0
 THREADS = 32  # calls of a function at once; enough for one that waits for a database
 Call = Callable[[FunctionInput], Awaitable[functions.Returned | RowError]]
 
@@ -41,12 +50,14 @@ Call = Callable[[FunctionInput], Awaitable[functions.Returned | RowError]]
 async def open_function(
     ref: FunctionRef, root: Path, processes: int | None = None, timeout: float | None = None
 ) -> AsyncIterator[Call]:
-    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`. One written with
-    `async def` is awaited in the event loop, any other runs in threads, at most `THREADS` calls at once. With
-    `processes` calls run in that many processes, each with its own copy of the module; one that dies, or is ended as
-    its call takes longer than `timeout` seconds, fails the row that it had, and a new one takes its place. Raises
-    UsageError (see `load_function`), later too when a further process finds that the function's text was changed. A
-    call gets a copy of its row, and may be cancelled: in a process it ends then, in a thread it goes on for nobody."""
+    """The function for many rows: `async with open_function(ref, root) as call: await call(row)`.
+    One written with `async def` is awaited in the event loop, any other runs in threads, at most
+    `THREADS` calls at once. With `processes` calls run in that many processes, each with its own
+    copy of the module; one that dies, or is ended as its call takes longer than `timeout` seconds,
+    fails the row that it had, and a new one takes its place. Raises UsageError (see
+    `load_function`), later too when a further process finds that the function's text was changed.
+    A call gets a copy of its row, and may be cancelled: in a process it ends then, in a thread it
+    goes on for nobody."""
     async with AsyncExitStack() as stack:
         if processes is not None:
             workers = Processes(ref, root, processes, timeout)
@@ -75,11 +86,14 @@ def _frame(value: Any) -> bytes:
 
 
 def work_off(work: str) -> None:
-    """The process: calls the function for rows that come in by the pipe, until the pipe ends. `work` is the pickle of
-    the parent's id, the project's root and the function, in hexadecimal digits."""
+    """The process: calls the function for rows that come in by the pipe, until the pipe ends.
+    `work` is the pickle of the parent's id, the project's root and the function, in hexadecimal
+    digits."""
     parent, root, ref = pickle.loads(bytes.fromhex(work))  # noqa: S301  (agac's own)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for agac, which decides what becomes of calls
-    rows, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # Ctrl-C is for agac, which decides what becomes of calls
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rows = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed, by C libraries and child processes too
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout = sys.stderr
@@ -99,7 +113,12 @@ def work_off(work: str) -> None:
         return
     # a function that is awaited has an event loop of its own here, the same for all rows
     loop = asyncio.Runner() if functions.is_awaited(function, ref) else None
-    called = function if loop is None else lambda row: loop.run(functions.awaited(function, row))
+    called = function
+    if loop is not None:
+
+        def called(row: FunctionInput) -> Any:
+            return loop.run(functions.awaited(function, row))
+
     put(None)
     while len(head := rows.read(LENGTH)) == LENGTH:
         row: FunctionInput = pickle.loads(rows.read(int.from_bytes(head, "big")))  # noqa: S301  (agac's own)
@@ -118,7 +137,8 @@ class Processes:
     def __init__(self, ref: FunctionRef, root: Path, most: int, timeout: float | None) -> None:
         given = {"path": sys.path, "work": pickle.dumps((os.getpid(), root, ref)).hex()}
         self._program = (sys.executable, "-c", _START + _MAIN, json.dumps(given))
-        self._ref, self._timeout = ref, timeout
+        self._ref = ref
+        self._timeout = timeout
         self._places = asyncio.Semaphore(most)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -136,7 +156,10 @@ class Processes:
                 async with asyncio.timeout(self._timeout):
                     outcome: functions.Returned | RowError = await worker.answer()
             except TimeoutError:
-                message = f"the call took longer than timeout, {self._timeout:g} s, and was ended ({self._ref})"
+                message = (
+                    f"the call took longer than timeout, {self._timeout:g} s, and was "
+                    f"ended ({self._ref})"
+                )
                 return RowError(ErrorType.TIMEOUT, message)
             except _Died as died:
                 return RowError(ErrorType.PYTHON_ERROR, f"{died} ({self._ref})")
@@ -176,8 +199,9 @@ class Processes:
                 await asyncio.wait(late, timeout=MAX_WAIT_S)
 
 
-# Calls in agac's own process: what ends it there (`os._exit`, a crash of a C library) leaves nobody to say so. The
-# calls under way are in a file, which outlives it, and a small process of its own reads that once its pipe ends.
+# Calls in agac's own process: what ends it there (`os._exit`, a crash of a C library) leaves nobody
+# to say so. The calls under way are in a file, which outlives it, and a small process of its own
+# reads that once its pipe ends.
 
 _CALL = 200  # bytes for a call in that file
 _REPORTER = """\
@@ -190,19 +214,27 @@ if not sys.stdin.buffer.read(1):
         sys.stderr.write("\\n  ".join([sys.argv[2], *calls[:9], *more, *sys.argv[3:]]) + "\\n")
 """
 _ENDED = "error: agac ended in the middle of functions that it called in its own process:"
-_REMEDY = "Unless agac was killed from outside, one of these calls ended it (os._exit, a crash of a library)."
+_REMEDY = (
+    "Unless agac was killed from outside, one of these calls ended it (os._exit, a crash "
+    "of a library)."
+)
 ALONE = "With `processes: 2` at that stage, such a call fails its own row alone."
 _AGAIN = "Every answer is stored: run the same command again to resume."
 
 
 class OpenCalls:
-    """The calls under way in this process. `left` has those in the middle of which an earlier one ended."""
+    """The calls under way in this process. `left` has those in the middle of which an earlier one
+    ended."""
 
     def __init__(self, file: Path) -> None:
-        lines = file.read_text("utf-8", "replace").split("\n") if file.exists() else []
+        if file.exists():
+            lines = file.read_text("utf-8", "replace").split("\n")
+        else:
+            lines = []
         self.left = [line.strip() for line in lines if line.strip()]
         make_file(file)
-        self.file, self._free = file.open("wb", 0), [0]
+        self.file = file.open("wb", 0)
+        self._free = [0]
 
     @contextmanager
     def noted(self, call: str) -> Iterator[None]:
@@ -225,10 +257,14 @@ class OpenCalls:
 
 @asynccontextmanager
 async def open_calls(file: Path, workflow: str) -> AsyncIterator[OpenCalls]:
-    """The calls of a workflow's functions; where this process ends within it, they are told on standard error."""
-    calls, words = OpenCalls(file), (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
+    """The calls of a workflow's functions; where this process ends within it, they are told on
+    standard error."""
+    calls = OpenCalls(file)
+    words = (str(file), f"{_ENDED} workflow {workflow}", _REMEDY, ALONE, _AGAIN)
     program = (sys.executable, "-ISE", "-c", _REPORTER, *words)
-    reporter = await asyncio.create_subprocess_exec(*program, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+    reporter = await asyncio.create_subprocess_exec(
+        *program, stdin=asyncio.subprocess.PIPE, start_new_session=True
+    )
     try:
         yield calls
     finally:
@@ -271,7 +307,9 @@ class _Worker(asyncio.SubprocessProtocol):
         if not self.is_alive():
             return
         with suppress(ProcessLookupError):
-            os.killpg(self.transport.get_pid(), signal.SIGKILL) if hasattr(os, "killpg") else self.transport.kill()
+            os.killpg(self.transport.get_pid(), signal.SIGKILL) if hasattr(
+                os, "killpg"
+            ) else self.transport.kill()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.SubprocessTransport", transport)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Arguments = dict[str, JSONValue]
 MAX_TEXTS = 1_000
-"""Texts that the arguments of a call are expected to hold, for the bound on the time of patterns."""
+"""Texts that the arguments of a call are expected to hold, for the bound on the time of patterns.
+"""
 MAX_PROBLEMS = 5
 """Problems of one call's arguments that a model is shown."""
 MAX_CHARS = 300
@@ -24,7 +25,8 @@ MAX_CHARS = 300
 
 
 def validator_of(parameters: SentParameters) -> Draft202012Validator | None:
-    """Compiles the schema of arguments; None for a server's schema that only the server can read."""
+    """Compiles the schema of arguments; None for a server's schema that only the server can
+    read."""
     try:
         return compiled(dict(parameters.schema), texts=MAX_TEXTS)
     except ValueError:
@@ -47,7 +49,9 @@ def parse_number(text: str) -> float:
     return value
 
 
-def schema_faults(validator: Draft202012Validator, parameters: SentParameters, arguments: Arguments) -> list[str]:
+def schema_faults(
+    validator: Draft202012Validator, parameters: SentParameters, arguments: Arguments
+) -> list[str]:
     """Lists why arguments do not satisfy the schema of their tool."""
     if validator.is_valid(arguments):
         return []

@@ -1,4 +1,5 @@
-"""Functions as tools: what a model is told of them, by their type hints and docstrings; their calls."""
+"""Functions as tools: what a model is told of them, by their type hints and docstrings; their
+calls."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from agac.core.arguments import refuse_keys_of
 from agac.core.errors import ErrorType, RowError, UsageError
@@ -26,19 +38,28 @@ from agac.spec.json_schema import subschemas
 from agac.spec.paths import home_of
 from agac.spec.python_code import EDITED, FunctionRef, as_written, source_hash
 from agac.spec.tools import ToolRules, ToolScope, ToolSpec, source_of
-from agac.tools.functions import Unfit, awaited_outcome, import_function, outcome_of, plain, user_code
+from agac.tools.functions import (
+    Unfit,
+    awaited_outcome,
+    import_function,
+    outcome_of,
+    plain,
+    user_code,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")  # names of tools that every provider takes
-KEY = "idempotency_key"  # a parameter that agac fills, the same for a call that is made again; models do not see it
+# a parameter that agac fills, the same for a call that is made again; models do not see it
+KEY = "idempotency_key"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """What `agac.tool` says of a function, kept as its attribute `agac_tool`; None: as the function itself says."""
+    """What `agac.tool` says of a function, kept as its attribute `agac_tool`; None: as the
+    function itself says."""
 
     name: str | None = None
     description: str | None = None
@@ -76,17 +97,23 @@ def tool(**keys: Unpack[ToolKeys]) -> Callable[[F], F]:
 
 
 def tool(function: Any = None, /, **keys: Any) -> Any:
-    """Says of a function how models are told of it and how it is run, where no file says otherwise: `@agac.tool`, or
-    `@agac.tool(cacheable=True, rate=5)`. Every function with type hints can be a tool, also without it. `name` and
-    `description` take the place of the function's name and docstring; a result of more than `max_chars` characters is
-    cut. `version` stands for what the function holds besides its text, as the values around it: such as are no data
-    need it. `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share one
-    execution, for the run or with `cache="persist"` for later ones too, with `scope="row"` those of one row. One with
-    `side_effects` is never repeated without being asked."""
+    """Says of a function how models are told of it and how it is run, where no file says
+    otherwise: `@agac.tool`, or `@agac.tool(cacheable=True, rate=5)`. Every function with type
+    hints can be a tool, also without it. `name` and `description` take the place of the function's
+    name and docstring; a result of more than `max_chars` characters is cut. `version` stands for
+    what the function holds besides its text, as the values around it: such as are no data need it.
+    `timeout` and `ttl` are seconds, `rate` calls a second. Equal calls of a `cacheable` tool share
+    one execution, for the run or with `cache="persist"` for later ones too, with `scope="row"`
+    those of one row. One with `side_effects` is never repeated without being asked."""
     refuse_keys_of("agac.tool", keys, ToolKeys)
     if function is not None and not callable(function):
-        raise UsageError(f"agac.tool: {function!r:.60} is not a function", remedy="Write @agac.tool above a function.")
-    told = {key: keys.pop(key) for key in ("name", "description", "max_chars", "version") if key in keys}
+        raise UsageError(
+            f"agac.tool: {function!r:.60} is not a function",
+            remedy="Write @agac.tool above a function.",
+        )
+    told = {
+        key: keys.pop(key) for key in ("name", "description", "max_chars", "version") if key in keys
+    }
     declared = DeclaredTool(**told, rules=ToolRules(**keys))
 
     def declare(function: Any) -> Any:
@@ -97,8 +124,8 @@ def tool(function: Any = None, /, **keys: Any) -> Any:
 
 
 class Intent:
-    """That a call is about to be made. What runs a tool begins it when nothing is waited for any more but the call
-    itself. This one keeps nothing: it is of calls that may be made again."""
+    """That a call is about to be made. What runs a tool begins it when nothing is waited for any
+    more but the call itself. This one keeps nothing: it is of calls that may be made again."""
 
     is_kept = False
     is_begun = False
@@ -129,7 +156,8 @@ class ToolTimeout(ToolFailed):
 
 
 class SessionGone(Exception):
-    """A server's session cannot be used any more; the text says why. `sent`: the server may have got the call."""
+    """A server's session cannot be used any more; the text says why. `sent`: the server may have
+    got the call."""
 
     def __init__(self, why: str, *, sent: bool = True) -> None:
         super().__init__(why)
@@ -137,20 +165,26 @@ class SessionGone(Exception):
 
 
 class ToolLost(Exception):
-    """A call that fails its row, or with `anew` lets its conversation begin anew. `made`: it may have been made."""
+    """A call that fails its row, or with `anew` lets its conversation begin anew. `made`: it may
+    have been made."""
 
     def __init__(self, message: str, *, anew: bool = False, made: bool = True) -> None:
         super().__init__(message)
-        self.error, self.anew, self.made = RowError(ErrorType.TOOL_SERVER_ERROR, message), anew, made
+        self.error = RowError(ErrorType.TOOL_SERVER_ERROR, message)
+        self.anew = anew
+        self.made = made
 
 
 def describe(function: FunctionRef | Callable[..., Any], root: Path) -> ToolSpec:
-    """What a model is told of a function. Raises UsageError: it cannot be imported, or has an unfit parameter."""
+    """What a model is told of a function. Raises UsageError: it cannot be imported, or has an
+    unfit parameter."""
     if isinstance(function, FunctionRef):
         called = import_function(function, home_of(root))
-        source, version = str(function), function.source_hash.hex()
+        source = str(function)
+        version = function.source_hash.hex()
     else:
-        called, source = function, source_of(function)
+        called = function
+        source = source_of(function)
         version = _version(function, root)
     made = ToolFunction(called, source, root)
     declared = declared_of(called)
@@ -158,20 +192,29 @@ def describe(function: FunctionRef | Callable[..., Any], root: Path) -> ToolSpec
     if not NAME.match(name):
         remedy = "Name it with at most 64 letters (A to Z), digits, _ and -."
         raise UsageError(f"{source}: {name!r} cannot be the name of a tool", remedy=remedy)
-    spec = ToolSpec(name, declared.description or made.description, made.parameters, "function", source, version)
-    return spec if declared.max_chars is None else replace(spec, max_chars=declared.max_chars)
+    spec = ToolSpec(
+        name, declared.description or made.description, made.parameters, "function", source, version
+    )
+    if declared.max_chars is None:
+        return spec
+    return replace(spec, max_chars=declared.max_chars)
 
 
 def declared_of(function: Callable[..., Any]) -> DeclaredTool:
     """What `agac.tool` says of it."""
     found = getattr(function, "agac_tool", None)
-    return found if isinstance(found, DeclaredTool) else DeclaredTool()
+    if isinstance(found, DeclaredTool):
+        return found
+    return DeclaredTool()
 
 
 def _version(function: Callable[..., Any], root: Path) -> str:
-    """Stands for a program's function: for its text, of its file with what that imports where that is the project's;
-    and for what it holds: values around it, defaults, its object. Raises UsageError where nothing can."""
-    inner, home, said = inspect.unwrap(function), home_of(root).resolve(), declared_of(function).version
+    """Stands for a program's function: for its text, of its file with what that imports where that
+    is the project's; and for what it holds: values around it, defaults, its object. Raises
+    UsageError where nothing can."""
+    inner = inspect.unwrap(function)
+    home = home_of(root).resolve()
+    said = declared_of(function).version
     own: Any = getattr(inner, "__func__", inner)
     try:
         file = Path(inspect.getsourcefile(inner) or "").resolve()
@@ -179,22 +222,34 @@ def _version(function: Callable[..., Any], root: Path) -> str:
         text = (source_hash(file, home)[0] if is_own else digest(inspect.getsource(inner))).hex()
     except (OSError, TypeError):  # made by a program, or written in C
         code = getattr(inner, "__code__", None)
-        text = digest(source_of(inner) if code is None else code.co_code.hex() + repr(code.co_names)).hex()
+        text = digest(
+            source_of(inner) if code is None else code.co_code.hex() + repr(code.co_names)
+        ).hex()
     try:
-        held = [cell.cell_contents for cell in own.__closure__ or ()] if hasattr(own, "__closure__") else []
+        if hasattr(own, "__closure__"):
+            held = [cell.cell_contents for cell in own.__closure__ or ()]
+        else:
+            held = []
         held += [getattr(own, name, None) for name in ("__defaults__", "__kwdefaults__")]
         held = [one for one in (*held, getattr(inner, "__self__", None)) if one is not None]
         held = held if said is None else [said]
-        return digest(text + json.dumps(held, default=partial(_stand_in, root), sort_keys=True)).hex() if held else text
+        if held:
+            return digest(
+                text + json.dumps(held, default=partial(_stand_in, root), sort_keys=True)
+            ).hex()
+        return text
     except Exception as error:  # the user's objects may bring code of their own
         what = f"{source_of(function)} cannot be a tool: nothing stands for what it holds: {error}"
         raise UsageError(what, remedy="Say what does, as @agac.tool(version='1').") from error
 
 
 def _stand_in(root: Path, value: Any) -> Any:
-    """What JSON takes for a value that it has not, in any process. Raises what refuses to be looked into."""
+    """What JSON takes for a value that it has not, in any process. Raises what refuses to be
+    looked into."""
     if isinstance(value, bytes | set | frozenset):
-        return value.hex() if isinstance(value, bytes) else sorted(map(repr, value))
+        if isinstance(value, bytes):
+            return value.hex()
+        return sorted(map(repr, value))
     if isinstance(value, type | ModuleType):
         return f"{value.__dict__.get('__module__')}:{value.__name__}"
     if isinstance(value, FunctionType | MethodType):
@@ -203,34 +258,51 @@ def _stand_in(root: Path, value: Any) -> Any:
     made: Any = value.__reduce_ex__(4) if reduced is None else reduced(value)
     if isinstance(made, str):
         return f"{value.__module__}:{made}"
-    return [source_of(made[0]), *(list(one) if isinstance(one, Iterator) else one for one in made[1:])]
+    return [
+        source_of(made[0]),
+        *(list(one) if isinstance(one, Iterator) else one for one in made[1:]),
+    ]
 
 
-def load_tool(spec: ToolSpec, root: Path, functions: Mapping[str, Callable[..., Any]]) -> ToolFunction:
-    """The function of a tool, a program's by `source`, else a file's. Raises UsageError: it is gone, or was changed."""
-    home, function = home_of(root).resolve(), functions.get(spec.source)
+def load_tool(
+    spec: ToolSpec, root: Path, functions: Mapping[str, Callable[..., Any]]
+) -> ToolFunction:
+    """The function of a tool, a program's by `source`, else a file's. Raises UsageError: it is
+    gone, or was changed."""
+    home = home_of(root).resolve()
+    function = functions.get(spec.source)
     shown, _, name = spec.source.rpartition(":")
     if function is not None:
         version = _version(function, root)
     elif not shown.endswith(".py") or not (home / shown).is_file():
         remedy = "Put its file back, or run the program that has it."
-        raise UsageError(f"the tool {spec.name} is {spec.source}, which is not there", remedy=remedy)
+        raise UsageError(
+            f"the tool {spec.name} is {spec.source}, which is not there", remedy=remedy
+        )
     else:
         version = source_hash(home / shown, home)[0].hex()
     if version != spec.version:
-        raise UsageError(f"{spec.source}, or a file that it imports, was edited since the run was made", remedy=EDITED)
+        raise UsageError(
+            f"{spec.source}, or a file that it imports, was edited since the run was made",
+            remedy=EDITED,
+        )
     if function is None:
-        ref = FunctionRef(home / shown, shown, name, is_async=False, source_hash=bytes.fromhex(version))
+        ref = FunctionRef(
+            home / shown, shown, name, is_async=False, source_hash=bytes.fromhex(version)
+        )
         function = import_function(ref, home)
     return ToolFunction(function, spec.source, root)
 
 
 class ToolFunction:
-    """A function called with arguments by name, whose JSON Schema is `parameters`. `takes_key`: also a key, `KEY`."""
+    """A function called with arguments by name, whose JSON Schema is `parameters`. `takes_key`:
+    also a key, `KEY`."""
 
     def __init__(self, function: Callable[..., Any], source: str, root: Path) -> None:
         """Raises UsageError for a parameter that no model can be told of."""
-        self._function, self._source, self._root = function, source, home_of(root)
+        self._function = function
+        self._source = source
+        self._root = home_of(root)
         called = (inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004  (an object may await)
         self.is_async = any(map(inspect.iscoroutinefunction, called))
         self.description, told = documented(inspect.getdoc(function) or "")
@@ -249,7 +321,8 @@ class ToolFunction:
         return UsageError(f"{self._source} cannot be a tool: {what}", remedy=remedy)
 
     def _hints(self) -> tuple[dict[str, tuple[Any, Any]], bool]:
-        """The type and the default of each parameter that a model is told of; whether there is one for the key."""
+        """The type and the default of each parameter that a model is told of; whether there is one
+        for the key."""
         try:
             declared = inspect.signature(self._function)
             hints = typing.get_type_hints(inspect.unwrap(self._function), include_extras=True)
@@ -261,34 +334,59 @@ class ToolFunction:
             if one.name == KEY:
                 continue
             if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                sign = "**" if one.kind is one.VAR_KEYWORD else "*" if one.kind is one.VAR_POSITIONAL else ""
+                if one.kind is one.VAR_KEYWORD:
+                    sign = "**"
+                elif one.kind is one.VAR_POSITIONAL:
+                    sign = "*"
+                else:
+                    sign = ""
                 remedy = "Write out each parameter by name, with its type; none before a `/`."
-                raise self._refused(f"a model cannot be told of its parameter {sign}{one.name}", remedy)
+                raise self._refused(
+                    f"a model cannot be told of its parameter {sign}{one.name}", remedy
+                )
             if one.name not in hints:
-                raise self._refused(f"its parameter {one.name} has no type", f"Write a type, as {one.name}: str.")
+                raise self._refused(
+                    f"its parameter {one.name} has no type", f"Write a type, as {one.name}: str."
+                )
             found[one.name] = (hints[one.name], one.default)
         return found, KEY in declared.parameters
 
-    def _arguments(self, hints: Mapping[str, tuple[Any, Any]], told: Mapping[str, str]) -> type[BaseModel]:
-        """A model of the arguments, whose fields are named by their places, so that every name may be a parameter's."""
-        from pydantic import ConfigDict, Field, TypeAdapter, create_model  # 0.1 s, and few stages have tools
+    def _arguments(
+        self, hints: Mapping[str, tuple[Any, Any]], told: Mapping[str, str]
+    ) -> type[BaseModel]:
+        """A model of the arguments, whose fields are named by their places, so that every name may
+        be a parameter's."""
+        # 0.1 s, and few stages have tools
+        from pydantic import ConfigDict, Field, TypeAdapter, create_model
 
         fields: dict[str, Any] = {}
         for place, (name, (hint, default)) in enumerate(hints.items()):
             hint = _known(hint)
-            texts = [one for one in get_args(hint)[1:] if isinstance(one, str)] if get_origin(hint) is Annotated else []
+            if get_origin(hint) is Annotated:
+                texts = [one for one in get_args(hint)[1:] if isinstance(one, str)]
+            else:
+                texts = []
             try:
                 schema = TypeAdapter(hint).json_schema()
             except Exception as error:  # the user's types may bring code of their own
                 reason = as_written(str(error)).partition("\n")[0]
-                remedy = "Give it a type that JSON has, as str, int, list[str], Literal[…] or a dataclass."
-                raise self._refused(f"a model cannot be told of its parameter {name}: {reason}", remedy) from error
+                remedy = (
+                    "Give it a type that JSON has, as str, int, list[str], Literal[…] or a "
+                    "dataclass."
+                )
+                raise self._refused(
+                    f"a model cannot be told of its parameter {name}: {reason}", remedy
+                ) from error
             about = told.get(name) or next(iter(texts), None) or schema.get("description")
             how: dict[str, Any] = {"alias": name, "description": about}
             if default is not inspect.Parameter.empty:
                 how["default"] = default
             fields[f"p{place}"] = (hint, Field(**how))
-        return create_model("Arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True), **fields)
+        return create_model(
+            "Arguments",
+            __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=True),
+            **fields,
+        )
 
     def given(self, arguments: Mapping[str, JSONValue], key: Callable[[], str]) -> dict[str, Any]:
         """The arguments as the function takes them. Raises ToolFailed."""
@@ -298,7 +396,11 @@ class ToolFunction:
             model = self._model.model_validate(arguments)
         except ValidationError as error:  # of a rule that the schema cannot say
             raise ToolFailed(f"the arguments do not fit: {error}") from None
-        passed = {name: getattr(model, f"p{place}") for place, name in enumerate(self._names) if name in arguments}
+        passed = {
+            name: getattr(model, f"p{place}")
+            for place, name in enumerate(self._names)
+            if name in arguments
+        }
         return passed | ({KEY: key()} if self.takes_key else {})
 
     def here(self, given: Mapping[str, Any]) -> str:
@@ -308,7 +410,9 @@ class ToolFunction:
 
     async def awaited(self, given: Mapping[str, Any]) -> str:
         """Calls it in the event loop. Raises ToolFailed."""
-        return _told(await awaited_outcome(self._caught, self._root, self._source, given, dict, _text))
+        return _told(
+            await awaited_outcome(self._caught, self._root, self._source, given, dict, _text)
+        )
 
     def _caught(self, given: Mapping[str, Any]) -> Any:
         try:
@@ -341,7 +445,10 @@ def _known(hint: Any) -> Any:
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
         import typing_extensions
 
-        own = {name: _known(one) for name, one in typing.get_type_hints(hint, include_extras=True).items()}
+        own = {
+            name: _known(one)
+            for name, one in typing.get_type_hints(hint, include_extras=True).items()
+        }
         own |= {name: typing_extensions.NotRequired[own[name]] for name in hint.__optional_keys__}
         make: Any = typing_extensions.TypedDict
         return make(hint.__name__, own)
@@ -350,11 +457,14 @@ def _known(hint: Any) -> Any:
     known = args if origin is Literal else tuple(map(_known, args))
     if known == args:
         return hint
-    return reduce(or_, known) if origin is UnionType else origin[known]
+    if origin is UnionType:
+        return reduce(or_, known)
+    return origin[known]
 
 
-# Docstrings: the text before the first section, and what the one about parameters says of each, in the styles of
-# Google (`Args:`), numpy (`Parameters` over a line of dashes) and Sphinx (`:param name: text`).
+# Docstrings: the text before the first section, and what the one about parameters says of each, in
+# the styles of Google (`Args:`), numpy (`Parameters` over a line of dashes) and Sphinx (`:param
+# name: text`).
 
 _ABOUT = ("args", "arguments", "parameters", "params")
 _OTHERS = "Returns?|Raises|Yields?|Examples?|Notes?|References|Attributes|See Also|Warnings?|Todo"
@@ -404,7 +514,8 @@ class _DocstringReader:
 
     def read(self, line: str, *, is_underlined: bool) -> None:
         text = line.strip()
-        if sphinx_field := _FIELD.match(text):
+        sphinx_field = _FIELD.match(text)
+        if sphinx_field:
             self._begin_field(sphinx_field)
             return
         heading = _SECTION.match(text) if line == text else None
@@ -431,7 +542,10 @@ class _DocstringReader:
         """Takes a line of a section about parameters: a new entry, or more text of the last."""
         self._indent = self._indent or _indent_of(line)
         first_column = 0 if self._is_numpy else self._indent
-        entry = _ENTRY[self._is_numpy].match(text) if _indent_of(line) == first_column else None
+        if _indent_of(line) == first_column:
+            entry = _ENTRY[self._is_numpy].match(text)
+        else:
+            entry = None
         if entry is None:
             self._entry.append(text)
             return

@@ -1,4 +1,5 @@
-"""What `--write` adds: stop, retry and cancel, each a page that says what would happen, with a form that does it."""
+"""What `--write` adds: stop, retry and cancel, each a page that says what would happen, with a
+form that does it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,20 @@ LOGS = Path(".agac/ui")
 TAIL = 64 << 10  # bytes of such a file that are shown
 
 
-STOPS = "The process that works on it stops as at Ctrl-C: calls under way are awaited, and everything is stored."
-CANCELS = "Requests that were answered are kept, and paid for. The others are asked again by the next `agac run`."
+STOPS = (
+    "The process that works on it stops as at Ctrl-C: calls under way are awaited, and "
+    "everything is stored."
+)
+CANCELS = (
+    "Requests that were answered are kept, and paid for. The others are asked again by the "
+    "next `agac run`."
+)
 
 
 async def ask(request: Request) -> Response:
     """Says what would be asked of the process that works on a run, and on POST asks for it."""
-    run, batch = request.path_params["run"], request.path_params.get("batch")
+    run = request.path_params["run"]
+    batch = request.path_params.get("batch")
     if request.method == "POST":
         await monitor.aask(request.app.state.project, run, batch)
         return RedirectResponse(f"/run/{run}", 303)
@@ -46,7 +54,8 @@ async def ask(request: Request) -> Response:
 
 async def retry(request: Request) -> Response:
     """What `agac retry` would run again, and its start as a process of its own."""
-    project, run = request.app.state.project, request.path_params["run"]
+    project = request.app.state.project
+    run = request.path_params["run"]
     given = {
         **dict.fromkeys(("stage", "error", "budget"), ""),
         **request.query_params,
@@ -76,14 +85,19 @@ async def retry(request: Request) -> Response:
 
 
 def start(words: list[str], project: Path, log_name: str) -> None:
-    """Runs an agac command as a process of its own, which outlives the monitor; what it says goes into a file."""
+    """Runs an agac command as a process of its own, which outlives the monitor; what it says goes
+    into a file."""
     folder = project / LOGS
     make_folder(folder)
     with open(folder / log_name, "wb", opener=opener) as output:
         process = subprocess.Popen(  # noqa: S603 - agac's own command, no shell
-            [sys.executable, "-m", "agac", *words], cwd=project, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "agac", *words],
+            cwd=project,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     Thread(target=process.wait, daemon=True).start()  # its end is noticed while the monitor lives
 
 

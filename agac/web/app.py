@@ -25,19 +25,17 @@ STATIC = Path(__file__).parent / "static"
 
 
 class Monitor(Starlette):
-    """The pages of the project in a folder, behind an AccessCheck: nothing is answered without it, errors and files
-    included. Where that lets people write, pages have buttons."""
+    """The pages of the project in a folder, behind an AccessCheck: nothing is answered without it,
+    errors and files included. Where that lets people write, pages have buttons."""
 
     def __init__(self, project: Path, access: AccessCheck) -> None:
         files = Mount("/static", StaticFiles(directory=STATIC))
         routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, *reviews.ROUTES, files]
         super().__init__(routes=routes, exception_handlers={AgacError: said, 404: said, 500: said})
         self.access = access
-        self.state.project, self.state.write, self.state.form_token = (
-            project,
-            access.write,
-            form_token(access.token),
-        )
+        self.state.project = project
+        self.state.write = access.write
+        self.state.form_token = form_token(access.token)
         self.state.ending = asyncio.Event()  # streams end by it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,8 +70,8 @@ class MonitorServer(uvicorn.Server):
 def serve(
     project: Path, ready: Callable[[str], None], *, port: int = 0, write: bool = False
 ) -> None:
-    """Serves the monitor on 127.0.0.1 until Ctrl-C or SIGTERM; `ready` gets its address. Raises UsageError for a port
-    that cannot be had; 0: one that is free."""
+    """Serves the monitor on 127.0.0.1 until Ctrl-C or SIGTERM; `ready` gets its address. Raises
+    UsageError for a port that cannot be had; 0: one that is free."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -84,13 +82,18 @@ def serve(
                 f"port {port} cannot be used: {error.strerror}", remedy=remedy
             ) from error
         listening.listen(128)
-        port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
-        access = AccessCheck(
-            token, write=write, cookie=f"agac_ui_{port}"
-        )  # browsers share cookies among ports
+        port = listening.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        # browsers share cookies among ports
+        access = AccessCheck(token, write=write, cookie=f"agac_ui_{port}")
         config = uvicorn.Config(
-            Monitor(project, access), ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            Monitor(project, access),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
             timeout_graceful_shutdown=2,
-        )  # fmt: skip
+        )
         server = MonitorServer(config, lambda: ready(f"http://127.0.0.1:{port}{ENTRANCE}{token}"))
         asyncio.run(server.serve(sockets=[listening]))

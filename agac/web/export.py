@@ -1,4 +1,5 @@
-"""A run as static pages, which open from a file: `agac ui --export`. The same templates, with other links."""
+"""A run as static pages, which open from a file: `agac ui --export`. The same templates, with
+other links."""
 
 from __future__ import annotations
 
@@ -26,9 +27,12 @@ from agac.web.app import STATIC
 from agac.web.pages import curves_of
 from agac.web.rendering import page_text
 
-PER_PAGE, MOST_LISTED, MOST_FAILED, SAMPLE = 500, 100_000, 1000, 200
-"""Rows of a page; those of the input, or made by one stage, that are listed; failed ones that have pages of their own,
-and about how many of the others."""
+PER_PAGE = 500
+MOST_LISTED = 100_000
+MOST_FAILED = 1000
+SAMPLE = 200
+"""Rows of a page; those of the input, or made by one stage, that are listed; failed ones that have
+pages of their own, and about how many of the others."""
 
 MARK = "agac-export.json"
 """The file by which a folder is known as one that may be replaced."""
@@ -38,12 +42,15 @@ MARK = "agac-export.json"
 async def export_pages(
     folder: Path, run: int | str = "last", *, project: Path | str | None = None
 ) -> dict[str, Any]:
-    """Writes a run as static pages into a folder, which comes to be as a whole or not at all: it may be new, empty, or
-    an earlier export, which is replaced. Gives how many rows are `listed`, of which `row_pages` have pages of their
-    own. Raises UsageError for any other folder, and for a run that is at work."""
-    root, folder = project_root(project), folder.absolute()
+    """Writes a run as static pages into a folder, which comes to be as a whole or not at all: it
+    may be new, empty, or an earlier export, which is replaced. Gives how many rows are `listed`,
+    of which `row_pages` have pages of their own. Raises UsageError for any other folder, and for a
+    run that is at work."""
+    root = project_root(project)
+    folder = folder.absolute()
     about = await monitor.arun(run, project=root)
-    number, workflow = about.report["run"], about.report["workflow"]
+    number = about.report["run"]
+    workflow = about.report["workflow"]
     if about.report["state"] == "running":
         raise UsageError(f"run {number} is at work", remedy="Export it when it has ended.")
     with (
@@ -63,8 +70,9 @@ async def export_pages(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder beside another one, whose place it takes when the block ends. Who is killed leaves it, or between
-    two renames the one that was there, under a name that begins with PREFIX."""
+    """A new folder beside another one, whose place it takes when the block ends. Who is killed
+    leaves it, or between two renames the one that was there, under a name that begins with PREFIX.
+    """
     if not folder.parent.is_dir() or folder.is_symlink() or folder.is_file():
         raise UsageError(
             f"{folder} cannot be a folder", remedy="Name a new one in a folder that is there."
@@ -90,23 +98,27 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 class StaticPages:
-    """The pages of a run in a folder. Their names are words and numbers of ours, whatever rows and stages are called.
-    `rows`: the pages of single rows, by the text of the id."""
+    """The pages of a run in a folder. Their names are words and numbers of ours, whatever rows and
+    stages are called. `rows`: the pages of single rows, by the text of the id."""
 
     def __init__(self, project: Path, about: monitor.MonitoredRun, folder: Path) -> None:
-        self.project, self.about, self.run, self.folder = (
-            project,
-            about,
-            about.report["run"],
-            folder,
-        )
+        self.project = project
+        self.about = about
+        self.run = about.report["run"]
+        self.folder = folder
         self.rows: dict[str, str] = {}
         at = f"/run/{self.run}"
         self.lists = [("rows", f"{at}/rows", "Rows", RowFilters(), about.report["rows"]["total"])]
         self.lists += [
-            (f"made-{place}", f"{at}/made/{place}", f"Rows made by {one['stage']}", RowFilters(made_by=one["stage"]),
-             one["rows"]["total"]) for place, one in enumerate(about.report["levels"])
-        ]  # fmt: skip
+            (
+                f"made-{place}",
+                f"{at}/made/{place}",
+                f"Rows made by {one['stage']}",
+                RowFilters(made_by=one["stage"]),
+                one["rows"]["total"],
+            )
+            for place, one in enumerate(about.report["levels"])
+        ]
         self.lists.insert(
             0, ("failed", f"{at}/rows?state=failed", "Failed rows", RowFilters(state="failed"), 0)
         )
@@ -116,14 +128,13 @@ class StaticPages:
         self.navigation = [(at, "Run"), *listed, (f"{at}/errors", "Errors")]
 
     def link(self, path: str) -> str:
-        """The file of a path of the monitor; nothing where there is none. What is no path stays as it is."""
+        """The file of a path of the monitor; nothing where there is none. What is no path stays as
+        it is."""
         if path.startswith(f"/run/{self.run}/row?"):
             return self.rows.get(parse_qs(urlsplit(path).query)["id"][0], "")
-        return (
-            path.removeprefix("/")
-            if path[:1] != "/" or path.startswith("/static/")
-            else self.places.get(path, "")
-        )
+        if path[:1] != "/" or path.startswith("/static/"):
+            return path.removeprefix("/")
+        return self.places.get(path, "")
 
     def write(self, file: str, template: str, title: str, **context: Any) -> None:
         """A page as a file."""
@@ -140,7 +151,8 @@ class StaticPages:
         (self.folder / file).write_text(text, "utf-8")
 
     async def write_all(self) -> int:
-        """Writes them, one after the other: memory does not grow with the rows. Gives how many rows are listed."""
+        """Writes them, one after the other: memory does not grow with the rows. Gives how many
+        rows are listed."""
         shutil.copytree(STATIC, self.folder / "static")
         (self.folder / "static/graph.css").write_text(page_style(), "utf-8")
         counts = [await self._list(*one) for one in self.lists]
@@ -151,17 +163,35 @@ class StaticPages:
         self.write("errors.html", "errors.html", "Errors", groups=groups)
         curves = curves_of(await monitor.acurves(self.run, project=self.project))
         graph = Markup((await api.agraph(run=self.run, project=self.project)).svg(styled=False))  # noqa: S704
-        self.write("index.html", "run.html", f"Run {self.run}", run=self.about, graph=graph, curves=curves,
-                   live=None, source=json.dumps(curves), actions=[])  # fmt: skip
+        self.write(
+            "index.html",
+            "run.html",
+            f"Run {self.run}",
+            run=self.about,
+            graph=graph,
+            curves=curves,
+            live=None,
+            source=json.dumps(curves),
+            actions=[],
+        )
         return sum(counts[1:])
 
     async def _list(self, name: str, path: str, title: str, filters: RowFilters, total: int) -> int:
-        """The pages of a list, of which some rows, or failed ones, get pages; gives how many rows they have."""
+        """The pages of a list, of which some rows, or failed ones, get pages; gives how many rows
+        they have."""
         most = MOST_LISTED if total else MOST_FAILED
         every = min(total, most) // SAMPLE or 1
-        note = f"At most {most:,} rows are listed. Rows with a link have a page of their own: at most {MOST_FAILED:,} "
-        note += f"of those that failed, and about {SAMPLE} others. `agac inspect {self.run} ROW` prints all of any row."
-        number, seen, after = 1, 0, None
+        note = (
+            f"At most {most:,} rows are listed. Rows with a link have a page of their own: "
+            f"at most {MOST_FAILED:,} "
+        )
+        note += (
+            f"of those that failed, and about {SAMPLE} others. `agac inspect {self.run} "
+            "ROW` prints all of any row."
+        )
+        number = 1
+        seen = 0
+        after = None
         while number == 1 or (after is not None and seen < most):
             page = await monitor.arows(self.run, filters, after, PER_PAGE, project=self.project)
             chosen = (one for place, one in enumerate(page.rows, seen) if place % every == 0)
@@ -170,8 +200,12 @@ class StaticPages:
                 for one in chosen
                 if str(one["id"]) not in self.rows
             }
-            seen, after = seen + len(page.rows), page.next
-            following = f"{name}-{number + 1}.html" if after is not None and seen < most else None
+            seen = seen + len(page.rows)
+            after = page.next
+            if after is not None and seen < most:
+                following = f"{name}-{number + 1}.html"
+            else:
+                following = None
             start = f"{name}-1.html" if number > 1 else None
             context = {
                 "page": page,

@@ -66,7 +66,8 @@ async def live(request: Request) -> Response:
 
 
 async def _run(request: Request) -> dict[str, Any]:
-    state, number = request.app.state, request.path_params["run"]
+    state = request.app.state
+    number = request.path_params["run"]
     found = await monitor.arun(number, project=state.project)
     drawing = await api.agraph(run=number, project=state.project)
     actions = []
@@ -90,9 +91,11 @@ async def _curves(request: Request) -> dict[str, Any]:
 
 
 def curves_of(found: monitor.RunCurves) -> dict[str, Any]:
-    """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the whole run by name; and
-    `more` charts by title, each with the same of its own: those of lanes, and of what was spent of budgets."""
-    steps, more = {"at": found.at, "step_s": found.step_s}, dict[str, Any]()
+    """The beginnings of the steps (seconds since 1970), how long they are, and the lines of the
+    whole run by name; and `more` charts by title, each with the same of its own: those of lanes,
+    and of what was spent of budgets."""
+    steps = {"at": found.at, "step_s": found.step_s}
+    more = dict[str, Any]()
     for lane, own in sorted(found.lanes.items()):
         lines = {
             name: [getattr(one, name) for one in own] for name in ("in_flight", "bound", "waiting")
@@ -117,28 +120,35 @@ async def shards(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/", runs), Route("/live", live), Route("/run/{run:int}", run), Route("/run/{run:int}/live", live),
-    Route("/run/{run:int}/curves.json", curves), Route("/shards", shards),
-]  # fmt: skip
+    Route("/", runs),
+    Route("/live", live),
+    Route("/run/{run:int}", run),
+    Route("/run/{run:int}/live", live),
+    Route("/run/{run:int}/curves.json", curves),
+    Route("/shards", shards),
+]
 
 
 SECONDS = 1.0  # between two looks at the store
-LONGEST = 5.0  # after which a fragment is made again although nobody wrote into the store: times pass, leases end
+# after which a fragment is made again although nobody wrote into the store: times pass, leases end
+LONGEST = 5.0
 QUIET = 15.0  # without a fragment, after which a line says that the stream still lives
 
 
 def stream(request: Request, fragment: Callable[[], Awaitable[str]]) -> Response:
-    """Server-sent events with what `fragment` gives, again and again. Each has the hash of its text for an id: a
-    browser that comes back with it gets what differs."""
+    """Server-sent events with what `fragment` gives, again and again. Each has the hash of its
+    text for an id: a browser that comes back with it gets what differs."""
     return StreamingResponse(_events(request, fragment), media_type="text/event-stream")
 
 
 async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> AsyncIterator[str]:
-    app, sent = request.app, request.headers.get("last-event-id", "")
+    app = request.app
+    sent = request.headers.get("last-event-id", "")
     stamp: tuple[tuple[int, int], ...] | None = None
     looked = said = -LONGEST
     while not app.state.ending.is_set():
-        now, before = time.monotonic(), stamp
+        now = time.monotonic()
+        before = stamp
         stamp = written_at(app.state.project)
         if stamp != before or now - looked >= LONGEST:
             looked = now
@@ -151,7 +161,8 @@ async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> A
                 )
             name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
             if name != sent:
-                sent, said = name, now
+                sent = name
+                said = now
                 yield (
                     f"id: {name}\n"
                     + "".join(f"data: {line}\n" for line in LINE_END.split(text))
@@ -166,7 +177,8 @@ async def _events(request: Request, fragment: Callable[[], Awaitable[str]]) -> A
 
 
 def written_at(project: Path) -> tuple[tuple[int, int], ...]:
-    """When the files of the store were last written, and how long they are: while it is the same, so are its rows."""
+    """When the files of the store were last written, and how long they are: while it is the same,
+    so are its rows."""
     found = []
     for file in database_files(database_path(project))[:2]:
         with suppress(OSError):

@@ -27,24 +27,38 @@ NAVIGATION = [
     ("/compare", "Compare"),
     ("/review", "Reviews"),
 ]
-"""The pages that every page leads to: path and title. A monitor that is served has one of the remote too."""
+"""The pages that every page leads to: path and title. A monitor that is served has one of the
+remote too."""
 
 
 @cache
 def environment() -> Environment:
-    """All templates. What is written into them is text: it is escaped, whatever it is, and each character in it that
-    people would not see is shown as an escape."""
+    """All templates. What is written into them is text: it is escaped, whatever it is, and each
+    character in it that people would not see is shown as an escape."""
     made = Environment(
-        loader=PackageLoader("agac.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("agac.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         finalize=_as_seen,
-    )  # fmt: skip
+    )
     made.filters.update(
-        counted=counted, dollars=dollars, number=lambda value: f"{value:,}", clip=clip, cell=cell,
-        words=words, exact=lambda value: Markup(escape(value)), most=most,  # noqa: S704 - it is escaped
-        usd=lambda amount, simulated=False: "" if amount is None else dollars(amount, None, simulated=simulated),
-        json=lambda value: json.dumps(value, indent=1, ensure_ascii=False), numbered=lambda title: f"#{title}",
-        moment=lambda seconds: iso(seconds) or "", lasting=lambda seconds: "" if seconds is None else duration(seconds),
-    )  # fmt: skip
+        counted=counted,
+        dollars=dollars,
+        number=lambda value: f"{value:,}",
+        clip=clip,
+        cell=cell,
+        words=words,
+        exact=lambda value: Markup(escape(value)),  # noqa: S704 - it is escaped
+        most=most,
+        usd=lambda amount, simulated=False: (
+            "" if amount is None else dollars(amount, None, simulated=simulated)
+        ),
+        json=lambda value: json.dumps(value, indent=1, ensure_ascii=False),
+        numbered=lambda title: f"#{title}",
+        moment=lambda seconds: iso(seconds) or "",
+        lasting=lambda seconds: "" if seconds is None else duration(seconds),
+    )
     made.globals |= {
         "fits": fits,
         "hides": lambda text: plain(text) != text,
@@ -55,19 +69,24 @@ def environment() -> Environment:
 
 
 def _as_seen(value: Any) -> Any:
-    """What a template writes: a text has escapes for what is not seen, HTML that agac made stays as it is."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """What a template writes: a text has escapes for what is not seen, HTML that agac made stays
+    as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return plain(value)
+    return value
 
 
 LONGEST_ADDRESS = 2000
 """Characters of an address from elsewhere that a page makes a link."""
 
-LONGEST_TEXT, LONGEST_CELL = 100_000, 160
+LONGEST_TEXT = 100_000
+LONGEST_CELL = 160
 """Characters of one value that a page shows, and a list; a command beside it prints all of it."""
 
-MOST_TEXT, MOST_ITEMS = 1_000_000, 200
-"""Characters of all values of a page together, of all fields of its forms, and items of a list in it, such as the
-fields of a row."""
+MOST_TEXT = 1_000_000
+MOST_ITEMS = 200
+"""Characters of all values of a page together, of all fields of its forms, and items of a list in
+it, such as the fields of a row."""
 
 _room: ContextVar[int] = ContextVar("characters that the page may still show", default=MOST_TEXT)
 _form_room: ContextVar[int] = ContextVar(
@@ -76,7 +95,8 @@ _form_room: ContextVar[int] = ContextVar(
 
 
 def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
-    """As much of a text as is shown, and how much was left out; a few words where the page is full."""
+    """As much of a text as is shown, and how much was left out; a few words where the page is
+    full."""
     text = text or ""
     shown = min(len(text), most, max(_room.get(), LONGEST_CELL))
     _room.set(_room.get() - shown)
@@ -95,7 +115,8 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s\\]+", re.IGNORECASE)
 
 
 def is_web_address(text: str) -> bool:
-    """Whether a text from elsewhere may be a link: to a page of the web, without a character that nobody sees."""
+    """Whether a text from elsewhere may be a link: to a page of the web, without a character that
+    nobody sees."""
     return (
         len(text) <= LONGEST_ADDRESS
         and _WEB_ADDRESS.fullmatch(text) is not None
@@ -110,23 +131,21 @@ def most(items: Any) -> list[Any]:
 
 def cell(value: Any) -> str:
     """A value in a list: a text, or JSON, in one line and cut."""
-    text = (
-        value
-        if isinstance(value, str)
-        else ""
-        if value is None
-        else json.dumps(value, ensure_ascii=False)
-    )
+    if isinstance(value, str):
+        text = value
+    elif value is None:
+        text = ""
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     line = squeezed(text[: 2 * LONGEST_CELL])
-    return (
-        line
-        if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL
-        else f"{line[: LONGEST_CELL - 1]}…"
-    )
+    if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL:
+        return line
+    return f"{line[: LONGEST_CELL - 1]}…"
 
 
 def words(command: Sequence[str], *named: object, **options: object) -> str:
-    """A command to type; what is `named` comes last, after `--` from where it may be taken for a flag."""
+    """A command to type; what is `named` comes last, after `--` from where it may be taken for a
+    flag."""
     given = [
         text
         for name, value in options.items()
@@ -141,8 +160,9 @@ def words(command: Sequence[str], *named: object, **options: object) -> str:
 
 
 def page_text(template: str, context: Mapping[str, Any]) -> str:
-    """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the page) and what the
-    template wants; for served pages `write` and `form_token`, for others `link`, which gives the file of a path."""
+    """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the
+    page) and what the template wants; for served pages `write` and `form_token`, for others
+    `link`, which gives the file of a path."""
     given = {
         "navigation": NAVIGATION,
         "link": str,
@@ -165,22 +185,31 @@ def served(request: Request) -> dict[str, Any]:
     """What all pages that are served get."""
     state = request.app.state
     return {
-        "project": state.project.name, "path": request.url.path, "write": state.write, "form_token": state.form_token,
+        "project": state.project.name,
+        "path": request.url.path,
+        "write": state.write,
+        "form_token": state.form_token,
         "navigation": [*NAVIGATION, ("/shards", "Shards")],
-    }  # fmt: skip
+    }
 
 
 async def said(request: Request, error: Exception) -> Response:
-    """What is wrong, and what to do, as a page: 404 for what is not there, 503 where the store cannot be read."""
+    """What is wrong, and what to do, as a page: 404 for what is not there, 503 where the store
+    cannot be read."""
     if isinstance(error, HTTPException):
-        status, message, remedy = error.status_code, error.detail, None
+        status = error.status_code
+        message = error.detail
+        remedy = None
         if status == 404 and message == "Not Found":
-            message, remedy = "There is no such page.", "Begin with the list of runs."
+            message = "There is no such page."
+            remedy = "Begin with the list of runs."
     elif isinstance(error, AgacError):
         status = 404 if isinstance(error, UsageError) else 503
-        message, remedy = error.message, error.remedy
+        message = error.message
+        remedy = error.remedy
     else:
-        status, message = 500, f"This is a bug in agac: {type(error).__name__}: {error}"
+        status = 500
+        message = f"This is a bug in agac: {type(error).__name__}: {error}"
         remedy = "The details are where `agac ui` runs; please report them."
     return render(
         request, "error.html", status, title=f"Error {status}", message=message, remedy=remedy

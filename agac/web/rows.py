@@ -1,4 +1,5 @@
-"""The pages of rows, of a row and its history, of errors, of two runs side by side, and of workflows."""
+"""The pages of rows, of a row and its history, of errors, of two runs side by side, and of
+workflows."""
 
 from __future__ import annotations
 
@@ -23,13 +24,26 @@ from agac.api.sync import asynchronous
 from agac.data.text_formats import safe_cell_text
 from agac.web.rendering import render
 
-LISTED, AT_ONCE = 50, 1000
+LISTED = 50
+AT_ONCE = 1000
 """Rows of a page of a list, and those that a CSV file gets at a time."""
 
 CSV = [
-    "id", "number", "state", "stage", "error", "message", "input", "result", "calls", "cost_usd", "cost_is_simulated",
-    "duration_s", "input_tokens", "output_tokens",
-]  # fmt: skip
+    "id",
+    "number",
+    "state",
+    "stage",
+    "error",
+    "message",
+    "input",
+    "result",
+    "calls",
+    "cost_usd",
+    "cost_is_simulated",
+    "duration_s",
+    "input_tokens",
+    "output_tokens",
+]
 """Columns of a list as CSV, as `RowPage` has them: long texts are cut."""
 
 
@@ -41,33 +55,36 @@ def filters_in(request: Request) -> RowFilters:
 
 async def rows(request: Request) -> Response:
     """Some rows of a run, as the address says which."""
-    run, project, given = (
-        request.path_params["run"],
-        request.app.state.project,
-        request.query_params,
-    )
-    filters, report = filters_in(request), (await monitor.arun(run, project=project)).report
+    run = request.path_params["run"]
+    project = request.app.state.project
+    given = request.query_params
+    filters = filters_in(request)
+    report = (await monitor.arun(run, project=project)).report
     page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
-    start, kinds = (
-        request.url.remove_query_params("after"),
-        {one["type"] for one in report["errors"]},
-    )
+    start = request.url.remove_query_params("after")
+    kinds = {one["type"] for one in report["errors"]}
     return render(
-        request, "rows.html", title=f"Rows of run {run}", run=run, page=page, limit=LISTED, filters=filters,
-        stages=[one["name"] for one in report["stages"]], errors=sorted(kinds),
+        request,
+        "rows.html",
+        title=f"Rows of run {run}",
+        run=run,
+        page=page,
+        limit=LISTED,
+        filters=filters,
+        stages=[one["name"] for one in report["stages"]],
+        errors=sorted(kinds),
         makers=[one["stage"] for one in report["levels"]],
-        csv=str(start.replace(path=f"{start.path}.csv")), start=str(start) if "after" in given else None,
+        csv=str(start.replace(path=f"{start.path}.csv")),
+        start=str(start) if "after" in given else None,
         next=str(start.include_query_params(after=page.next)) if page.next else None,
-    )  # fmt: skip
+    )
 
 
 async def rows_csv(request: Request) -> Response:
     """The same list as a file, all of it, as a stream; no cell is a formula."""
-    run, project, filters = (
-        request.path_params["run"],
-        request.app.state.project,
-        filters_in(request),
-    )
+    run = request.path_params["run"]
+    project = request.app.state.project
+    filters = filters_in(request)
     first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
 
     async def lines() -> AsyncIterator[str]:
@@ -80,11 +97,10 @@ async def rows_csv(request: Request) -> Response:
             )
             yield text.getvalue()
             cells = []
-            page = (
-                await monitor.arows(run, filters, page.next, AT_ONCE, project=project)
-                if page.next
-                else None
-            )
+            if page.next:
+                page = await monitor.arows(run, filters, page.next, AT_ONCE, project=project)
+            else:
+                page = None
 
     named = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
     return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=named)
@@ -119,9 +135,12 @@ async def why(request: Request) -> Response:
 
 async def compare(request: Request) -> Response:
     """Two runs side by side, some rows at a time; without two, the choice of them."""
-    project, given = request.app.state.project, request.query_params
-    first, second = given.get("first", ""), given.get("second", "")
-    report, following = None, None
+    project = request.app.state.project
+    given = request.query_params
+    first = given.get("first", "")
+    second = given.get("second", "")
+    report = None
+    following = None
     if first and second:
         report, following = await asynchronous(compare_page)(
             first, second, after=given.get("after"), project=project
@@ -142,15 +161,16 @@ async def workflows(request: Request) -> Response:
 
 
 async def workflow(request: Request) -> Response:
-    """A workflow's files and graph; what a run would cost where that is asked for, since it walks all rows."""
-    project, name = request.app.state.project, request.query_params.get("name", "")
+    """A workflow's files and graph; what a run would cost where that is asked for, since it walks
+    all rows."""
+    project = request.app.state.project
+    name = request.query_params.get("name", "")
     view = await asynchronous(workflow_view)(name, project=project)
     wanted = "plan" in request.query_params  # walked in a thread, not in the server's own loop
-    plan = (
-        (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json()
-        if wanted
-        else None
-    )
+    if wanted:
+        plan = (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json()
+    else:
+        plan = None
     return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 
@@ -160,7 +180,13 @@ async def graph_style(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/run/{run:int}/rows", rows), Route("/run/{run:int}/rows.csv", rows_csv), Route("/run/{run:int}/row", row),
-    Route("/run/{run:int}/why", why), Route("/run/{run:int}/errors", errors), Route("/compare", compare),
-    Route("/workflows", workflows), Route("/workflow", workflow), Route("/static/graph.css", graph_style),
-]  # fmt: skip
+    Route("/run/{run:int}/rows", rows),
+    Route("/run/{run:int}/rows.csv", rows_csv),
+    Route("/run/{run:int}/row", row),
+    Route("/run/{run:int}/why", why),
+    Route("/run/{run:int}/errors", errors),
+    Route("/compare", compare),
+    Route("/workflows", workflows),
+    Route("/workflow", workflow),
+    Route("/static/graph.css", graph_style),
+]

@@ -12,12 +12,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names under which a browser on this machine finds us: another one leads here by DNS rebinding. Any port: a tunnel's
-may differ from ours."""
+"""Names under which a browser on this machine finds us: another one leads here by DNS rebinding.
+Any port: a tunnel's may differ from ours."""
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -31,23 +33,28 @@ ENTRANCE = "/t/"
 
 
 def form_token(token: str) -> str:
-    """What a form has to bring: only a page of ours knows it, while the cookie comes along by itself."""
+    """What a form has to bring: only a page of ours knows it, while the cookie comes along by
+    itself."""
     return hmac.new(token.encode(), b"forms", hashlib.sha256).hexdigest()
 
 
 def form_of(request: Request) -> dict[str, str]:
-    """The fields of a request's form, as AccessCheck read them: starlette would need a further package for it."""
+    """The fields of a request's form, as AccessCheck read them: starlette would need a further
+    package for it."""
     found: dict[str, str] = request.scope.get("form", {})
     return found
 
 
 class AccessCheck:
-    """Lets requests through to an application. Refused: a Host that is not this machine; what a page of elsewhere
-    sends; whoever lacks the cookie, which the address with the token sets; forms without their token; and all that is
-    not reading, unless `write`. Forms are read here, up to a bound."""
+    """Lets requests through to an application. Refused: a Host that is not this machine; what a
+    page of elsewhere sends; whoever lacks the cookie, which the address with the token sets; forms
+    without their token; and all that is not reading, unless `write`. Forms are read here, up to a
+    bound."""
 
     def __init__(self, token: str, *, write: bool, cookie: str) -> None:
-        self.token, self.write, self.cookie = token, write, cookie
+        self.token = token
+        self.write = write
+        self.cookie = cookie
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, by `app` or with a refusal. Every response gets HEADERS."""
@@ -65,7 +72,10 @@ class AccessCheck:
         refusal = self._refusal(scope, entered=entered)
         if refusal is None and entered:
             # not by a status: coming from elsewhere, browsers would hold the cookie back
-            page = '<!doctype html><title>agac</title><link rel="icon" href="data:,"><a href="/">To the monitor</a>'
+            page = (
+                '<!doctype html><title>agac</title><link rel="icon" href="data:,"><a '
+                'href="/">To the monitor</a>'
+            )
             response = HTMLResponse(page, headers={"Refresh": "0; url=/"})
             response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
             refusal = response
@@ -84,20 +94,22 @@ class AccessCheck:
     def _refusal(self, scope: Scope, *, entered: bool) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        origin, site = headers.get("origin", "null"), headers.get("sec-fetch-site", "none")
+        origin = headers.get("origin", "null")
+        site = headers.get("sec-fetch-site", "none")
         if (
             host.lower().partition("]")[0] + "]"
             if host.startswith("[")
             else host.lower().partition(":")[0]
         ) not in HOSTS:
             return PlainTextResponse(
-                f"{host!r} is not a name of this machine: open the monitor as 127.0.0.1 or localhost, with the address "
-                "that `agac ui` printed",
+                f"{host!r} is not a name of this machine: open the monitor as 127.0.0.1 or "
+                "localhost, with the address that `agac ui` printed",
                 400,
             )
         reads = scope["method"] in ("GET", "HEAD")
-        # whoever follows the printed address from a page of elsewhere has the token; to a form without a referrer,
-        # browsers give the origin null, and say where it comes from in Sec-Fetch-Site
+        # whoever follows the printed address from a page of elsewhere has the token; to a form
+        # without a referrer, browsers give the origin null, and say where it comes from in
+        # Sec-Fetch-Site
         foreign = origin not in ("null", f"http://{host}")
         if foreign or (site not in ("same-origin", "none") and not (entered and reads)):
             return PlainTextResponse(

@@ -1,4 +1,5 @@
-"""All batches of one invocation: filled while rows walk, submitted in the background, ingested when they end."""
+"""All batches of one invocation: filled while rows walk, submitted in the background, ingested
+when they end."""
 
 from __future__ import annotations
 
@@ -22,14 +23,18 @@ from agac.store import batches
 from agac.store.batches import AT_PROVIDER, WAITING, BatchRecord, BatchStep
 from agac.store.db import Database
 
-# The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows are walked (and
-# enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this is repeated until nothing is open.
+# The order of an invocation: what earlier ones left is put right, what has ended is ingested, rows
+# are walked (and enrol), what is full is submitted meanwhile, the rest at the end. With `wait` this
+# is repeated until nothing is open.
 
 _log = logging.getLogger("agac.batch")
 
-SHORTEST_POLL, LONGEST_POLL = 15.0, 300.0  # seconds between two looks at open batches, growing while nothing moves
+SHORTEST_POLL = 15.0  # seconds between two looks at open batches, growing while nothing moves
+LONGEST_POLL = 300.0
 
-ENDED = "run"  # what becomes of tasks whose user ended their batch: nothing, before the user runs the workflow again
+# what becomes of tasks whose user ended their batch: nothing, before the user runs the workflow
+# again
+ENDED = "run"
 ENDED_UNSENT = "its user ended it before it was created"
 
 UNSENT = frozenset({BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED})
@@ -52,11 +57,17 @@ class BatchActivity:
 
 
 class Batches:
-    """The batches of a workflow in one invocation. `poll`: seconds between looks at open batches, None: growing;
-    `reads_input`: whether all rows are walked as the input has them now; `enrolment`: where batch stages ask."""
+    """The batches of a workflow in one invocation. `poll`: seconds between looks at open batches,
+    None: growing; `reads_input`: whether all rows are walked as the input has them now;
+    `enrolment`: where batch stages ask."""
 
-    def __init__(self, context: BatchContext, caller: Caller, poll: float | None, *, reads_input: bool) -> None:
-        self._context, self._journal, self._poll, self._reads_input = context, context.journal, poll, reads_input
+    def __init__(
+        self, context: BatchContext, caller: Caller, poll: float | None, *, reads_input: bool
+    ) -> None:
+        self._context = context
+        self._journal = context.journal
+        self._poll = poll
+        self._reads_input = reads_input
         self._may_submit: bool | None = None
         self._had_open = self._released = False
         self.enrolment = Enrolment(context, caller)
@@ -73,7 +84,12 @@ class Batches:
                 continue
             if record.state == BatchStep.PLANNED:
                 await give_up_torn(context, record)
-            elif context.budget is not None and context.plan is not None and own and record.ingested_at is None:
+            elif (
+                context.budget is not None
+                and context.plan is not None
+                and own
+                and record.ingested_at is None
+            ):
                 amount = Amount(record.held_usd, record.held_tokens, record.tasks)
                 context.budget.load(record.id, context.plan.stages[record.stage].name, amount)
             if own and self._reads_input and record.state in WAITING:
@@ -83,7 +99,8 @@ class Batches:
         await clean_up(context)
 
     def _not_to_be_sent(self, record: BatchRecord) -> str | None:
-        """Why a batch that an earlier invocation left unsent is dropped: its tasks are run as the stage is now."""
+        """Why a batch that an earlier invocation left unsent is dropped: its tasks are run as the
+        stage is now."""
         context = self._context
         if record.cancel_at is not None:
             return ENDED_UNSENT
@@ -98,7 +115,8 @@ class Batches:
         return "its stage runs by calls now" if called else None
 
     async def work(self) -> None:
-        """Builds and submits what is full, until cancelled; a step that was begun is ended by the next command."""
+        """Builds and submits what is full, until cancelled; a step that was begun is ended by the
+        next command."""
         full = self.enrolment.full
         while True:
             filling = await full.get()
@@ -110,7 +128,8 @@ class Batches:
                 full.task_done()
 
     async def _build(self, filling: OpenBatch) -> None:
-        """Its tasks are committed first, then its file is brought to the disk, then both are declared whole."""
+        """Its tasks are committed first, then its file is brought to the disk, then both are
+        declared whole."""
         await self._context.ledger.durable()
         spool = filling.spool
         if not spool.lines:  # a budget had room when it was opened, and none when it was filled
@@ -119,18 +138,25 @@ class Batches:
             return
         sha256 = await asyncio.to_thread(spool.finish)
         record = await self._journal.write(
-            filling.record, "built", tasks=spool.lines, bytes=spool.bytes, tokens=filling.tokens, sha256=sha256,
-            usd=filling.held.usd, held_tokens=filling.held.tokens,
+            filling.record,
+            "built",
+            tasks=spool.lines,
+            bytes=spool.bytes,
+            tokens=filling.tokens,
+            sha256=sha256,
+            usd=filling.held.usd,
+            held_tokens=filling.held.tokens,
             deadline=deadline(self._context, filling.form, day_only=True),
-        )  # fmt: skip
+        )
         if self._may_submit is None:
             self._may_submit = not await self._stale()
         if self._may_submit:
             await self._submit(record)
 
     async def _dropped(self, record: BatchRecord) -> bool:
-        """Whether a batch of this run that was not sent ends here: it met its deadline before there was room for it,
-        has tasks that no row asks for any more, or followed a primer of no use."""
+        """Whether a batch of this run that was not sent ends here: it met its deadline before
+        there was room for it, has tasks that no row asks for any more, or followed a primer of no
+        use."""
         unsent = record.state in UNSENT and record.run_id == self._context.run
         asked = self.enrolment.asked.pop(record.id, None) if unsent else None
         if unsent and await self._context.is_due(record):
@@ -140,7 +166,10 @@ class Batches:
         elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
             then = "batch", "rows changed before it was submitted: what they need goes into another"
         elif unsent and record.primer and await self._context.is_warm(record.primer) is False:
-            then = "batch", f"batch {record.primer} left nothing in the cache: its tasks go into another"
+            then = (
+                "batch",
+                f"batch {record.primer} left nothing in the cache: its tasks go into another",
+            )
         else:
             return False
         self._give_back(await self._journal.release(record, *then))
@@ -148,12 +177,19 @@ class Batches:
         return True
 
     async def _stale(self) -> Stale:
-        """Open batches with tasks no longer needed: of other runs of the workflow, or of this one's changed rows."""
+        """Open batches with tasks no longer needed: of other runs of the workflow, or of this
+        one's changed rows."""
         context = self._context
         await context.ledger.durable()
-        database, run = context.database, context.run
-        sent = [one.submitted_at for one in await batches.batches_of_run(database, run) if one.submitted_at is not None]
-        changed = self._had_open and context.batching.resume_run is None  # who retrieves looks at no input
+        database = context.database
+        run = context.run
+        sent = [
+            one.submitted_at
+            for one in await batches.batches_of_run(database, run)
+            if one.submitted_at is not None
+        ]
+        # who retrieves looks at no input
+        changed = self._had_open and context.batching.resume_run is None
         others = await batches.stale_tasks(database, run, context.workflow)
         own = await batches.outdated_tasks(database, run) if changed else []
         found = []
@@ -161,7 +197,8 @@ class Batches:
             record = await batches.read_batch(database, number)
             if record.state not in WAITING | AT_PROVIDER:
                 continue
-            if record.run_id == run and self._reads_input and record.state in UNSENT:  # it is not sent as it is
+            # it is not sent as it is
+            if record.run_id == run and self._reads_input and record.state in UNSENT:
                 continue
             # unless something of this run was submitted next to it already: that was confirmed
             if record.run_id == run or not any(at > record.planned_at for at in sent):
@@ -169,13 +206,16 @@ class Batches:
         return found
 
     async def ask_for_ends(self, numbers: Sequence[int]) -> None:
-        """Asks the providers for the ends of batches for which that was decided, where they have them; what could not
-        be asked is asked by the next look at it, and what they have not got yet is not submitted."""
+        """Asks the providers for the ends of batches for which that was decided, where they have
+        them; what could not be asked is asked by the next look at it, and what they have not got
+        yet is not submitted."""
         for number in numbers:
             record = await batches.read_batch(self._context.database, number)
             if record.state == BatchStep.SUBMITTED and record.provider_id is not None:
                 try:
-                    fault = await self._context.account(record.provider).api.cancel(record.provider_id)
+                    fault = await self._context.account(record.provider).api.cancel(
+                        record.provider_id
+                    )
                     why = fault.message if fault is not None else ""
                 except AgacError as error:
                     why = error.message
@@ -189,7 +229,10 @@ class Batches:
 
     def _note(self, record: BatchRecord, after: BatchRecord) -> None:
         """What became of a batch on its way to the provider."""
-        self._released = self._released or after.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED)
+        self._released = self._released or after.state in (
+            BatchStep.NOT_CREATED,
+            BatchStep.REJECTED,
+        )
         self._give_back(after)
         if after.state == BatchStep.SUBMITTED and record.state != after.state:
             self.done.submitted.append(after.id)
@@ -199,7 +242,8 @@ class Batches:
         """Everything that was filled, and what waited before; as far as there is room."""
         context = self._context
         with suppress(RunStopped):
-            # until all that was filled is built and on its way; no longer once a user insists on the end
+            # until all that was filled is built and on its way; no longer once a user insists on
+            # the end
             waits = (self.enrolment.full.join(), self._context.stop_signal.forced.wait())
             ends = [asyncio.ensure_future(one) for one in waits]
             try:
@@ -214,7 +258,9 @@ class Batches:
             if not self._may_submit:
                 self.done.stale = await self._stale()
                 try:
-                    self._may_submit = not self.done.stale or await context.batching.confirm_stale(self.done.stale)
+                    self._may_submit = not self.done.stale or await context.batching.confirm_stale(
+                        self.done.stale
+                    )
                 except AgacError as error:
                     context.stop_signal.refuse(error)
                     # what was not sent waits for the next `agac run`
@@ -224,24 +270,33 @@ class Batches:
                             self._give_back(await self._journal.release(record, "run", note))
             for record in waiting:
                 context.stop_signal.check()
-                own, found = record.run_id == context.run, record
+                own = record.run_id == context.run
+                found = record
                 if record.state == BatchStep.CREATE_INTENT:
                     found = await look_for(context, record)
                     if own:
                         self._note(record, found)
                 if await self._dropped(found):
                     continue
-                if own and found.state in UNSENT and (self._may_submit or found.state != record.state):
+                if (
+                    own
+                    and found.state in UNSENT
+                    and (self._may_submit or found.state != record.state)
+                ):
                     await self._submit(found)
             await clean_up(context)
 
     def _give_back(self, record: BatchRecord) -> None:
         """Frees what was reserved for a batch that never ran."""
-        if self._context.budget is not None and record.state in (BatchStep.NOT_CREATED, BatchStep.REJECTED):
+        if self._context.budget is not None and record.state in (
+            BatchStep.NOT_CREATED,
+            BatchStep.REJECTED,
+        ):
             self._context.budget.ingested(record.id, NOTHING)
 
     async def _collect(self) -> bool:
-        """Looks at every batch at its provider once and takes in what has ended: whether anything was ingested."""
+        """Looks at every batch at its provider once and takes in what has ended: whether anything
+        was ingested."""
         ingested = False
         for record in await self._of(AT_PROVIDER | {BatchStep.INGESTED}):
             if self._context.batching.only_batch not in (None, record.id):
@@ -251,7 +306,9 @@ class Batches:
             except AgacError as error:
                 if record.run_id == self._context.run and record.state in AT_PROVIDER:
                     raise
-                _log.warning("batch %d of run %d is left: %s", record.id, record.run_id, error.message)
+                _log.warning(
+                    "batch %d of run %d is left: %s", record.id, record.run_id, error.message
+                )
                 continue
             self._give_back(after)
             if after.state != record.state or after.attempt != record.attempt:
@@ -263,11 +320,15 @@ class Batches:
         return ingested
 
     async def complete(self, walk: Callable[[], Awaitable[None]]) -> None:
-        """Submits what was filled; with `wait` goes on until nothing is open. Raises RunStopped when the run stops."""
+        """Submits what was filled; with `wait` goes on until nothing is open. Raises RunStopped
+        when the run stops."""
         wait = 0.0
         while not self._context.batching.only_takes:
             await self.submit()
-            if self._context.stop_signal.stop is not None or self._context.stop_signal.error is not None:
+            if (
+                self._context.stop_signal.stop is not None
+                or self._context.stop_signal.error is not None
+            ):
                 return
             if self._released:  # one was cut, or its file was spoiled: its tasks go into others
                 self._released = False
@@ -281,7 +342,10 @@ class Batches:
                 continue
             if not await self._anything_to_wait_for():
                 return
-            wait = min(max(SHORTEST_POLL, wait * 1.5), LONGEST_POLL) if self._poll is None else self._poll
+            if self._poll is None:
+                wait = min(max(SHORTEST_POLL, wait * 1.5), LONGEST_POLL)
+            else:
+                wait = self._poll
             await self._context.stop_signal.sleep(wait * (1 + 0.1 * self._context.clocks.jitter()))
 
     async def _anything_to_wait_for(self) -> bool:
@@ -289,11 +353,16 @@ class Batches:
         found = await self._of(AT_PROVIDER | (WAITING if self._may_submit else frozenset()))
         if any(record.run_id == self._context.run for record in found):
             return True
-        return bool(found) and await batches.rows_in_batches(self._context.database, self._context.run) > 0
+        return (
+            bool(found)
+            and await batches.rows_in_batches(self._context.database, self._context.run) > 0
+        )
 
     async def any_open(self) -> bool:
         """Whether a batch of this run is on its way, or not yet ingested."""
-        return any(record.run_id == self._context.run for record in await self._of(WAITING | AT_PROVIDER))
+        return any(
+            record.run_id == self._context.run for record in await self._of(WAITING | AT_PROVIDER)
+        )
 
     async def _of(self, steps: frozenset[BatchStep]) -> list[BatchRecord]:
         found = await batches.unfinished_batches(self._context.database, self._context.workflow)
@@ -301,31 +370,37 @@ class Batches:
 
 
 async def give_up_torn(context: BatchContext, record: BatchRecord) -> str:
-    """Ends a batch that is PLANNED while no process fills it: its file is torn, no provider has it. Returns why."""
+    """Ends a batch that is PLANNED while no process fills it: its file is torn, no provider has
+    it. Returns why."""
     note = "the command that filled it ended before it was whole"
     await context.journal.release(record, "batch", note)
     return note
 
 
 async def clean_up(context: BatchContext) -> None:
-    """Removes the files of batches that never ran at providers, and on this machine those of batches that are over,
-    whichever way; strange lines stay as long as the store knows the batch. Files of others that are being filled belong
-    to batches that the store knew before."""
+    """Removes the files of batches that never ran at providers, and on this machine those of
+    batches that are over, whichever way; strange lines stay as long as the store knows the batch.
+    Files of others that are being filled belong to batches that the store knew before."""
     for record in await batches.untidy_batches(context.database, context.workflow):
         assert record.file_id is not None
         try:
             fault = await context.account(record.provider).api.delete(record.file_id)
-        except AgacError as error:  # its provider is not to be had any more, and nothing hangs on it
+        except (
+            AgacError
+        ) as error:  # its provider is not to be had any more, and nothing hangs on it
             why = error.message
         else:
             if fault is None:
                 await context.journal.write(record, "cleaned")
                 continue
             why = fault.message
-        _log.warning("batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why)
+        _log.warning(
+            "batch %d: %s is left at %s: %s", record.id, record.file_id, record.provider, why
+        )
     folder = context.batching.folder
     files = list(folder.glob("*")) if folder.is_dir() else []
-    needed, known = await batches.intents(context.database)  # after the files: who fills one is in the store before it
+    # after the files: who fills one is in the store before it
+    needed, known = await batches.intents(context.database)
     for file in files:
         wanted = known if file.name.endswith(STRANGE) else needed
         if file.name.partition(".")[0] not in wanted:
@@ -334,30 +409,60 @@ async def clean_up(context: BatchContext) -> None:
 
 def batch_counts(record: BatchRecord) -> dict[str, int | str | None]:
     """The results of an ingested batch by kind, for reports."""
-    kinds = ("done", "failed", "again", "missing", "cancelled", "expired", "duplicate", "unknown", "malformed")
-    return {"id": record.id, "provider_id": record.provider_id} | {k: (record.counts or {}).get(k, 0) for k in kinds}
+    kinds = (
+        "done",
+        "failed",
+        "again",
+        "missing",
+        "cancelled",
+        "expired",
+        "duplicate",
+        "unknown",
+        "malformed",
+    )
+    return {"id": record.id, "provider_id": record.provider_id} | {
+        k: (record.counts or {}).get(k, 0) for k in kinds
+    }
 
 
 async def has_batches(database: Database, plan: Plan) -> bool:
     """Whether a workflow has a batch stage, or ever had a batch."""
-    return any(stage.run_mode == "batch" for stage in plan.asking) or await batches.was_batched(database, plan.workflow)
+    return any(stage.run_mode == "batch" for stage in plan.asking) or await batches.was_batched(
+        database, plan.workflow
+    )
 
 
 @asynccontextmanager
-async def batches_of(invocation: InvocationContext, caller: Caller) -> AsyncIterator[Batches | None]:
-    """The batches of an invocation's workflow; None where rows cannot wait for any. What is half filled at the end is
-    enrolled again by the next invocation."""
+async def batches_of(
+    invocation: InvocationContext, caller: Caller
+) -> AsyncIterator[Batches | None]:
+    """The batches of an invocation's workflow; None where rows cannot wait for any. What is half
+    filled at the end is enrolled again by the next invocation."""
     if not invocation.batched:
         yield None
         return
     work, plan, (database, run, event) = invocation.work, invocation.plan, invocation.places
     context = BatchContext(
-        database, invocation.ledger, work.batching, work.redactor, work.clocks, invocation.stop_signal,
-        workflow=plan.workflow, run=run, event=event, totals=invocation.totals, keys=invocation.keys,
-        plan=plan, budget=invocation.budgets, proof=invocation.proof, traces=invocation.traces,
-    )  # fmt: skip
+        database,
+        invocation.ledger,
+        work.batching,
+        work.redactor,
+        work.clocks,
+        invocation.stop_signal,
+        workflow=plan.workflow,
+        run=run,
+        event=event,
+        totals=invocation.totals,
+        keys=invocation.keys,
+        plan=plan,
+        budget=invocation.budgets,
+        proof=invocation.proof,
+        traces=invocation.traces,
+    )
     context.journal.notifier = invocation.notifier
-    polls = [stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None]
+    polls = [
+        stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None
+    ]
     reads_input = work.retry is None and work.batching.resume_run is None
     opened = Batches(context, caller, min(polls, default=None), reads_input=reads_input)
     try:

@@ -1,4 +1,5 @@
-"""Batches without a run (`agac doctor`): cancelled by the user, compared with the provider, adopted or sent again."""
+"""Batches without a run (`agac doctor`): cancelled by the user, compared with the provider,
+adopted or sent again."""
 
 from __future__ import annotations
 
@@ -32,18 +33,26 @@ PREFIX = "agac-"  # how the names of our files at providers begin
 async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
 ) -> AsyncIterator[BatchContext]:
-    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another process has that."""
+    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another
+    process has that."""
     async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
-            database, lease, run=NO_RUN, event=NO_RUN, urge=1, clock=clocks.wall, released=lambda _calls: None
-        )  # fmt: skip
+            database,
+            lease,
+            run=NO_RUN,
+            event=NO_RUN,
+            urge=1,
+            clock=clocks.wall,
+            released=lambda _calls: None,
+        )
         stop_signal = StopSignal()
         context = BatchContext(
             database, ledger, batching, redactor, clocks, stop_signal,
             workflow=workflow, run=NO_RUN, event=NO_RUN, totals=Totals(),
             keys=accepted_keys(database, ledger, stop_signal, clocks.wall),
         )  # fmt: skip
-        beating = asyncio.ensure_future(ledger.run())  # signs of life, while a provider takes its time
+        # signs of life, while a provider takes its time
+        beating = asyncio.ensure_future(ledger.run())
         try:
             yield context
         finally:
@@ -54,9 +63,17 @@ async def batch_maintenance(
 
 @dataclass(frozen=True, slots=True)
 class Finding(Report):
-    """One thing that was found: of which `kind`, whether it was set right already (`done`), and what to do if not."""
+    """One thing that was found: of which `kind`, whether it was set right already (`done`), and
+    what to do if not."""
 
-    JSON_KEYS = ("kind", "batch=batch.id", "provider_id=batch.provider_id", "message", "remedy", "done")
+    JSON_KEYS = (
+        "kind",
+        "batch=batch.id",
+        "provider_id=batch.provider_id",
+        "message",
+        "remedy",
+        "done",
+    )
 
     kind: str
     message: str
@@ -73,21 +90,31 @@ def has_ended(record: BatchRecord) -> bool:
 
 
 def stuck_seconds(batch: BatchView, now: float) -> float | None:
-    """For how long no count of a batch moved that its provider works on; None where that is not too long. Where the
-    provider reports no counts before the end, it is stuck once it is older than it was to become."""
+    """For how long no count of a batch moved that its provider works on; None where that is not
+    too long. Where the provider reports no counts before the end, it is stuck once it is older
+    than it was to become."""
     if batch.state != BatchStep.SUBMITTED or has_ended(batch):
         return None
     has_counts = batch.done is not None or batch.failed is not None
-    since = (batch.moved_at or batch.submitted_at) if has_counts else batch.expires_at
+    if has_counts:
+        since = batch.moved_at or batch.submitted_at
+    else:
+        since = batch.expires_at
     if since is None or since > now:
         return None
-    still, most = round(now - since, 3), batch.stuck_after
-    return still if still >= (DEFAULT_BATCH.stuck_after if most is None else most) else None
+    still = round(now - since, 3)
+    most = batch.stuck_after
+    if still >= (DEFAULT_BATCH.stuck_after if most is None else most):
+        return still
+    return None
 
 
-async def compare(context: BatchContext, own: Sequence[BatchRecord], findings: list[Finding], *, clean: bool) -> None:
-    """Compares the batches of a workflow with the providers, and adds what there is to say: what was found before an
-    error stays. `clean` deletes files of ours at the providers that nothing needs."""
+async def compare(
+    context: BatchContext, own: Sequence[BatchRecord], findings: list[Finding], *, clean: bool
+) -> None:
+    """Compares the batches of a workflow with the providers, and adds what there is to say: what
+    was found before an error stays. `clean` deletes files of ours at the providers that nothing
+    needs."""
     await clean_up(context)
     own = [record for record in own if record.open or context.has_account(record.provider)]
     for record in own:
@@ -110,10 +137,16 @@ async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
             if after.state == BatchStep.CREATE_INTENT:
                 message = f"batch {after.id} is looked for: {after.note or 'it may still show up'}"
                 return [Finding("lost", message, after)]
-            message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
+            message = (
+                f"batch {after.id} was never created at {after.provider}: the next command "
+                "creates it"
+            )
             return [Finding("lost", message, after, done=True)]
         case BatchStep.NEEDS_HUMAN:  # it could not be found; perhaps it can with the right key
-            if record.provider_id is not None or context.account(record.provider).provider.account != record.account:
+            if (
+                record.provider_id is not None
+                or context.account(record.provider).provider.account != record.account
+            ):
                 return [_undecided(record)]
             after = await look_once(context, record)
             return [_adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)]
@@ -126,21 +159,39 @@ async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
             return [Finding("not_asked", message, record, remedy=remedy)]
         case BatchStep.PLANNED:
             note = await give_up_torn(context, record)
-            return [Finding("damaged", f"batch {record.id}: {note}; its tasks go into another one", record, done=True)]
+            return [
+                Finding(
+                    "damaged",
+                    f"batch {record.id}: {note}; its tasks go into another one",
+                    record,
+                    done=True,
+                )
+            ]
         case _:
             return []
 
 
 def _adopted(record: BatchRecord) -> Finding:
-    message = f"batch {record.id} was found at {record.provider} as {record.provider_id}, and taken over"
+    message = (
+        f"batch {record.id} was found at {record.provider} as {record.provider_id}, and taken over"
+    )
     return Finding("adopted", message, record, done=True)
 
 
 def _undecided(record: BatchRecord) -> Finding:
-    cost = dollars(record.held_usd, 2) if record.held_usd >= 0.1 else dollars(record.held_usd, 6).rstrip("0")
-    worst = f"; its requests cost up to {cost}, and would be billed twice" if record.priced else ""
+    if record.held_usd >= 0.1:
+        cost = dollars(record.held_usd, 2)
+    else:
+        cost = dollars(record.held_usd, 6).rstrip("0")
+    if record.priced:
+        worst = f"; its requests cost up to {cost}, and would be billed twice"
+    else:
+        worst = ""
     again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
-    adopt = f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id {record.id}` takes it over, "
+    adopt = (
+        f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id "
+        f"{record.id}` takes it over, "
+    )
     return Finding(
         "needs_human",
         f"batch {record.id} ({record.tasks:,} requests to {record.lane}): {record.note}{worst}",
@@ -150,9 +201,11 @@ def _undecided(record: BatchRecord) -> Finding:
 
 
 async def _find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
-    """An abandoned batch that its provider may have nevertheless: then its finished requests are billed."""
+    """An abandoned batch that its provider may have nevertheless: then its finished requests are
+    billed."""
     never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
-    twice = record.attempt > 1 and record.provider_id is not None  # before that, what is there is it
+    # before that, what is there is it
+    twice = record.attempt > 1 and record.provider_id is not None
     if record.created_after is None or not (never or twice):
         return []
     form = await context.format(record)
@@ -160,18 +213,22 @@ async def _find_late(context: BatchContext, record: BatchRecord) -> list[Finding
     if form is None or account.traits.finds_by == "count":
         return []
     findings = []
-    async for seen in account.api.candidates(order_of(context, record, form), record.planned_at - CLOCKS_APART):
+    async for seen in account.api.candidates(
+        order_of(context, record, form), record.planned_at - CLOCKS_APART
+    ):
         if isinstance(seen, Fault):
             return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
         known = seen.id in record.not_ours or bool(await known_ids(context.database, [seen.id]))
-        if known or (seen.state is BatchState.FAILED and not seen.results):  # one that was refused cost nothing
+        # one that was refused cost nothing
+        if known or (seen.state is BatchState.FAILED and not seen.results):
             continue
         findings.append(await _came_late(context, record, seen))
     return findings
 
 
 async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> Finding:
-    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept for reuse."""
+    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept
+    for reuse."""
     if not seen.state.is_terminal:
         fault = await context.account(record.provider).api.cancel(seen.id)
         message = f"batch {record.id} was abandoned, but runs at {record.provider} as {seen.id}: "
@@ -179,13 +236,19 @@ async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderB
         remedy = "run `agac doctor` again once it has ended: it stores the finished answers"
         return Finding("given_up", message, record, remedy=remedy)
     kept, twice = await take_late(context, record, seen)
-    message = f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: {kept:,} answers were kept"
+    message = (
+        f"batch {record.id} was abandoned, but {record.provider} had it as {seen.id}: "
+        f"{kept:,} answers were kept"
+    )
     message += f", {twice:,} were billed twice" if twice else ""
     return Finding("given_up", message, record, done=True)
 
 
-async def _leftovers(context: BatchContext, records: Sequence[BatchRecord], *, clean: bool) -> list[Finding]:
-    """Files of ours at the providers that nothing needs: of batches that are in, or never came to be."""
+async def _leftovers(
+    context: BatchContext, records: Sequence[BatchRecord], *, clean: bool
+) -> list[Finding]:
+    """Files of ours at the providers that nothing needs: of batches that are in, or never came to
+    be."""
     findings = []
     intents = {record.intent: record for record in records}
     for name in dict.fromkeys(record.provider for record in records):
@@ -200,7 +263,9 @@ async def _leftovers(context: BatchContext, records: Sequence[BatchRecord], *, c
             size = "" if file.size is None else f", {file.size:,} bytes"
             message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
             if not clean:
-                findings.append(Finding("stale_file", message, record, remedy="agac doctor --clean deletes it"))
+                findings.append(
+                    Finding("stale_file", message, record, remedy="agac doctor --clean deletes it")
+                )
                 continue
             fault = await api.delete(file.id)
             deleted = f"{file.name} ({file.id}) was deleted at {name}"
@@ -213,11 +278,19 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
     """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
     seen = await context.account(record.provider).api.look(provider_id)
     if isinstance(seen, Fault):
-        raise UsageError(f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key")
+        raise UsageError(
+            f"{provider_id} cannot be read: {seen.message}", remedy="check the id, and the key"
+        )
     if seen.id != record.provider_id and await known_ids(context.database, [seen.id]):
-        raise UsageError(f"{provider_id} is another batch of this project", remedy="`agac batch list --all` lists them")
+        raise UsageError(
+            f"{provider_id} is another batch of this project",
+            remedy="`agac batch list --all` lists them",
+        )
     if seen.total is not None and seen.total != record.tasks:
-        what = f"{provider_id} holds {seen.total:,} requests, and batch {record.id} {record.tasks:,}: it is another one"
+        what = (
+            f"{provider_id} holds {seen.total:,} requests, and batch {record.id} "
+            f"{record.tasks:,}: it is another one"
+        )
         raise UsageError(what, remedy="check the id")
     form = await context.format(record)
     due = deadline(context, form) if form is not None else None
@@ -229,15 +302,21 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
     """A user says that the batch or its results are lost: its requests are sent again."""
     if record.state == BatchStep.TERMINAL:  # its results cannot be fetched
         record = await context.journal.step(record, BatchStep.NEEDS_HUMAN, record.note)
-    after = await context.journal.release(record, "batch", "its user chose to send its requests again")
+    after = await context.journal.release(
+        record, "batch", "its user chose to send its requests again"
+    )
     forget_files(context, after)
     await clean_up(context)
-    message = f"the {after.tasks:,} requests of batch {after.id} are sent again by the next `agac batch retrieve`"
+    message = (
+        f"the {after.tasks:,} requests of batch {after.id} are sent again by the next "
+        "`agac batch retrieve`"
+    )
     return Finding("needs_human", message, after, done=True)
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:
-    """Ends a batch at whatever step it is: whether it could be. Killed anywhere, the next look at it asks again."""
+    """Ends a batch at whatever step it is: whether it could be. Killed anywhere, the next look at
+    it asks again."""
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
         forget_files(context, await context.journal.release(record, ENDED, ENDED_UNSENT))
@@ -245,19 +324,27 @@ async def end(context: BatchContext, record: BatchRecord) -> bool:
     if step is BatchStep.CREATE_INTENT:
         record = await look_for(context, record)
         if record.state == BatchStep.CREATE_INTENT:
-            what = f"whether batch {record.id} exists is not known yet: {record.note or 'it may still show up'}"
+            what = (
+                f"whether batch {record.id} exists is not known yet: "
+                f"{record.note or 'it may still show up'}"
+            )
             raise UsageError(what, remedy="run `agac doctor`, then the same command again")
         return await end(context, record)
     if step is not BatchStep.SUBMITTED:
         return False
     if record.note == UNSURE:
         what = f"batch {record.id} was matched by its time alone, and may not be ours"
-        raise UsageError(what, remedy="wait until it has ended: its results show whether it is ours")
+        raise UsageError(
+            what, remedy="wait until it has ended: its results show whether it is ours"
+        )
     record = await cancel(context, await context.journal.cancel(record, ENDED))
     if (record.note or "").startswith(NOT_CANCELLED):
         raise AgacError(
             f"batch {record.id} runs on: {record.note}",
-            remedy="the next command that checks it asks the provider again; to be sure, run this command again",
+            remedy=(
+                "the next command that checks it asks the provider again; to be sure, run "
+                "this command again"
+            ),
         )
     await observe(context, record)
     return True

@@ -28,25 +28,38 @@ from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import is_of_row, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
-from agac.store.batches import BatchRecord, LiveTask, ReadyTask, conversations_left, last_reply, live_tasks
+from agac.store.batches import (
+    BatchRecord,
+    LiveTask,
+    ReadyTask,
+    conversations_left,
+    last_reply,
+    live_tasks,
+)
 from agac.store.history import reply_bytes
 from agac.store.records import Enrolled, WaitingTask
 from agac.store.rows import replica_failures
 
 BUFFER = 1 << 20
 
-FEWER = 97  # where only their size tells batches apart, those of one lane get sizes that differ by less than this
+# where only their size tells batches apart, those of one lane get sizes that differ by less than
+# this
+FEWER = 97
 
 
 def writing(path: Path) -> AbstractContextManager[None]:
     """Raises StoreError where the disk refuses to take what is written."""
-    remedy = "free some space (or fix the folder's permissions), then run the same command again: nothing is lost"
+    remedy = (
+        "free some space (or fix the folder's permissions), then run the same command "
+        "again: nothing is lost"
+    )
     return explained(path, remedy, StoreError)
 
 
 class Spool:
-    """A file that grows by lines. Until `finish` it has another name, so that a whole one is known by its name alone:
-    a crash leaves a `.part`, which is never read. Every method raises StoreError when the disk does not take it."""
+    """A file that grows by lines. Until `finish` it has another name, so that a whole one is known
+    by its name alone: a crash leaves a `.part`, which is never read. Every method raises
+    StoreError when the disk does not take it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +81,8 @@ class Spool:
         self.lines += 1
 
     def finish(self) -> str:
-        """Brings the file to the disk under its own name; gives its sha256. Runs in a thread: it waits for the disk."""
+        """Brings the file to the disk under its own name; gives its sha256. Runs in a thread: it
+        waits for the disk."""
         with writing(self._part):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -84,10 +98,12 @@ class Spool:
         self._part.unlink(missing_ok=True)
 
 
-# Tasks of batch stages are not called: they are written into the batch that is being filled, and their rows wait.
+# Tasks of batch stages are not called: they are written into the batch that is being filled, and
+# their rows wait.
 #
-# What a batch brought back meets its task here again, when its row is walked: a result is found by its fingerprint like
-# any other; what failed fails its row; what is to go round again joins the next batch, or is called.
+# What a batch brought back meets its task here again, when its row is walked: a result is found by
+# its fingerprint like any other; what failed fails its row; what is to go round again joins the
+# next batch, or is called.
 
 
 @dataclass(slots=True)
@@ -109,13 +125,18 @@ class OpenBatch:
             return False
         if self.spool.lines and self.spool.bytes + line + 1 > self.most_bytes:
             return False
-        return self.most_tokens is None or not self.spool.lines or self.tokens + tokens <= self.most_tokens
+        return (
+            self.most_tokens is None
+            or not self.spool.lines
+            or self.tokens + tokens <= self.most_tokens
+        )
 
 
 class Question(NamedTuple):
-    """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks (of a conversation,
-    after so many turns); in a batch, for the `round`-th time, unless it `calls`. It was refused with a file of so many
-    bytes before, `refused_with`, and goes into smaller ones; 0: it was not."""
+    """How a task is asked: of the stage's model at `position`, quoting answers to `quoted` re-asks
+    (of a conversation, after so many turns); in a batch, for the `round`-th time, unless it
+    `calls`. It was refused with a file of so many bytes before, `refused_with`, and goes into
+    smaller ones; 0: it was not."""
 
     request: Request
     position: int = 0
@@ -144,13 +165,15 @@ class BatchKey(NamedTuple):
 
 
 class Enrolment:
-    """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back` counts tasks for which
-    a budget had no room. `asked` has batches that an earlier invocation did not send, with a bit for each line that a
-    row asked for in this one. Tasks that were left for the user are continued by `agac run`, which walks the input.
-    Its `look_ups`, of which tasks are in batches, must be running."""
+    """Where batch stages ask. `full` are the batches to which nothing more is added; `held_back`
+    counts tasks for which a budget had no room. `asked` has batches that an earlier invocation did
+    not send, with a bit for each line that a row asked for in this one. Tasks that were left for
+    the user are continued by `agac run`, which walks the input. Its `look_ups`, of which tasks are
+    in batches, must be running."""
 
     def __init__(self, context: BatchContext, caller: Caller) -> None:
-        self._context, self._caller = context, caller
+        self._context = context
+        self._caller = caller
         self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(
             lambda prints: live_tasks(context.database, prints, context.workflow)
         )
@@ -172,26 +195,42 @@ class Enrolment:
         return held_back > 0
 
     async def ask(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, request: Request, replica: int = 0
+        self,
+        active: ActiveRow,
+        stage: PlannedStage,
+        fingerprint: bytes,
+        request: Request,
+        replica: int = 0,
     ) -> Answer | RowError | Parked:
-        """The answer where it is called; the error with which the task failed; else its row waits, or stays open where
-        a budget has no room next to open batches."""
+        """The answer where it is called; the error with which the task failed; else its row waits,
+        or stays open where a budget has no room next to open batches."""
         live = await self.look_ups.get(fingerprint)
         if live is not None:  # what is in a batch counts as answered, also for who would call
-            if (asked := self.asked.get(live.batch)) is not None:
+            asked = self.asked.get(live.batch)
+            if asked is not None:
                 asked[live.place // 8] |= 1 << live.place % 8
-            waiting = WaitingTask(active.new, stage.index, replica, fingerprint)  # the store leaves its own task out
+            # the store leaves its own task out
+            waiting = WaitingTask(active.new, stage.index, replica, fingerprint)
             self._context.ledger.batch.waiting.append(waiting)
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
         question = Question(request, calls=stage.run_mode == "sync")
-        failed = ready.error if ready is not None and ready.then_do is None else None
-        if ready is not None and failed is not None and (ready.enrolled or not is_of_row(stage, failed)):
+        if ready is not None and ready.then_do is None:
+            failed = ready.error
+        else:
+            failed = None
+        if (
+            ready is not None
+            and failed is not None
+            and (ready.enrolled or not is_of_row(stage, failed))
+        ):
             return failed
         if replica and ready is None and (active.ready or active.resumed) and not active.forced:
-            # it failed while another replica was in a batch: the row, which waited for that, asks it no more
+            # it failed while another replica was in a batch: the row, which waited for that, asks
+            # it no more
             known = await replica_failures(self._context.database, [fingerprint])
-            if (own := known.get(fingerprint, {}).get(active.new.key)) is not None:
+            own = known.get(fingerprint, {}).get(active.new.key)
+            if own is not None:
                 return own[1]
         if ready is not None and ready.then_do is not None:
             if ready.then_do == "run" and self._context.batching.resume_run is not None:
@@ -204,45 +243,74 @@ class Enrolment:
         request, position, quoted, _, calls, _ = question
         try:
             return await self._caller.ask(
-                active, stage, fingerprint, request, replica, position=position, quoted=quoted, in_batch=not calls
-            )  # fmt: skip
+                active,
+                stage,
+                fingerprint,
+                request,
+                replica,
+                position=position,
+                quoted=quoted,
+                in_batch=not calls,
+            )
         except BlockedByBatches:
             self.held_back += 1
             return Parked.PARKED
         except NextTurn as due:
-            question = question._replace(request=due.request, position=due.position, quoted=due.turns)
+            question = question._replace(
+                request=due.request, position=due.position, quoted=due.turns
+            )
             return await self._enrol(active, stage, fingerprint, question, replica)
 
-    async def _after(self, ready: ReadyTask, active: ActiveRow, stage: PlannedStage, first: Question) -> Question:
-        """How a task is asked again after what came of it in a batch; `first` is how it would be the first time."""
-        then, forms = ready.then_do, await self._context.formats(self._context.run)
+    async def _after(
+        self, ready: ReadyTask, active: ActiveRow, stage: PlannedStage, first: Question
+    ) -> Question:
+        """How a task is asked again after what came of it in a batch; `first` is how it would be
+        the first time."""
+        then = ready.then_do
+        forms = await self._context.formats(self._context.run)
         if then == "fallback":
             position = min(ready.position + 1, len(stage.models) - 1)
-            return first._replace(position=position, calls=first.calls or (stage.index, position) not in forms)
+            return first._replace(
+                position=position, calls=first.calls or (stage.index, position) not in forms
+            )
         form = forms.get((stage.index, ready.position))
-        request, position = first.request, 0
-        quoted = 0 if stage.agent_spec is not None else ready.repairs + (then == "repair")
+        request = first.request
+        position = 0
+        if stage.agent_spec is not None:
+            quoted = 0
+        else:
+            quoted = ready.repairs + (then == "repair")
         if form is not None:
             position = ready.position
-            if quoted:  # also where the batch with a re-ask was lost: the question itself was answered
+            # also where the batch with a re-ask was lost: the question itself was answered
+            if quoted:
                 quoting = await self._quoting(form, active, ready, request)
                 request, quoted = (request, 0) if quoting is None else (quoting, quoted)
-        by_call = form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
+        by_call = (
+            form is None or then == "sync" or (then == "repair" and stage.batch.retry == "sync")
+        )
         by_call = by_call or (then == "turn" and await self._few_are_left(stage))
         failed = then == "batch" and ready.error is not None
         number = 1 if then in ("repair", "turn", "answer") else ready.round + failed
         return Question(request, position, quoted, number, first.calls or by_call)
 
     async def _few_are_left(self, stage: PlannedStage) -> bool:
-        """Whether so few conversations of the stage go on that another batch for them is not worth its wait."""
+        """Whether so few conversations of the stage go on that another batch for them is not worth
+        its wait."""
         if stage.index not in self._left:
-            left, every = await conversations_left(self._context.database, self._context.run, stage.index)
+            left, every = await conversations_left(
+                self._context.database, self._context.run, stage.index
+            )
             self._left[stage.index] = left < stage.batch.tail * every
         return self._left[stage.index]
 
-    async def _quoting(self, form: BatchFormat, active: ActiveRow, ready: ReadyTask, first: Request) -> Request | None:
-        """The request that quotes what was wrong with the last reply; None where that is not stored any more."""
-        database, replica = self._context.database, ready.replica
+    async def _quoting(
+        self, form: BatchFormat, active: ActiveRow, ready: ReadyTask, first: Request
+    ) -> Request | None:
+        """The request that quotes what was wrong with the last reply; None where that is not
+        stored any more."""
+        database = self._context.database
+        replica = ready.replica
         stored = await last_reply(database, active.new.key, ready.stage, replica, ready.fingerprint)
         body = reply_bytes(stored[0]) if stored is not None else None
         if body is None:
@@ -258,23 +326,34 @@ class Enrolment:
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
     async def _primed(self, form: BatchFormat, model: ModelOfStage) -> BatchFormat:
-        """How a model is asked next: plainly, or, where a run waits, by a primer and those that follow it."""
+        """How a model is asked next: plainly, or, where a run waits, by a primer and those that
+        follow it."""
         if form.primed is None or not self._context.batching.wait:
             return form
         if model not in self._primers:
             self._primers[model] = await self._context.primer(model)
         known = self._primers[model]
-        return form.primed if known or (known is None and self._plain[model] >= PRIMED_AFTER) else form
+        if known or (known is None and self._plain[model] >= PRIMED_AFTER):
+            return form.primed
+        return form
 
     async def _enrol(
-        self, active: ActiveRow, stage: PlannedStage, fingerprint: bytes, question: Question, replica: int
+        self,
+        active: ActiveRow,
+        stage: PlannedStage,
+        fingerprint: bytes,
+        question: Question,
+        replica: int,
     ) -> RowError | Parked:
         """Writes the task into the batch that is being filled."""
         request, position, repairs, number, _, refused_with = question
-        context, budget = self._context, self._context.budget
+        context = self._context
+        budget = self._context.budget
         key = BatchKey(ModelOfStage(stage.index, position), refused_with)
         form = (await context.formats(context.run)).get(key.model)
-        if form is None:  # its provider has no batches any more: who retrieves does not pay the price of calls for it
+        if form is None:
+            # its provider has no batches any more: who retrieves does not pay the price of calls
+            # for it
             return Parked.PARKED
         context.stop_signal.check()
         async with self._locks.setdefault(key, asyncio.Lock()):
@@ -286,20 +365,26 @@ class Enrolment:
             if length >= form.max_bytes:
                 return RowError(
                     ErrorType.INVALID_ROW,
-                    f"stage {stage.name!r}: its request has {length:,} bytes, and a batch of {form.model.lane} takes "
-                    f"{form.max_bytes:,}; shorten the row's fields or the prompt, or run the stage with "
-                    "`run_mode: sync`",
+                    f"stage {stage.name!r}: its request has {length:,} bytes, and a batch of "
+                    f"{form.model.lane} takes {form.max_bytes:,}; shorten the row's fields or the "
+                    "prompt, or run the stage with `run_mode: sync`",
                 )
-            if filling is not None and (filling.form is not form or not filling.takes(length, tokens)):
+            if filling is not None and (
+                filling.form is not form or not filling.takes(length, tokens)
+            ):
                 self._close(key, filling)
                 filling = None
             worst = form.worst_case(body)
-            if (held := await self._afford(active, stage, worst)) is not None:
+            held = await self._afford(active, stage, worst)
+            if held is not None:
                 return held
             if filling is None:
                 filling = self._filling[key] = await self._begin(form, key, fingerprint)
-                if stage.agent_spec is not None and repairs:  # others may wait for a slow tool for long
-                    asyncio.get_running_loop().call_later(stage.batch.linger, self._close, key, filling)
+                # others may wait for a slow tool for long
+                if stage.agent_spec is not None and repairs:
+                    asyncio.get_running_loop().call_later(
+                        stage.batch.linger, self._close, key, filling
+                    )
             if budget is not None and not budget.has_room(stage.name, worst):
                 self.held_back += 1
                 return Parked.PARKED
@@ -314,10 +399,14 @@ class Enrolment:
             self._plain[key.model] += form.prefix is None
             filling.held = filling.held.plus(worst)
         asked = (active.new, stage.index, replica, fingerprint)
-        context.ledger.batch.enrolled.append(Enrolled(*asked, filling.record.id, place, number, position, repairs))
+        context.ledger.batch.enrolled.append(
+            Enrolled(*asked, filling.record.id, place, number, position, repairs)
+        )
         return Parked.ENROLLED
 
-    async def _afford(self, active: ActiveRow, stage: PlannedStage, worst: Amount) -> RowError | Parked | None:
+    async def _afford(
+        self, active: ActiveRow, stage: PlannedStage, worst: Amount
+    ) -> RowError | Parked | None:
         """Why a budget has no room for a task; None: it has."""
         budget = self._context.budget
         if budget is None:
@@ -325,7 +414,10 @@ class Enrolment:
         if active.budget is None:
             active.budget = budget.row_balance()
         if active.budget is not None and active.budget.would_exceed(worst):
-            return RowError(ErrorType.BUDGET_EXCEEDED, "row_budget: its request could cost more than the row has left")
+            return RowError(
+                ErrorType.BUDGET_EXCEEDED,
+                "row_budget: its request could cost more than the row has left",
+            )
         if budget.has_room(stage.name, worst) or await budget.borrow(stage.name, worst):
             return None
         self.held_back += 1
@@ -333,10 +425,13 @@ class Enrolment:
 
     async def _begin(self, form: BatchFormat, key: BatchKey, first: bytes) -> OpenBatch:
         """A new batch, PLANNED in the store. `first` is the fingerprint of its first task."""
-        context, account = self._context, self._context.account(form.model.provider.name)
+        context = self._context
+        account = self._context.account(form.model.provider.name)
         await context.prove_writable()
         primer = None if form.prefix is None else self._primers[key.model] or 0
-        record = await context.journal.plan(form, first, run=context.run, event=context.event, primer=primer)
+        record = await context.journal.plan(
+            form, first, run=context.run, event=context.event, primer=primer
+        )
         cap = (await context.lane_load(record)).cap
         most = most_requests(form.stage.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
@@ -344,7 +439,14 @@ class Enrolment:
         if primer == 0:
             self._primers[key.model], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
-        return OpenBatch(record, form, self._spools[-1], most, await context.most_bytes(form, key.refused_with), cap)
+        return OpenBatch(
+            record,
+            form,
+            self._spools[-1],
+            most,
+            await context.most_bytes(form, key.refused_with),
+            cap,
+        )
 
     def close(self) -> None:
         """Nothing more comes for now: what was begun is full as it is."""

@@ -1,4 +1,5 @@
-"""The life of a batch: its steps as a table, each step as one commit, and what all work on batches shares."""
+"""The life of a batch: its steps as a table, each step as one commit, and what all work on batches
+shares."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from agac.core.types import Fault, Params, Reply, SharedPrefix
 from agac.engine.connections import Route
 from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks, WriteProof
-from agac.engine.limits import NOTHING, AcceptedKeys, Amount, BudgetLimiter, RunStopped, StopSignal, WorstCase
+from agac.engine.limits import (
+    NOTHING,
+    AcceptedKeys,
+    Amount,
+    BudgetLimiter,
+    RunStopped,
+    StopSignal,
+    WorstCase,
+)
 from agac.engine.notify import Notifier
 from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
@@ -44,7 +53,8 @@ if TYPE_CHECKING:
     from agac.engine.otlp import Traces
 
 PRIMED_FOR = 1800.0
-"""Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait in a queue too."""
+"""Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait
+in a queue too."""
 
 AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
@@ -71,7 +81,11 @@ class BatchFormat(Route):
         if planned_primer(self.stage, self.model) is None:
             return None
         prefix = Prefix("", [(SharedPrefix(len(opening(self.stage, {})), "", "1h"), None)])
-        return replace(self, prefix=prefix, most=WorstCase(self.model, in_dollars=True, batch=True, lasting=True))
+        return replace(
+            self,
+            prefix=prefix,
+            most=WorstCase(self.model, in_dollars=True, batch=True, lasting=True),
+        )
 
     @property
     def max_bytes(self) -> int:
@@ -90,27 +104,41 @@ class BatchFormat(Route):
         return self.parse(line.status, {}, line.body)
 
     def result(self, line: bytes) -> ResultLine:
-        """A line of results without secrets: a server may quote what we sent. Raises UnreadableLine."""
+        """A line of results without secrets: a server may quote what we sent. Raises
+        UnreadableLine."""
         if len(line) > self.longest_line:
-            if (named := _NAMED.search(line[:AROUND_A_REPLY])) is None:
+            named = _NAMED.search(line[:AROUND_A_REPLY])
+            if named is None:
                 raise UnreadableLine(f"it has more than {self.longest_line:,} bytes")
             return ResultLine(named[1].decode(), "too_large", 200)
         read = self.lines.result(line)
-        return replace(read, body=self.redactor.clean_bytes(read.body), message=self.redactor.clean(read.message))
+        return replace(
+            read,
+            body=self.redactor.clean_bytes(read.body),
+            message=self.redactor.clean(read.message),
+        )
 
 
 def _format(
     stage: PlannedStage, position: int, model: PlannedModel, redactor: Redactor, *, keeps_all: bool
 ) -> BatchFormat:
-    traits, path = model.provider.batch, DIALECTS[model.provider.dialect].path
+    traits = model.provider.batch
+    path = DIALECTS[model.provider.dialect].path
     assert traits is not None
     longest = custom_id("0" * 16, most_requests(stage.batch, traits), bytes(16))
     lines = BATCH_APIS[traits.api]
     return BatchFormat(
-        stage=stage, position=position, model=model, traits=traits, lines=lines,
-        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)), checker=Checker(stage),
-        most=WorstCase(model, in_dollars=True, batch=True), redactor=redactor, keeps_all=keeps_all,
-    )  # fmt: skip
+        stage=stage,
+        position=position,
+        model=model,
+        traits=traits,
+        lines=lines,
+        overhead=len(lines.line(longest, b"{}", traits.endpoint_prefix + path)),
+        checker=Checker(stage),
+        most=WorstCase(model, in_dollars=True, batch=True),
+        redactor=redactor,
+        keeps_all=keeps_all,
+    )
 
 
 BatchFormats = Mapping[tuple[int, int], BatchFormat]
@@ -118,42 +146,64 @@ BatchFormats = Mapping[tuple[int, int], BatchFormat]
 
 
 class Journal:
-    """Writes the steps of batches under the workflow's lease. Each step is committed before anything else is done: what
-    a crash finds is what the store says; with a `control` state the remote says it, too. What is stored is returned."""
+    """Writes the steps of batches under the workflow's lease. Each step is committed before
+    anything else is done: what a crash finds is what the store says; with a `control` state the
+    remote says it, too. What is stored is returned."""
 
-    def __init__(self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None) -> None:
-        self._database, self._ledger, self._now, self._control = database, ledger, now, control
+    def __init__(
+        self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None
+    ) -> None:
+        self._database = database
+        self._ledger = ledger
+        self._now = now
+        self._control = control
         self.notifier: Notifier | None = None  # which tells of some steps
 
-    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None) -> BatchRecord:
-        """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it is one itself."""
-        token, model = await batches.project_token(self._database), form.model
+    async def plan(
+        self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None
+    ) -> BatchRecord:
+        """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it
+        is one itself."""
+        token = await batches.project_token(self._database)
+        model = form.model
         now = self._now()
 
         def write(writer: sqlite3.Connection) -> int:
             number = int(writer.execute(sql("batch_id_max")).fetchone()[0]) + 1
             intent = batch_intent(token, run, number, first)
             values = {
-                "id": number, "run": run, "event": event, "stage": form.stage.index, "position": form.position,
-                "provider": model.provider.name, "base_url": form.base_url, "model": model.model,
+                "id": number,
+                "run": run,
+                "event": event,
+                "stage": form.stage.index,
+                "position": form.position,
+                "provider": model.provider.name,
+                "base_url": form.base_url,
+                "model": model.model,
                 "account": model.provider.account,
-                "intent": intent, "file": f"{intent}.jsonl",
+                "intent": intent,
+                "file": f"{intent}.jsonl",
                 "window": form.stage.batch.completion_window or form.traits.windows[0],
-                "priced": form.price(BATCH, now) is not None, "now": now,
+                "priced": form.price(BATCH, now) is not None,
+                "now": now,
                 "primer": number if primer == 0 else primer,
-            }  # fmt: skip
+            }
             writer.execute(sql("batch_plan"), values)
             return number
 
         return await batches.read_batch(self._database, await self._ledger.change(write))
 
-    async def step(self, record: BatchRecord, to: BatchStep, note: str | None = None) -> BatchRecord:
+    async def step(
+        self, record: BatchRecord, to: BatchStep, note: str | None = None
+    ) -> BatchRecord:
         """One step further, or aside."""
         return await self.write(record, "step", to=to, note=note)
 
     async def remark(self, record: BatchRecord, note: str) -> BatchRecord:
         """Why it stays where it is."""
-        return record if record.note == note else await self.write(record, "remark", at=None, note=note)
+        if record.note == note:
+            return record
+        return await self.write(record, "remark", at=None, note=note)
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
         """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
@@ -161,23 +211,32 @@ class Journal:
         return await self.write(record, "step", [released], to=BatchStep.NOT_CREATED, note=note)
 
     async def halve(self, record: BatchRecord, word: str, note: str) -> BatchRecord:
-        """Its file was refused, `word` says why: it comes to its end without having run, and its tasks go into files of
-        half its size (all tasks of its account, or these: `BatchContext.most_bytes`). Killed before, the next upload is
-        refused alike; after, the size is known."""
+        """Its file was refused, `word` says why: it comes to its end without having run, and its
+        tasks go into files of half its size (all tasks of its account, or these:
+        `BatchContext.most_bytes`). Killed before, the next upload is refused alike; after, the
+        size is known."""
         released = ("tasks_release", {"id": record.id, "then_do": "batch"})
-        return await self.write(record, "halve", [released], to=BatchStep.NOT_CREATED, word=word, note=note)
+        return await self.write(
+            record, "halve", [released], to=BatchStep.NOT_CREATED, word=word, note=note
+        )
 
     async def reject(
-        self, record: BatchRecord, errors: Mapping[int, RowError], note: str, stage: PlannedStage | None
+        self,
+        record: BatchRecord,
+        errors: Mapping[int, RowError],
+        note: str,
+        stage: PlannedStage | None,
     ) -> BatchRecord:
-        """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the others of the `stage` go
-        round again, as often as it may be; where no line was to blame the run stops, and the round does not count."""
+        """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the
+        others of the `stage` go round again, as often as it may be; where no line was to blame the
+        run stops, and the round does not count."""
         tasks = await batches.tasks_at(self._database, record.id, [line - 1 for line in errors])
         ends = (EndedTask(task, None, errors[place + 1]) for place, task in tasks.items())
         ended = [("task_ended", ended_task(one)) for one in ends]
         left: tuple[str, Any] = ("tasks_release", {"id": record.id, "then_do": "batch"})
         if errors and stage is not None:
-            most, last = stage.batch.max_rounds, len(stage.models) - 1
+            most = stage.batch.max_rounds
+            last = len(stage.models) - 1
             left = ("tasks_refused", {"id": record.id, "note": note, "most": most, "last": last})
         return await self.write(record, "step", [*ended, left], to=BatchStep.REJECTED, note=note)
 
@@ -187,15 +246,20 @@ class Journal:
         """It exists."""
         at = self._now()
         step = ("batch_seen", {**seen.stored(), "id": record.id, "now": at})
-        return await self.write(record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note)
+        return await self.write(
+            record, "submitted", [step], provider_id=seen.id, at=at, deadline=deadline, note=note
+        )
 
     async def seen(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
         """What its provider says of it now."""
         return await self.write(record, "seen", **seen.stored())
 
     async def cancel(self, record: BatchRecord, then_do: str) -> BatchRecord:
-        """It is to be ended before its time. The first decision stays, also where it is decided again."""
-        return record if record.cancel_at is not None else await self.write(record, "cancel", then_do=then_do)
+        """It is to be ended before its time. The first decision stays, also where it is decided
+        again."""
+        if record.cancel_at is not None:
+            return record
+        return await self.write(record, "cancel", then_do=then_do)
 
     async def cap(self, record: BatchRecord, cap: int) -> None:
         """What the account takes at most in a lane, as it showed."""
@@ -203,13 +267,23 @@ class Journal:
         await self._ledger.change(lambda writer: writer.execute(sql("lane_cap"), values).rowcount)
 
     async def write(
-        self, record: BatchRecord, statement: str, others: Sequence[tuple[str, Any]] = (), **values: Any
+        self,
+        record: BatchRecord,
+        statement: str,
+        others: Sequence[tuple[str, Any]] = (),
+        **values: Any,
     ) -> BatchRecord:
-        """Commits the statement `batch_…` of this name, which must change the batch, and `others` with their values. It
-        is given the batch's id and the time too, and for a step aside or back (`to`) the step before."""
-        if (to := values.get("to")) is not None:
+        """Commits the statement `batch_…` of this name, which must change the batch, and `others`
+        with their values. It is given the batch's id and the time too, and for a step aside or
+        back (`to`) the step before."""
+        to = values.get("to")
+        if to is not None:
             assert batches.may_follow(BatchStep(record.state), to), (record.state, to)
-        told = await self.notifier.batch(record, to) if self.notifier is not None else ()
+        told: Sequence[tuple[str, tuple[Any, ...]]]
+        if self.notifier is not None:
+            told = await self.notifier.batch(record, to)
+        else:
+            told = ()
         values = {"now": self._now(), "before": record.state, **values, "id": record.id}
 
         def write(writer: sqlite3.Connection) -> int:
@@ -221,7 +295,10 @@ class Journal:
         if await self._ledger.change(write) != 1:
             raise AgacError(
                 f"batch {record.id} is not where it was: batch_{statement} found nothing to change",
-                remedy="another command worked on it; run `agac batch status`, then the same command again",
+                remedy=(
+                    "another command worked on it; run `agac batch status`, then the same "
+                    "command again"
+                ),
             )
         after = await batches.read_batch(self._database, record.id)
         if self._control is not None and statement not in ("seen", "remark"):
@@ -236,7 +313,8 @@ def foreign(record: BatchRecord, provider_id: str | None) -> str:
 
 
 class Intake(NamedTuple):
-    """What was taken of a batch in this invocation: downloads, the answers' cost, and how many have no price."""
+    """What was taken of a batch in this invocation: downloads, the answers' cost, and how many
+    have no price."""
 
     downloads: int = 0
     real: Amount = NOTHING
@@ -254,16 +332,19 @@ class Account:
 
 _log = logging.getLogger("agac.batch")
 
-CAP_KEPT = 86_400.0  # seconds for which a limit that an account showed is believed: others may have used it up that day
+# seconds for which a limit that an account showed is believed: others may have used it up that day
+CAP_KEPT = 86_400.0
 
 MAX_WAIT_S = 60.0
-"""Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was to wait."""
+"""Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was
+to wait."""
 
 
 @dataclass
 class BatchContext:
-    """What all work on a workflow's batches shares in one invocation. `plan` is that of its run, where it has one;
-    `totals` and `budget` are the invocation's: what belongs to another run is not counted there. `close` it."""
+    """What all work on a workflow's batches shares in one invocation. `plan` is that of its run,
+    where it has one; `totals` and `budget` are the invocation's: what belongs to another run is
+    not counted there. `close` it."""
 
     database: Database
     ledger: Ledger
@@ -290,7 +371,8 @@ class BatchContext:
         self._formats: dict[int, BatchFormats] = {}
 
     async def prove_writable(self) -> None:
-        """Proves that what a batch brings can be kept, before it is filled or sent. Raises AgacError."""
+        """Proves that what a batch brings can be kept, before it is filled or sent. Raises
+        AgacError."""
         if self.proof is not None:
             await self.proof.make()
 
@@ -300,22 +382,33 @@ class BatchContext:
             await account.api.close()
 
     def account(self, name: str) -> Account:
-        """The account at a provider of the project as it is now. Raises AgacError for a provider that the project does
-        not have any more, or without batches, and UsageError where a key of it is missing."""
-        if (found := self._accounts.get(name)) is not None:
+        """The account at a provider of the project as it is now. Raises AgacError for a provider
+        that the project does not have any more, or without batches, and UsageError where a key of
+        it is missing."""
+        found = self._accounts.get(name)
+        if found is not None:
             return found
         provider = self.batching.providers.get(name)
         if provider is None or provider.batch is None:
-            lost, key = ("which agac.yml does not have any more", f"{name} back under `providers`")
+            lost = "which agac.yml does not have any more"
+            key = f"{name} back under `providers`"
             if provider is not None:
-                lost, key = "which has no batch API any more", f"its `batch` back at `providers: {name}`"
+                lost = "which has no batch API any more"
+                key = f"its `batch` back at `providers: {name}`"
             remedy = f"put {key} in agac.yml, then run the same command again"
             raise AgacError(f"a batch is open at provider {name!r}, {lost}", remedy=remedy)
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
             what = f"provider {name!r} needs {names}, which is not set"
-            raise UsageError(what, remedy=f"set {names} in the environment or in .env, then run the same command again")
-        made = self._accounts[name] = Account(provider, provider.batch, open_batch_api(provider, self.redactor))
+            raise UsageError(
+                what,
+                remedy=(
+                    f"set {names} in the environment or in .env, then run the same command again"
+                ),
+            )
+        made = self._accounts[name] = Account(
+            provider, provider.batch, open_batch_api(provider, self.redactor)
+        )
         return made
 
     def has_account(self, name: str) -> bool:
@@ -324,13 +417,17 @@ class BatchContext:
         return provider is not None and provider.batch is not None
 
     async def formats(self, run: int) -> BatchFormats:
-        """The formats of all stages of a run, batch stages or not: a stage's mode may have been another when its
-        batches were made. Models of providers without batches have none."""
+        """The formats of all stages of a run, batch stages or not: a stage's mode may have been
+        another when its batches were made. Models of providers without batches have none."""
         if run not in self._formats:
-            plan = (self.plan if run == self.run else None) or await self.batching.recorded(self.database, run)
+            plan = (self.plan if run == self.run else None) or await self.batching.recorded(
+                self.database, run
+            )
             keeps_all = plan.rules.keep_replies == "all"
             self._formats[run] = {
-                (stage.index, position): _format(stage, position, model, self.redactor, keeps_all=keeps_all)
+                (stage.index, position): _format(
+                    stage, position, model, self.redactor, keeps_all=keeps_all
+                )
                 for stage in plan.asking
                 for position, model in enumerate(stage.models)
                 if model.provider.batch is not None
@@ -338,23 +435,40 @@ class BatchContext:
         return self._formats[run]
 
     async def format(self, record: BatchRecord) -> BatchFormat | None:
-        """How the batch's lines are read: as those of the model that was asked, whatever the stage's fallbacks are by
-        now. None where the stage's own provider does no batches any more."""
-        own = [form for (stage, _), form in (await self.formats(record.run_id)).items() if stage == record.stage]
+        """How the batch's lines are read: as those of the model that was asked, whatever the
+        stage's fallbacks are by now. None where the stage's own provider does no batches any more.
+        """
+        own = [
+            form
+            for (stage, _), form in (await self.formats(record.run_id)).items()
+            if stage == record.stage
+        ]
         asked = (record.provider, record.model)
-        found = next((form for form in own if (form.model.provider.name, form.model.model) == asked), None)
+        found = next(
+            (form for form in own if (form.model.provider.name, form.model.model) == asked), None
+        )
         if found is not None or not own:
             return found
         model = PlannedModel(self.account(record.provider).provider, record.model, Params())
-        return _format(own[0].stage, record.position, model, self.redactor, keeps_all=own[0].keeps_all)
+        return _format(
+            own[0].stage, record.position, model, self.redactor, keeps_all=own[0].keeps_all
+        )
 
     async def lane_load(self, record: BatchRecord) -> batches.LaneLoad:
-        """What is under way in a batch's lane, and how many enqueued tokens its account takes, or is said to take."""
+        """What is under way in a batch's lane, and how many enqueued tokens its account takes, or
+        is said to take."""
         account = self.account(record.provider)
         lane = (record.provider, account.provider.account, record.model)
         load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
-        shares = self.batching.sharding.processes if self.batching.sharding is not None else 1
-        caps = [cap // shares for cap in (load.cap, account.provider.limits.enqueued_tokens) if cap is not None]
+        if self.batching.sharding is not None:
+            shares = self.batching.sharding.processes
+        else:
+            shares = 1
+        caps = [
+            cap // shares
+            for cap in (load.cap, account.provider.limits.enqueued_tokens)
+            if cap is not None
+        ]
         return load._replace(cap=min(caps, default=None))
 
     def heard(self, account: Account, answer: object) -> None:
@@ -363,8 +477,9 @@ class BatchContext:
             self.keys.accepted(account.provider)
 
     async def most_bytes(self, form: BatchFormat, refused_with: int = 0) -> int:
-        """Bytes of a new batch: half of the smallest file that its account refused for its size in the last day.
-        `refused_with`: the bytes of the file with which its tasks were refused for what it held; 0, they were not."""
+        """Bytes of a new batch: half of the smallest file that its account refused for its size in
+        the last day. `refused_with`: the bytes of the file with which its tasks were refused for
+        what it held; 0, they were not."""
         provider = form.model.provider
         since = self.clocks.wall() - CAP_KEPT
         refused = await least_refused(self.database, provider.name, provider.account, since)
@@ -377,9 +492,14 @@ class BatchContext:
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
     async def primer(self, lane: tuple[int, int]) -> int | None:
-        """The run's primer for a stage and one of its models. None: it has none; 0: what that left is of no use."""
+        """The run's primer for a stage and one of its models. None: it has none; 0: what that left
+        is of no use."""
         for one in await batches.batches_of_run(self.database, self.run):
-            if one.primer == one.id and (one.stage, one.position) == lane and one.state != BatchStep.NOT_CREATED:
+            if (
+                one.primer == one.id
+                and (one.stage, one.position) == lane
+                and one.state != BatchStep.NOT_CREATED
+            ):
                 return 0 if await self.is_warm(one.id) is False else one.id
         return None
 
@@ -398,9 +518,11 @@ class BatchContext:
         return form is not None and form.stage.batch.on_deadline == "sync"
 
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
-        """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when the run stops, which
-        it does here for a fault that every further request would meet."""
-        match decide(fault, attempt, 0, self.clocks.jitter(), has_alternative=True):  # another command may come later
+        """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when
+        the run stops, which it does here for a fault that every further request would meet."""
+        match decide(
+            fault, attempt, 0, self.clocks.jitter(), has_alternative=True
+        ):  # another command may come later
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.batching.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
@@ -411,6 +533,7 @@ class BatchContext:
                 raise self.stopped_by(fault)
 
     def stopped_by(self, fault: Fault) -> RunStopped:
-        """Stops the run, since every further request would meet this fault; the caller raises what it returns."""
+        """Stops the run, since every further request would meet this fault; the caller raises what
+        it returns."""
         self.stop_signal.fail(with_end_of_pause(fault, self.clocks.wall()))
         return RunStopped()

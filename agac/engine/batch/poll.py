@@ -1,4 +1,5 @@
-"""A batch at its provider: followed, ended when it takes too long, its results downloaded, its files deleted."""
+"""A batch at its provider: followed, ended when it takes too long, its results downloaded, its
+files deleted."""
 
 from __future__ import annotations
 
@@ -28,22 +29,28 @@ from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
 
-RESULTS_KEPT = 30 * 86_400.0  # seconds for which results are taken to be kept where a provider does not say
-NOT_CANCELLED = "its end could not be asked for: "  # how the note of a batch begins that runs on although it was to end
+# seconds for which results are taken to be kept where a provider does not say
+RESULTS_KEPT = 30 * 86_400.0
+# how the note of a batch begins that runs on although it was to end
+NOT_CANCELLED = "its end could not be asked for: "
 
 LATE_FILES = (0.1, 0.5, 2.0, 5.0)
-"""Seconds between looks at a batch that has ended and names no file with results, or whose files hold none."""
+"""Seconds between looks at a batch that has ended and names no file with results, or whose files
+hold none."""
 
 _OF_WHOLE = (About.QUEUE, About.FRAME, About.ACCOUNT)
 """What no row is to blame for, although the error names a line."""
 
-MOST_REFUSALS = 5  # times that a batch is created again which was refused for a reason that may pass
+MOST_REFUSALS = (
+    5  # times that a batch is created again which was refused for a reason that may pass
+)
 
 LATE = ".late"  # the further ending of results of a creation that was given up
 
 
 async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Takes a batch from SUBMITTED as far as it goes now: CLEANED, or a step before it. Raises RunStopped."""
+    """Takes a batch from SUBMITTED as far as it goes now: CLEANED, or a step before it. Raises
+    RunStopped."""
     steps = {
         BatchStep.SUBMITTED: _follow,
         BatchStep.TERMINAL: _fetch,
@@ -53,7 +60,8 @@ async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
     while True:
         context.stop_signal.check()
         before = record.state
-        if (step := steps.get(BatchStep(before))) is None:
+        step = steps.get(BatchStep(before))
+        if step is None:
             return record
         record = await step(context, record)
         if record.state == before:
@@ -71,7 +79,9 @@ async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | F
 async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | Fault:
     """How it is at its provider now; no further step is made."""
     seen = await _seen(context, record)
-    return seen if isinstance(seen, Fault) else await context.journal.seen(record, seen)
+    if isinstance(seen, Fault):
+        return seen
+    return await context.journal.seen(record, seen)
 
 
 async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -81,9 +91,13 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         if seen.kind is FaultKind.FATAL:
             raise context.stopped_by(seen)
         _log.warning("batch %d (%s): %s", record.id, record.provider_id, seen.message)
-        return await _vanished(context, record) if _is_gone(context, record, seen) else record
+        if _is_gone(context, record, seen):
+            return await _vanished(context, record)
+        return record
     if not seen.known:
-        _log.warning("batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word)
+        _log.warning(
+            "batch %d (%s) is %r, which is no state that agac knows", record.id, seen.id, seen.word
+        )
     record = await context.journal.seen(record, seen)
     if seen.state is BatchState.FAILED and not seen.results and not seen.done:
         return await _refused(context, record, seen)
@@ -100,12 +114,18 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
-    """What becomes of a batch that was refused as a whole, by what its errors are about: its model or schema, which
-    stop the run, the size of its file, what passes, or the rows at the lines that are named."""
+    """What becomes of a batch that was refused as a whole, by what its errors are about: its model
+    or schema, which stop the run, the size of its file, what passes, or the rows at the lines that
+    are named."""
     api = context.account(record.provider).api
     judged = [(one, api.judged(one, record.model)) for one in seen.errors]
-    by_about = {fault.about: fault for one, fault in reversed(judged) if one.line is None or fault.about in _OF_WHOLE}
-    if (capped := by_about.get(About.QUEUE)) is not None:
+    by_about = {
+        fault.about: fault
+        for one, fault in reversed(judged)
+        if one.line is None or fault.about in _OF_WHOLE
+    }
+    capped = by_about.get(About.QUEUE)
+    if capped is not None:
         return await over_cap(context, record, capped.message)
     stopping = by_about.get(About.FRAME) or by_about.get(About.ACCOUNT)
     errors: dict[int, RowError] = {}
@@ -114,7 +134,8 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
             message = f"line {one.line} was refused: {one.words}"
             errors.setdefault(one.line, RowError(fault.type, message))
     if not errors and stopping is None:
-        if (large := by_about.get(About.SIZE)) is not None:
+        large = by_about.get(About.SIZE)
+        if large is not None:
             return await halve(context, record, large)
         passing = by_about.get(About.LANE) or by_about.get(About.SERVER)
         if passing is not None and record.attempt < MOST_REFUSALS:
@@ -122,15 +143,21 @@ async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBat
     reasons = seen.reasons or "no reason was given"
     note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
     form = await context.format(record)
-    record = await context.journal.reject(record, errors, note, form.stage if form is not None else None)
+    record = await context.journal.reject(
+        record, errors, note, form.stage if form is not None else None
+    )
     if not errors:
-        why = f"batch {seen.id}: {with_remedy(note, stopping.remedies[0] if stopping is not None else '')}"
+        why = (
+            f"batch {seen.id}: "
+            f"{with_remedy(note, stopping.remedies[0] if stopping is not None else '')}"
+        )
         raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, why))
     return record
 
 
 def _is_gone(context: BatchContext, record: BatchRecord, fault: Fault) -> bool:
-    """Whether what is not found is not late any more: its results would be deleted by now, or its user ended it."""
+    """Whether what is not found is not late any more: its results would be deleted by now, or its
+    user ended it."""
     kept = context.account(record.provider).traits.results_kept or RESULTS_KEPT
     until = record.results_until or (record.submitted_at or record.planned_at) + kept
     is_past = record.cancel_at is not None or context.clocks.wall() > until
@@ -143,30 +170,43 @@ async def _vanished(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks for the decided end of a batch, once in effect; where that failed, the note says why, to ask again."""
+    """Asks for the decided end of a batch, once in effect; where that failed, the note says why,
+    to ask again."""
     assert record.provider_id is not None
-    api, attempts = context.account(record.provider).api, count(1)
+    api = context.account(record.provider).api
+    attempts = count(1)
     while (fault := await api.cancel(record.provider_id)) is not None:
         fatal = fault.kind is FaultKind.FATAL
-        if fatal or not await context.wait_and_retry(fault, next(attempts), f"cancelling batch {record.id}"):
+        if fatal or not await context.wait_and_retry(
+            fault, next(attempts), f"cancelling batch {record.id}"
+        ):
             return await context.journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
     return record
 
 
 async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
     """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
-    journal, taken = context.journal, context.intakes.get(record.id, Intake())
-    for pause in LATE_FILES[taken.downloads - 1 : taken.downloads]:  # lines are missing: they may be late
+    journal = context.journal
+    taken = context.intakes.get(record.id, Intake())
+    # lines are missing: they may be late
+    for pause in LATE_FILES[taken.downloads - 1 : taken.downloads]:
         await context.stop_signal.sleep(pause)
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         gone = _is_gone(context, record, seen)
         return await (_vanished(context, record) if gone else journal.remark(record, seen.message))
     if not seen.state.is_terminal:  # it was terminal before: this answer proves nothing
-        return await journal.remark(record, f"{record.provider} calls it {seen.word} again: it is looked at later")
+        return await journal.remark(
+            record, f"{record.provider} calls it {seen.word} again: it is looked at later"
+        )
     seen = await _with_results(context, record, seen)
-    if not seen.results and (seen.done or (seen.done is None and seen.state is BatchState.COMPLETED)):
-        note = f"what it finished may have been paid, and {record.provider} has no results of it (any more)"
+    if not seen.results and (
+        seen.done or (seen.done is None and seen.state is BatchState.COMPLETED)
+    ):
+        note = (
+            f"what it finished may have been paid, and {record.provider} has no results of "
+            "it (any more)"
+        )
         return await journal.step(record, BatchStep.NEEDS_HUMAN, note)
     lost = f"its results are gone from {record.provider}, and may have been paid"
     files = []
@@ -177,13 +217,19 @@ async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
                 return await journal.step(record, BatchStep.NEEDS_HUMAN, f"{lost}: {got.message}")
             return await journal.remark(record, f"its results could not be fetched: {got.message}")
         files.append(got)
-    if not seen.results and seen.results_until is not None and seen.results_until < context.clocks.wall():
+    if (
+        not seen.results
+        and seen.results_until is not None
+        and seen.results_until < context.clocks.wall()
+    ):
         return await journal.step(record, BatchStep.NEEDS_HUMAN, lost)
     context.intakes[record.id] = taken._replace(downloads=taken.downloads + 1)
     return await journal.write(record, "downloaded", outputs=json.dumps(files))
 
 
-async def _with_results(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> ProviderBatch:
+async def _with_results(
+    context: BatchContext, record: BatchRecord, seen: ProviderBatch
+) -> ProviderBatch:
     """A batch that has ended with its result files, which some servers name a moment later."""
     for pause in LATE_FILES:
         finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
@@ -225,13 +271,16 @@ async def _download(
             raise
         if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
             got = replace(got, kind=FaultKind.TASK)
-        if got.kind is FaultKind.TASK or not await context.wait_and_retry(got, next(attempts), f"fetching {path.name}"):
+        if got.kind is FaultKind.TASK or not await context.wait_and_retry(
+            got, next(attempts), f"fetching {path.name}"
+        ):
             part.unlink(missing_ok=True)
             return got
 
 
 def _kept(part: Path, path: Path) -> str:
-    """Brings a downloaded file to the disk under its last name; gives its sha256. Runs in a thread."""
+    """Brings a downloaded file to the disk under its last name; gives its sha256. Runs in a
+    thread."""
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
@@ -241,16 +290,22 @@ def _kept(part: Path, path: Path) -> str:
 
 
 async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Reads its results into the store; a file that is not what was downloaded is downloaded again."""
+    """Reads its results into the store; a file that is not what was downloaded is downloaded
+    again."""
     files = []
     for name, size, digest in record.outputs or []:
         files.append(context.batching.folder / name)
         if not await asyncio.to_thread(is_whole, files[-1], size, digest):
-            return await context.journal.step(record, BatchStep.TERMINAL, f"{name} is not what was downloaded")
+            return await context.journal.step(
+                record, BatchStep.TERMINAL, f"{name} is not what was downloaded"
+            )
     form = await context.format(record)
     if form is None:
-        return await context.journal.remark(record, f"{record.provider} has no batch API in agac.yml any more")
-    if form.traits.finds_by == "count" and names_other(form, record, files):  # it was found by its time alone
+        return await context.journal.remark(
+            record, f"{record.provider} has no batch API in agac.yml any more"
+        )
+    # it was found by its time alone
+    if form.traits.finds_by == "count" and names_other(form, record, files):
         return await context.journal.write(
             record, "not_ours", foreign=foreign(record, record.provider_id),
             note="what was taken for it is another one: it is looked for again",
@@ -258,8 +313,11 @@ async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
     return await ingest(context, record, form, files, len(LATE_FILES))
 
 
-async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> tuple[int, int]:
-    """Keeps answers of a batch whose tasks were sent again, where there is no other: how many, how many paid twice."""
+async def take_late(
+    context: BatchContext, record: BatchRecord, seen: ProviderBatch
+) -> tuple[int, int]:
+    """Keeps answers of a batch whose tasks were sent again, where there is no other: how many, how
+    many paid twice."""
     form = await context.format(record)
     assert form is not None
     kept = twice = 0
@@ -268,23 +326,36 @@ async def take_late(context: BatchContext, record: BatchRecord, seen: ProviderBa
         if not isinstance(got, Fault):
             file = context.batching.folder / got[0]
             fresh, others = await keep_late(context, record, form, file)
-            kept, twice = kept + fresh, twice + others
+            kept = kept + fresh
+            twice = twice + others
             file.unlink(missing_ok=True)
     await context.journal.write(record, "late", foreign=foreign(record, seen.id))
     return kept, twice
 
 
 async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no fault."""
-    api, lost = context.account(record.provider).api, (record.counts or {}).get("missing", 0)
+    """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no
+    fault."""
+    api = context.account(record.provider).api
+    lost = (record.counts or {}).get("missing", 0)
     if lost:
-        note = f"{lost:,} results never came: its files stay at {record.provider} until `agac doctor --clean`"
+        note = (
+            f"{lost:,} results never came: its files stay at {record.provider} until `agac "
+            "doctor --clean`"
+        )
         record = await context.journal.remark(record, note)
     elif api.uploads:
-        seen = await _seen(context, record) if record.provider_id is not None else None
-        results = [one.ref for one in seen.results] if isinstance(seen, ProviderBatch) else []
+        if record.provider_id is not None:
+            seen = await _seen(context, record)
+        else:
+            seen = None
+        if isinstance(seen, ProviderBatch):
+            results = [one.ref for one in seen.results]
+        else:
+            results = []
         for file in [*([record.file_id] if record.file_id else []), *results]:
-            if (fault := await api.delete(file)) is not None:
+            fault = await api.delete(file)
+            if fault is not None:
                 note = f"a file of it is left at {record.provider}: {fault.message}"
                 return await context.journal.remark(record, note)
     forget_files(context, record)

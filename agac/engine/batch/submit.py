@@ -1,4 +1,5 @@
-"""A batch on its way to the provider: uploaded, created, and looked for when its creation is in doubt."""
+"""A batch on its way to the provider: uploaded, created, and looked for when its creation is in
+doubt."""
 
 from __future__ import annotations
 
@@ -20,11 +21,19 @@ from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, Batc
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
 from agac.providers.error_tables import with_remedy
 from agac.store import batches
-from agac.store.batches import BatchRecord, BatchStep, known_ids, lane_load, newest_at, others_in_intent
+from agac.store.batches import (
+    BatchRecord,
+    BatchStep,
+    known_ids,
+    lane_load,
+    newest_at,
+    others_in_intent,
+)
 
 _log = logging.getLogger("agac.batch")
 
-UNSURE = "taken for ours by its time: its results will confirm it"  # the note of a batch that may be another user's
+# the note of a batch that may be another user's
+UNSURE = "taken for ours by its time: its results will confirm it"
 CLOCKS_APART = 3600.0  # seconds by which the provider's clock may be behind ours
 
 _LOOKS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -36,23 +45,28 @@ UPLOAD_AGAIN = 4
 ESTIMATES_APART = 8  # a provider may count so many times as many tokens as our estimate, not more
 
 AGAIN_AFTER = 900.0
-"""Seconds until a batch is tried again that met its account's limit while nothing of ours was under way."""
+"""Seconds until a batch is tried again that met its account's limit while nothing of ours was
+under way."""
 
 _TOO_LARGE = "Shorten the row's fields or the prompt, or run the stage with `run_mode: sync`."
 
 _OF_FILE = (About.SIZE, About.CONTENT)
 """What a file of fewer requests may not meet."""
 
-_CAP_WORDS = re.compile(r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s*([\d][\d,_]*)", re.IGNORECASE)
+_CAP_WORDS = re.compile(
+    r"limit:?\s*([\d][\d,_. ]*)\s*enqueued|limit(?: of)?:?\s*([\d][\d,_]*)", re.IGNORECASE
+)
 
 
-# Whoever was killed, or cut off, between asking for a batch and learning its name has perhaps a batch that costs. It
-# is looked for by what the provider echoes; that it is absent is believed only once the provider's list had time to
-# show it (`grace`), and never where the list may be cut or echoes nothing.
+# Whoever was killed, or cut off, between asking for a batch and learning its name has perhaps a
+# batch that costs. It is looked for by what the provider echoes; that it is absent is believed only
+# once the provider's list had time to show it (`grace`), and never where the list may be cut or
+# echoes nothing.
 
 
 class Found(NamedTuple):
-    """It is there. `sure` False: by its time alone, until a result confirms it. `others` have its name too."""
+    """It is there. `sure` False: by its time alone, until a result confirms it. `others` have its
+    name too."""
 
     seen: ProviderBatch
     sure: bool = True
@@ -67,22 +81,32 @@ class Undecided(NamedTuple):
 
 
 Verdict = Found | Undecided | None
-"""What is known of a batch that may have been created; None: it was not, the provider had time enough to show it."""
+"""What is known of a batch that may have been created; None: it was not, the provider had time
+enough to show it."""
 
 
 def order_of(context: BatchContext, record: BatchRecord, form: BatchFormat) -> Order:
     """What is, or was, asked for."""
     return Order(
-        key=record.key, path=context.path(record), endpoint=form.address, model=record.model, requests=record.tasks,
-        file_id=record.file_id, window=record.window,
-    )  # fmt: skip
+        key=record.key,
+        path=context.path(record),
+        endpoint=form.address,
+        model=record.model,
+        requests=record.tasks,
+        file_id=record.file_id,
+        window=record.window,
+    )
 
 
 async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -> Verdict | Fault:
-    """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises RunStopped."""
+    """What is known of a batch in CREATE_INTENT, after as many looks as its grace allows. Raises
+    RunStopped."""
     account = context.account(record.provider)
     assert record.created_after is not None
-    grace = account.traits.grace if form.stage.batch.grace is None else form.stage.batch.grace
+    if form.stage.batch.grace is None:
+        grace = account.traits.grace
+    else:
+        grace = form.stage.batch.grace
     for pause in chain(_LOOKS, repeat(_LOOKS[-1])):
         verdict = await _look(context, record, form)
         if verdict is not None:
@@ -94,18 +118,27 @@ async def _find(context: BatchContext, record: BatchRecord, form: BatchFormat) -
             return Undecided(f"whether {account.provider.name} has it is known in {left:.0f} s")
         await context.stop_signal.sleep(min(pause, left))
     if account.provider.account != record.account:
-        why = "it was asked for with another key, or at another address: its batches may not be seen from here"
+        why = (
+            "it was asked for with another key, or at another address: its batches may not "
+            "be seen from here"
+        )
     elif not await _echoes(context, record):
-        why = f"{account.provider.name} does not tell which batch is which: it echoes neither key nor file"
+        why = (
+            f"{account.provider.name} does not tell which batch is which: it echoes "
+            "neither key nor file"
+        )
     elif not account.traits.pages:
-        why = f"the list of {account.provider.name} may be cut, so what is not in it may still exist"
+        why = (
+            f"the list of {account.provider.name} may be cut, so what is not in it may still exist"
+        )
     else:
         return None
     return Undecided(why, for_good=True)
 
 
 async def _echoes(context: BatchContext, record: BatchRecord) -> bool:
-    """Whether the provider tells of a batch by what it is found; where no other batch is known it is taken to do so."""
+    """Whether the provider tells of a batch by what it is found; where no other batch is known it
+    is taken to do so."""
     account = context.account(record.provider)
     if account.traits.finds_by == "count":
         return True
@@ -119,7 +152,9 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
     account = context.account(record.provider)
     assert record.created_after is not None
     listed: list[ProviderBatch] = []
-    async for one in account.api.candidates(order_of(context, record, form), record.created_after - CLOCKS_APART):
+    async for one in account.api.candidates(
+        order_of(context, record, form), record.created_after - CLOCKS_APART
+    ):
         if isinstance(one, Fault):
             return one
         listed.append(one)
@@ -131,17 +166,24 @@ async def _look(context: BatchContext, record: BatchRecord, form: BatchFormat) -
         return Found(sure[0], others=tuple(sure[1:])) if sure else None
     latest = record.created_after + CLOCKS_APART
     return await _by_results(
-        context, record, form, [one for one in fresh if one.created_at is None or one.created_at <= latest]
+        context,
+        record,
+        form,
+        [one for one in fresh if one.created_at is None or one.created_at <= latest],
     )
 
 
 async def _by_results(
     context: BatchContext, record: BatchRecord, form: BatchFormat, listed: Sequence[ProviderBatch]
 ) -> Verdict | Fault:
-    """Which of these batches is ours, by the names in their results once they ended; counts may be wrong."""
+    """Which of these batches is ours, by the names in their results once they ended; counts may be
+    wrong."""
     unsure = []
     for one in listed:
-        mine = await _is_ours(context, record, form, one) if one.state.is_terminal else None
+        if one.state.is_terminal:
+            mine = await _is_ours(context, record, form, one)
+        else:
+            mine = None
         if isinstance(mine, Fault):
             return mine
         if mine:
@@ -153,7 +195,10 @@ async def _by_results(
         return Found(likely[0], sure=False) if likely else None
     names = ", ".join(one.id for one in likely)
     return Undecided(
-        f"{len(likely)} batches of that time are there ({names}), and their results will tell which is ours",
+        (
+            f"{len(likely)} batches of that time are there ({names}), and their results will tell "
+            "which is ours"
+        ),
         for_good=all(one.state.is_terminal for one in likely),
     )
 
@@ -161,12 +206,15 @@ async def _by_results(
 async def _is_ours(
     context: BatchContext, record: BatchRecord, form: BatchFormat, seen: ProviderBatch
 ) -> bool | Fault | None:
-    """Whether the results of a batch that has ended hold our names; None: it has none by which to tell."""
+    """Whether the results of a batch that has ended hold our names; None: it has none by which to
+    tell."""
     path = context.path(record, ".candidate")
     make_folder(path.parent)  # another machine may have submitted it
     for remote in seen.results:
         lines = max(record.tasks, seen.total or 0)  # another's may be larger
-        size = await context.account(record.provider).api.download(remote, path, form.longest_line * lines)
+        size = await context.account(record.provider).api.download(
+            remote, path, form.longest_line * lines
+        )
         if isinstance(size, Fault) and size.kind is FaultKind.TASK:
             continue  # they are not to be had any more
         if isinstance(size, Fault):
@@ -187,7 +235,8 @@ def names_other(form: BatchFormat, record: BatchRecord, files: Iterable[Path]) -
 
 
 def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None:
-    """Whether any of the first lines tells of a task of this batch, though others may not; None: none can be read."""
+    """Whether any of the first lines tells of a task of this batch, though others may not; None:
+    none can be read."""
     mine = None
     for line in islice(result_lines(path, form.longest_line), 100):
         try:
@@ -200,20 +249,23 @@ def _names_us(form: BatchFormat, record: BatchRecord, path: Path) -> bool | None
     return mine
 
 
-# What reaches the provider is preceded by a committed intent. A crash before a request leaves the intent alone; a crash
-# after it leaves a file, which is found or uploaded again, or a batch, which is found and never created twice. Batches
-# are sent one after the other, so that at most one creation is in doubt.
+# What reaches the provider is preceded by a committed intent. A crash before a request leaves the
+# intent alone; a crash after it leaves a file, which is found or uploaded again, or a batch, which
+# is found and never created twice. Batches are sent one after the other, so that at most one
+# creation is in doubt.
 
 
 async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Takes a batch from BUILT as far as it goes now: SUBMITTED, or a step before it, whose note says why it waits.
-    Raises RunStopped when the run stops."""
+    """Takes a batch from BUILT as far as it goes now: SUBMITTED, or a step before it, whose note
+    says why it waits. Raises RunStopped when the run stops."""
     await context.prove_writable()
     fresh = False  # whether the intent was committed just now: then nothing can be there yet
     while True:
         context.stop_signal.check()
         before = record
-        if record.state == BatchStep.BUILT or (record.state == BatchStep.UPLOAD_INTENT and not fresh):
+        if record.state == BatchStep.BUILT or (
+            record.state == BatchStep.UPLOAD_INTENT and not fresh
+        ):
             path = context.path(record)
             if not await asyncio.to_thread(is_whole, path, record.bytes, record.sha256):
                 note = f"{path.name} is not what was written; its tasks go into another batch"
@@ -224,12 +276,16 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
             case BatchStep.UPLOAD_INTENT:
                 record = await _upload(context, record, fresh=fresh)
             case BatchStep.BUILT | BatchStep.UPLOADED:
-                if (why := await _waits_for(context, record)) is not None:
+                why = await _waits_for(context, record)
+                if why is not None:
                     return await context.journal.remark(record, why)
-                await _prove(context)  # it may wait for a remote, and a kill meanwhile leaves nothing in doubt
+                # it may wait for a remote, and a kill meanwhile leaves nothing in doubt
+                await _prove(context)
                 mine = context.account(record.provider).provider
                 base_url = context.redactor.clean(mine.base_url)
-                record = await context.journal.write(record, "intend", account=mine.account, base_url=base_url)
+                record = await context.journal.write(
+                    record, "intend", account=mine.account, base_url=base_url
+                )
             case BatchStep.CREATE_INTENT:
                 record = await (_create(context, record) if fresh else look_for(context, record))
             case _:
@@ -240,8 +296,10 @@ async def send(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def _upload(context: BatchContext, record: BatchRecord, *, fresh: bool) -> BatchRecord:
-    """Its input goes to the provider. Killed after the upload: the file is found by its name and size."""
-    account, name = context.account(record.provider), f"agac-{record.file}"
+    """Its input goes to the provider. Killed after the upload: the file is found by its name and
+    size."""
+    account = context.account(record.provider)
+    name = f"agac-{record.file}"
     for attempt in count(1):
         given = None
         if not fresh or attempt > 1:
@@ -271,13 +329,15 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
     if record.primer and record.primer != record.id and not await context.is_warm(record.primer):
         return f"batch {record.primer} brings what its requests begin with into the cache first"
     mark = account.provider.account
-    if account.traits.finds_by == "count" and await others_in_intent(context.database, mark, record.id):
+    if account.traits.finds_by == "count" and await others_in_intent(
+        context.database, mark, record.id
+    ):
         return "another batch of the account may have been created: run `agac doctor` first"
     load = await context.lane_load(record)
     if load.cap is not None and load.batches and load.tokens + record.tokens > load.cap:
         return (
-            f"{load.tokens:,} tokens are enqueued in {record.lane} and it would add {record.tokens:,}: "
-            f"the account takes about {load.cap:,}"
+            f"{load.tokens:,} tokens are enqueued in {record.lane} and it would add "
+            f"{record.tokens:,}: the account takes about {load.cap:,}"
         )
     if account.traits.max_open is not None and load.of_account >= account.traits.max_open:
         return f"{load.of_account} batches are open, and the account takes no more"
@@ -285,10 +345,13 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
 
 
 async def _prove(context: BatchContext) -> None:
-    """Proves, where others may work on the same, that a batch is still this process's to create. Raises AgacError."""
-    if (control := context.batching.control) is not None:
+    """Proves, where others may work on the same, that a batch is still this process's to create.
+    Raises AgacError."""
+    control = context.batching.control
+    if control is not None:
         await control.prove(context.database)
-    if (sharding := context.batching.sharding) is not None:
+    sharding = context.batching.sharding
+    if sharding is not None:
         await sharding.prove(context.stop_signal)
 
 
@@ -319,7 +382,9 @@ async def _not_created(context: BatchContext, record: BatchRecord, fault: Fault)
     if fault.about in _OF_FILE:
         return await halve(context, record, fault)
     if fault.about is About.INPUT and record.attempt > UPLOAD_AGAIN:  # it is not late, it is gone
-        return await context.journal.write(record, "defer", to=BatchStep.BUILT, try_at=None, note=fault.message)
+        return await context.journal.write(
+            record, "defer", to=BatchStep.BUILT, try_at=None, note=fault.message
+        )
     again = await _stepped_back(context, record, fault.message)
     if fault.kind not in (FaultKind.RETRY, FaultKind.PAUSE):
         raise context.stopped_by(fault)
@@ -330,31 +395,48 @@ async def _not_created(context: BatchContext, record: BatchRecord, fault: Fault)
 
 
 async def create_later(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
-    """A batch that was refused after its creation for what may pass: it is created again in a while."""
+    """A batch that was refused after its creation for what may pass: it is created again in a
+    while."""
     at = context.clocks.wall() + (fault.delay or AGAIN_AFTER)
-    return await context.journal.write(record, "defer", to=_back(record), try_at=at, note=fault.message)
+    return await context.journal.write(
+        record, "defer", to=_back(record), try_at=at, note=fault.message
+    )
 
 
 def _back(record: BatchRecord) -> BatchStep:
     """The step from which a batch is created once more."""
-    return BatchStep.UPLOADED if record.file_id is not None else BatchStep.BUILT
+    if record.file_id is not None:
+        return BatchStep.UPLOADED
+    return BatchStep.BUILT
 
 
 async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> BatchRecord:
-    """Too many tokens are enqueued: nothing ran. The limit is learned; the batch waits, or is cut if it never fits."""
-    now, back = context.clocks.wall(), _back(record)
+    """Too many tokens are enqueued: nothing ran. The limit is learned; the batch waits, or is cut
+    if it never fits."""
+    now = context.clocks.wall()
+    back = _back(record)
     load = await lane_load(context.database, *record.account_lane, now - CAP_KEPT)
     others = load.tokens - (record.tokens if load.batches else 0)
     found = _CAP_WORDS.search(message)
-    limit = re.sub(r"\D", "", next(filter(None, found.groups()), "")) if found else ""  # the limit that it names
-    cap = int(limit) if 0 < len(limit) < 16 else max(others + record.tokens - 1, 1)
+    # the limit that it names
+    if found:
+        limit = re.sub(r"\D", "", next(filter(None, found.groups()), ""))
+    else:
+        limit = ""
+    if 0 < len(limit) < 16:
+        cap = int(limit)
+    else:
+        cap = max(others + record.tokens - 1, 1)
     if others > 0:  # what was refused is more than it takes, in our own estimates
         cap = min(cap, others + record.tokens - 1)
     elif record.tokens <= cap < ESTIMATES_APART * record.tokens:  # the estimate is too low
         cap = max(record.tokens // 2, 1)
     await context.journal.cap(record, cap)
     if record.tokens > cap and record.tasks > 1 and others <= 0:
-        note = f"the account takes about {cap:,} enqueued tokens, and it had {record.tokens:,}: it is cut"
+        note = (
+            f"the account takes about {cap:,} enqueued tokens, and it had "
+            f"{record.tokens:,}: it is cut"
+        )
         record = await _stepped_back(context, record, note)
         return await context.journal.release(record, "batch", note)
     at = None if others > 0 else now + AGAIN_AFTER
@@ -362,15 +444,16 @@ async def over_cap(context: BatchContext, record: BatchRecord, message: str) -> 
 
 
 async def _stepped_back(context: BatchContext, record: BatchRecord, note: str) -> BatchRecord:
-    """A batch that was refused, at the step from which it can be given up: nothing of it exists any more."""
+    """A batch that was refused, at the step from which it can be given up: nothing of it exists
+    any more."""
     if record.state not in (BatchStep.CREATE_INTENT, BatchStep.SUBMITTED):
         return record
     return await context.journal.write(record, "defer", to=_back(record), try_at=None, note=note)
 
 
 async def halve(context: BatchContext, record: BatchRecord, fault: Fault) -> BatchRecord:
-    """What was refused for its size or for what it holds: its tasks go into files of half the size, and a task alone
-    has failed."""
+    """What was refused for its size or for what it holds: its tasks go into files of half the
+    size, and a task alone has failed."""
     of_size = fault.about is About.SIZE
     if record.tasks > 1:
         note = f"its file of {record.bytes:,} bytes is cut: {fault.message}"
@@ -379,19 +462,23 @@ async def halve(context: BatchContext, record: BatchRecord, fault: Fault) -> Bat
         context.path(record).unlink(missing_ok=True)  # killed before, the next command removes it
         return halved
     form = await context.format(record)
-    what, remedy = f"its request of {record.bytes:,} bytes is too large for a batch", _TOO_LARGE
+    what = f"its request of {record.bytes:,} bytes is too large for a batch"
+    remedy = _TOO_LARGE
     if not of_size:
-        what, remedy = "its request was refused", ""
+        what = "its request was refused"
+        remedy = ""
     message = f"{what}: {with_remedy(fault.message, remedy)}"
     error = RowError(fault.type, message)
-    rejected = await context.journal.reject(record, {1: error}, message, form.stage if form is not None else None)
+    rejected = await context.journal.reject(
+        record, {1: error}, message, form.stage if form is not None else None
+    )
     context.path(record).unlink(missing_ok=True)
     return rejected
 
 
 async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Finds out whether a batch in CREATE_INTENT exists; nothing is created. Found: it is ours, as it is; proved
-    absent: it is created by the next `send`; else it waits."""
+    """Finds out whether a batch in CREATE_INTENT exists; nothing is created. Found: it is ours, as
+    it is; proved absent: it is created by the next `send`; else it waits."""
     form = await context.format(record)
     if form is None:
         return record
@@ -403,11 +490,15 @@ async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
             return await context.journal.remark(record, verdict.message)
     match verdict:
         case Found(seen, sure, others):
-            for one in others:  # which should not be: they are ended, and what they finished is ours already
+            # which should not be: they are ended, and what they finished is ours already
+            for one in others:
                 await context.account(record.provider).api.cancel(one.id)
             note = None if sure else UNSURE
             if others:
-                note = f"also there under its name, and cancelled: {', '.join(one.id for one in others)}"
+                note = (
+                    "also there under its name, and cancelled: "
+                    f"{', '.join(one.id for one in others)}"
+                )
             _log.info("batch %d was found as %s", record.id, seen.id)
             return await context.journal.submitted(record, seen, deadline(context, form), note)
         case Undecided(reason, for_good=True):
@@ -416,7 +507,9 @@ async def look_for(context: BatchContext, record: BatchRecord) -> BatchRecord:
             return await context.journal.remark(record, reason)
         case _:
             note = "it was not there: it is created again"
-            return await context.journal.write(record, "defer", to=_back(record), try_at=None, note=note)
+            return await context.journal.write(
+                record, "defer", to=_back(record), try_at=None, note=note
+            )
 
 
 async def look_once(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -429,8 +522,13 @@ async def look_once(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 def deadline(context: BatchContext, form: BatchFormat, *, day_only: bool = False) -> float | None:
-    """When what is not finished is cancelled, in seconds since 1970; `day_only`: where it is a time of day."""
-    wish, now = form.stage.batch.deadline if form.stage.batch.on_deadline == "sync" else None, context.clocks.wall()
+    """When what is not finished is cancelled, in seconds since 1970; `day_only`: where it is a
+    time of day."""
+    if form.stage.batch.on_deadline == "sync":
+        wish = form.stage.batch.deadline
+    else:
+        wish = None
+    now = context.clocks.wall()
     if isinstance(wish, DayTime):  # the next one where the program runs
         here = datetime.fromtimestamp(now)  # noqa: DTZ006 (a time of day is meant where its author lives)
         at = here.replace(hour=wish.hour, minute=wish.minute, second=0, microsecond=0)

@@ -1,5 +1,5 @@
-"""Groups across shards: each shard gives the members that it has of groups in other shards, waits until all have given
-theirs, and takes those of its own groups."""
+"""Groups across shards: each shard gives the members that it has of groups in other shards, waits
+until all have given theirs, and takes those of its own groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _log = logging.getLogger("agac.shard")
 
 _Number = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 _Member = tuple[_Number | str, str, _Number | str, _Number, _Number, str]
-"""A group and its fields; the id of a row, the position of the stage that made it (-1: none), its size, its text."""
+"""A group and its fields; the id of a row, the position of the stage that made it (-1: none), its
+size, its text."""
 
 _MEMBER = TypeAdapter[_Member](_Member)
 
@@ -50,8 +51,9 @@ ShardName = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,5}-of-[0-9]{1,5}
 
 
 class GivenMembers(SharedObject):
-    """What a shard gave to groups of a stage: the names of its packs by the shard that they are for, as `5-of-16`.
-    `store` is the token of its store, `input` stands for all rows that there were."""
+    """What a shard gave to groups of a stage: the names of its packs by the shard that they are
+    for, as `5-of-16`. `store` is the token of its store, `input` stands for all rows that there
+    were."""
 
     store: Line
     input: Line
@@ -59,7 +61,10 @@ class GivenMembers(SharedObject):
 
 
 def _listed(shards: Sequence[Shard]) -> str:
-    return f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards[:10]))}{' …' * (len(shards) > 10)}"
+    return (
+        f"shard{'s' * (len(shards) > 1)} "
+        f"{', '.join(map(str, shards[:10]))}{' …' * (len(shards) > 10)}"
+    )
 
 
 def _mark(packs: Sequence[str]) -> str:
@@ -67,9 +72,10 @@ def _mark(packs: Sequence[str]) -> str:
 
 
 async def outdated(folder: ShardFolder, manifests: Collection[ShardManifest]) -> dict[int, str]:
-    """Which complete shards have to be run again, and why: they read another input than the one that ended last, or
-    made groups of rows that others changed since."""
-    known, changed = dict[str, dict[Shard, tuple[int, GivenMembers]]](), defaultdict[int, set[Shard]](set)
+    """Which complete shards have to be run again, and why: they read another input than the one
+    that ended last, or made groups of rows that others changed since."""
+    known = dict[str, dict[Shard, tuple[int, GivenMembers]]]()
+    changed = defaultdict[int, set[Shard]](set)
     for manifest in manifests:
         own = Shard(manifest.status.number, manifest.status.of)
         for key, mark in manifest.taken.items():
@@ -77,19 +83,27 @@ async def outdated(folder: ShardFolder, manifests: Collection[ShardManifest]) ->
             giver = Shard(int(number), own.of)
             if path not in known:
                 known[path] = await _all_given(folder, path)
-            packs = known[path][giver][1].packs.get(own.name, ()) if giver in known[path] else ()
+            if giver in known[path]:
+                packs = known[path][giver][1].packs.get(own.name, ())
+            else:
+                packs = ()
             if int(run) == manifest.status.run and _mark(packs) != mark:
                 changed[own.number].add(giver)
     made = "made groups of rows that shard {} changed since"
-    found = {number: made.format(", ".join(map(str, sorted(givers)))) for number, givers in changed.items()}
+    found = {
+        number: made.format(", ".join(map(str, sorted(givers))))
+        for number, givers in changed.items()
+    }
     return found | other_inputs(manifests)
 
 
 async def _all_given(folder: ShardFolder, path: str) -> dict[Shard, tuple[int, GivenMembers]]:
-    """What each shard gave last to the groups at this path, after the number of the entry that says so."""
+    """What each shard gave last to the groups at this path, after the number of the entry that
+    says so."""
     found = dict[Shard, tuple[int, GivenMembers]]()
     for log, (entry, content) in (await folder.newest(f"{path}/from")).items():
-        shard, given = Shard.read(log.rpartition("/")[2], "-of-"), folder.believed(GivenMembers, log, content)
+        shard = Shard.read(log.rpartition("/")[2], "-of-")
+        given = folder.believed(GivenMembers, log, content)
         if shard is not None and given is not None:
             found[shard] = entry, given
     return found
@@ -99,14 +113,20 @@ class GroupExchange:
     """Gives and takes the members of the groups of a stage."""
 
     def __init__(self, context: InvocationContext, sharding: ShardRun, stage: AnyStage) -> None:
-        self._context, self._sharding, self._stage = context, sharding, stage
-        self._shard, self._folder, self._input = sharding.shard, sharding.folder, sharding.read.text
+        self._context = context
+        self._sharding = sharding
+        self._stage = stage
+        self._shard = sharding.shard
+        self._folder = sharding.folder
+        self._input = sharding.read.text
         self._path = f"groups/{quote(stage.name, safe='').replace('%', '=')}"
 
     async def waits(self) -> bool:
-        """Whether the groups have to wait for other shards. Else all members that these have are in the store. Raises
-        AgacError where the remote cannot be used, or what is in it."""
-        sharding, stop_signal, said = self._sharding, self._context.stop_signal, ""
+        """Whether the groups have to wait for other shards. Else all members that these have are
+        in the store. Raises AgacError where the remote cannot be used, or what is in it."""
+        sharding = self._sharding
+        stop_signal = self._context.stop_signal
+        said = ""
         if sharding.waits:  # those of an earlier stage do
             return True
         if not self._input:  # a retry takes its rows from the store
@@ -114,14 +134,19 @@ class GroupExchange:
             manifest = content and self._folder.believed(ShardManifest, "ended", content)
             self._input = manifest.input if manifest else ""
         await self._give()
-        others = [one for n in range(1, self._shard.of + 1) if (one := Shard(n, self._shard.of)) != self._shard]
+        others = [
+            one
+            for n in range(1, self._shard.of + 1)
+            if (one := Shard(n, self._shard.of)) != self._shard
+        ]
         while True:
             told = await _all_given(self._folder, self._path)
             late = [one for one in others if one not in told or told[one][1].input != self._input]
             if not late:
                 break
             sharding.waits = f"rows of {_listed(late)} for the groups of stage {self._stage.name!r}"
-            if other := [one for one in late if one in told]:
+            other = [one for one in late if one in told]
+            if other:
                 sharding.waits += f"; another input was read by {_listed(other)}"
             if not self._context.work.batching.wait or stop_signal.stop is not None:
                 return True
@@ -140,24 +165,41 @@ class GroupExchange:
         (database, run, _), stage = self._context.places, self._stage.index
         _, before = (await _all_given(self._folder, self._path)).get(self._shard, (0, None))
         token = await project_token(database)
-        if before is None or before.store != token or await store.any_changed_away(database, run, stage):
+        if (
+            before is None
+            or before.store != token
+            or await store.any_changed_away(database, run, stage)
+        ):
             packs = await self._packs()
         else:
             packs = dict(before.packs)
-        if before is None or (before.store, before.input, before.packs) != (token, self._input, packs):
+        if before is None or (before.store, before.input, before.packs) != (
+            token,
+            self._input,
+            packs,
+        ):
             await self._sharding.lease.prove()
-            given = GivenMembers(**self._sharding.lease.about(), store=token, input=self._input, packs=packs)
+            given = GivenMembers(
+                **self._sharding.lease.about(), store=token, input=self._input, packs=packs
+            )
             await self._folder.append(
                 f"{self._path}/from/{self._shard.name}", lambda _: given.model_dump_json().encode()
             )
-        await self._context.ledger.change(lambda writer: writer.execute(sql("away_told"), (run, stage)))
+        await self._context.ledger.change(
+            lambda writer: writer.execute(sql("away_told"), (run, stage))
+        )
 
     async def _packs(self) -> dict[str, tuple[str, ...]]:
-        """Makes packs of all members that are in groups of other shards. The same members make the same packs."""
-        held, sizes, packs = defaultdict[str, list[bytes]](list), Counter[str](), dict[str, tuple[str, ...]]()
+        """Makes packs of all members that are in groups of other shards. The same members make the
+        same packs."""
+        held = defaultdict[str, list[bytes]](list)
+        sizes = Counter[str]()
+        packs = dict[str, tuple[str, ...]]()
 
         async def put(target: str) -> None:
-            name = await self._folder.put_pack(f"{self._path}/{target}", b"[" + b",\n".join(held.pop(target)) + b"]")
+            name = await self._folder.put_pack(
+                f"{self._path}/{target}", b"[" + b",\n".join(held.pop(target)) + b"]"
+            )
             packs[target], sizes[target] = (*packs.get(target, ()), name), 0
 
         async for member in self._members():
@@ -173,7 +215,9 @@ class GroupExchange:
     async def _members(self) -> AsyncIterator[_Member]:
         """All members that are in groups of other shards, in the order of these."""
         (database, run, _), stage = self._context.places, self._stage.index
-        contents = GroupContents(database, run, self._context.views, self._context.deriver.members[stage])
+        contents = GroupContents(
+            database, run, self._context.views, self._context.deriver.members[stage]
+        )
         async for groups in store.group_rows(database, run, stage, "groups_away"):
             for group in groups:
                 async for page in contents.pages(group.key, failed_too=True):
@@ -182,30 +226,44 @@ class GroupExchange:
 
     async def _take(self, number: int, entry: int, packs: Sequence[str]) -> None:
         """Takes the members that a shard gave, in the place of those that it gave before."""
-        ledger, (database, run, _), stage = self._context.ledger, self._context.places, self._stage.index
-        taken, key, mark = self._sharding.taken, f"{run} {number} {self._path}", _mark(packs)
+        ledger, (database, run, _), stage = (
+            self._context.ledger,
+            self._context.places,
+            self._stage.index,
+        )
+        taken = self._sharding.taken
+        key = f"{run} {number} {self._path}"
+        mark = _mark(packs)
         if taken.pop(key, None) != mark:
             for name in packs:
                 for some in slices(await self._read(name)):
                     for group, data, row_id, maker, size, text in some:
                         place = Membership(group, data, member_hash(row_id), size, not text)
-                        ledger.batch.distant.append(DistantMember(stage, number, row_id, maker, text, entry, place))
+                        ledger.batch.distant.append(
+                            DistantMember(stage, number, row_id, maker, text, entry, place)
+                        )
                     await ledger.durable()
-            while left := await store.distant_left(database, run, stage, store.AWAY - number, entry):
+            while left := await store.distant_left(
+                database, run, stage, store.AWAY - number, entry
+            ):
                 ledger.batch.gone += left
                 await ledger.durable()
         taken[key] = mark
 
     async def _read(self, name: str) -> list[_Member]:
         """The members in a pack that is for this shard."""
-        text = await self._folder.pack(f"{self._path}/{self._shard.name}", name, "restore it; nothing was asked")
+        text = await self._folder.pack(
+            f"{self._path}/{self._shard.name}", name, "restore it; nothing was asked"
+        )
         try:
             return await asyncio.to_thread(_members_in, text)
         except ValueError as error:
-            what = f"{self._folder.remote.url}/{self._folder.path}/{self._path}/{self._shard.name}/{name}.pack"
+            folder = f"{self._folder.remote.url}/{self._folder.path}/{self._path}"
+            what = f"{folder}/{self._shard.name}/{name}.pack"
             why = str(error).partition("\n")[0]
             raise AgacError(
-                f"{what} holds no members of groups: {why}", remedy="update agac, if a newer one wrote it"
+                f"{what} holds no members of groups: {why}",
+                remedy="update agac, if a newer one wrote it",
             ) from None
 
 

@@ -1,4 +1,5 @@
-"""What the shards of a run share while they work: budgets, what accounts take, and failures that stop all of them."""
+"""What the shards of a run share while they work: budgets, what accounts take, and failures that
+stop all of them."""
 
 from __future__ import annotations
 
@@ -13,18 +14,30 @@ from typing import Any
 from agac.core.errors import AgacError
 from agac.core.types import dollars
 from agac.data.shared_log import Count, Dollars, Line, SharedObject
-from agac.engine.limits import NOTHING, Amount, BudgetBalance, RunStopped, StopReason, StopRules, StopSignal
+from agac.engine.limits import (
+    NOTHING,
+    Amount,
+    BudgetBalance,
+    RunStopped,
+    StopReason,
+    StopRules,
+    StopSignal,
+)
 from agac.engine.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardLease, ShardStatus
 from agac.spec.workflow import Budget
 
-# Budgets: one log a run, whose last entry says how much of each every holder (a shard's store) may spend. A holder
-# spends nothing that the log does not grant it, so all together keep to the cap, whoever is killed. What one holds that
-# never comes back stays counted: nobody knows what it spent.
+# Budgets: one log a run, whose last entry says how much of each every holder (a shard's store) may
+# spend. A holder spends nothing that the log does not grant it, so all together keep to the cap,
+# whoever is killed. What one holds that never comes back stays counted: nobody knows what it spent.
 
-LOG, STOPPED = "budget", "stopped"
-ASKED_AGAIN = 5.0  # seconds before a refused amount is asked for again, while calls under way may make room
-SETTLED = 15.0  # seconds after which all that were started together are heard: until then lanes are cut for all
+LOG = "budget"
+STOPPED = "stopped"
+ASKED_AGAIN = (
+    5.0  # seconds before a refused amount is asked for again, while calls under way may make room
+)
+# seconds after which all that were started together are heard: until then lanes are cut for all
+SETTLED = 15.0
 
 Shown = tuple[Dollars, Count, Count]  # dollars, tokens, calls
 
@@ -32,46 +45,68 @@ _log = logging.getLogger("agac.shard")
 
 
 class Grants(SharedObject):
-    """An entry: by the names of budgets and of holders what is granted, and what of it was spent at that time."""
+    """An entry: by the names of budgets and of holders what is granted, and what of it was spent
+    at that time."""
 
     budgets: Mapping[Line, Mapping[Line, tuple[Shown, Shown]]] = {}
 
 
 class SharedLimits:
-    """What a shard shares with the others. It lends itself parts of the budgets in `balances`, and gives back at its
-    end what it did not spend; `store` tells its store from others that the shard had. Its `lanes` are cut to its share
-    of what accounts take, which is one of `processes`: all shards at first, those that live once they are heard."""
+    """What a shard shares with the others. It lends itself parts of the budgets in `balances`, and
+    gives back at its end what it did not spend; `store` tells its store from others that the shard
+    had. Its `lanes` are cut to its share of what accounts take, which is one of `processes`: all
+    shards at first, those that live once they are heard."""
 
     def __init__(
-        self, lease: ShardLease, store: str, balances: Iterable[BudgetBalance], lanes: Iterable[Lane],
-        stop_signal: StopSignal, stops: StopRules,
-    ) -> None:  # fmt: skip
-        self._lease, self._folder, self._owner = lease, lease.folder, f"{lease.shard.name}-{store}"
-        self._balances, self._lanes, self._stop_signal, self._stops = tuple(balances), [*lanes], stop_signal, stops
-        self._turn, self._asked_at, self._granted = asyncio.Lock(), 0.0, Grants.model_construct().budgets
-        self._began, self._known, self._told, self.processes = lease.clock(), set[str](), False, lease.shard.of
+        self,
+        lease: ShardLease,
+        store: str,
+        balances: Iterable[BudgetBalance],
+        lanes: Iterable[Lane],
+        stop_signal: StopSignal,
+        stops: StopRules,
+    ) -> None:
+        self._lease = lease
+        self._folder = lease.folder
+        self._owner = f"{lease.shard.name}-{store}"
+        self._balances = tuple(balances)
+        self._lanes = [*lanes]
+        self._stop_signal = stop_signal
+        self._stops = stops
+        self._turn = asyncio.Lock()
+        self._asked_at = 0.0
+        self._granted = Grants.model_construct().budgets
+        self._began = lease.clock()
+        self._known = set[str]()
+        self._told = False
+        self.processes = lease.shard.of
         self._errors = dict[str, int]()
 
     async def begin(self) -> None:
-        """What was spent before is granted, and what an invocation held that was killed still is, as far as today's
-        budget goes. Who stopped before says nothing about this time."""
+        """What was spent before is granted, and what an invocation held that was killed still is,
+        as far as today's budget goes. Who stopped before says nothing about this time."""
         self._share(self.processes)
         self._known = {*await self._folder.names(STOPPED)}
         await self._write(lambda: {one.name: self._kept(one) for one in self._balances})
 
     async def end(self) -> None:
-        """Gives back what was not spent; what is set aside for open batches stays. Tells the others why it stops."""
+        """Gives back what was not spent; what is set aside for open batches stays. Tells the
+        others why it stops."""
         try:
             await self._tell()
             await self._write(lambda: {one.name: one.used for one in self._balances})
         except AgacError as error:
-            _log.warning("shard %s did not give back what it had left: %s", self._lease.shard, error.message)
+            _log.warning(
+                "shard %s did not give back what it had left: %s", self._lease.shard, error.message
+            )
 
     async def lend(self, over: Sequence[BudgetBalance], worst: Amount, *, urgent: bool) -> bool:
-        """Whether there is more room in budgets into which a worst case does not fit. `urgent`: nothing under way here
-        can make room. Where the remote cannot be reached the run stops with that, and RunStopped is raised."""
+        """Whether there is more room in budgets into which a worst case does not fit. `urgent`:
+        nothing under way here can make room. Where the remote cannot be reached the run stops with
+        that, and RunStopped is raised."""
         async with self._turn:
-            refused = None in [self._wanted(one, worst) for one in over]  # by what the log said last
+            # by what the log said last
+            refused = None in [self._wanted(one, worst) for one in over]
             if refused and not urgent and time.monotonic() < self._asked_at + ASKED_AGAIN:
                 return False
             self._asked_at = time.monotonic()
@@ -83,15 +118,21 @@ class SharedLimits:
                 raise RunStopped from error
 
     def _asked(self, over: Sequence[BudgetBalance], worst: Amount) -> dict[str, Amount] | None:
-        found = {one.name: wanted for one in over if (wanted := self._wanted(one, worst)) is not None}
+        found = {
+            one.name: wanted for one in over if (wanted := self._wanted(one, worst)) is not None
+        }
         return found if len(found) == len(over) else None
 
     def _wanted(self, balance: BudgetBalance, worst: Amount) -> Amount | None:
-        """What it takes to have room for a worst case, and some more: the less is free, the less. None: that is not
-        free."""
-        found, needs, caps = list[Any](), balance.used.plus(worst), astuple(balance.budget)
+        """What it takes to have room for a worst case, and some more: the less is free, the less.
+        None: that is not free."""
+        found = list[Any]()
+        needs = balance.used.plus(worst)
+        caps = astuple(balance.budget)
         all_have = _sum(granted for granted, _ in self._granted.get(balance.name, {}).values())
-        for own, need, cap, granted in zip(self._own(balance.name), needs, caps, all_have, strict=True):
+        for own, need, cap, granted in zip(
+            self._own(balance.name), needs, caps, all_have, strict=True
+        ):
             if cap is None or need <= own:
                 found.append(own)
             elif need - own > (free := cap - granted):
@@ -102,13 +143,16 @@ class SharedLimits:
 
     def _kept(self, balance: BudgetBalance) -> Amount:
         both: Any = zip(self._own(balance.name), astuple(balance.budget), strict=True)
-        return _most(balance.used, Amount(*(own if cap is None else min(own, cap) for own, cap in both)))
+        return _most(
+            balance.used, Amount(*(own if cap is None else min(own, cap) for own, cap in both))
+        )
 
     def _own(self, name: str) -> Amount:
         return Amount(*self._granted.get(name, {}).get(self._owner, (NOTHING,))[0])
 
     async def _write(self, make: Callable[[], Mapping[str, Amount] | None]) -> bool:
-        """Makes the grants of this shard what `make` says by the last entry; False: it says None."""
+        """Makes the grants of this shard what `make` says by the last entry; False: it says
+        None."""
         made = True
 
         def entry(last: bytes | None) -> bytes | None:
@@ -116,16 +160,20 @@ class SharedLimits:
             known = self._folder.sure(Grants, LOG, last)
             self._granted = known.budgets if known is not None else {}
             new = make()
-            made, changed = new is not None, False
+            made = new is not None
+            changed = False
             budgets = {name: dict(held) for name, held in self._granted.items()}
             for balance in self._balances:
                 held = budgets.setdefault(balance.name, {})
-                if (amount := (new or {}).get(balance.name)) is not None and (
+                amount = (new or {}).get(balance.name)
+                if amount is not None and (
                     (now := (amount, balance.spent)) != held.get(self._owner, (NOTHING, NOTHING))
                 ):
                     held[self._owner], changed = now, True
             self._granted = budgets
-            return Grants(**self._lease.about(), budgets=budgets).model_dump_json().encode() if changed else None
+            if changed:
+                return Grants(**self._lease.about(), budgets=budgets).model_dump_json().encode()
+            return None
 
         if self._balances:
             await self._folder.append(LOG, entry)
@@ -143,12 +191,18 @@ class SharedLimits:
     def of_others(self, balance: BudgetBalance) -> str:
         """What other shards have of a budget, as the end of a sentence."""
         held, spent = self.elsewhere(balance)
-        told = {"spent {} of it": spent, "hold up to {} of it that they did not spend": held.plus(spent, -1)}
+        told = {
+            "spent {} of it": spent,
+            "hold up to {} of it that they did not spend": held.plus(spent, -1),
+        }
         found = []
         for text, some in told.items():
             words = dollars(some.usd), f"{some.tokens:,} tokens", f"{some.calls:,} calls"
             known = zip(words, some, astuple(balance.budget), strict=True)
-            if shown := " and ".join(word for word, amount, cap in known if cap is not None and amount > 0):
+            shown = " and ".join(
+                word for word, amount, cap in known if cap is not None and amount > 0
+            )
+            if shown:
                 found.append(text.format(shown))
         return f"; other shards {', and '.join(found)}" if found else ""
 
@@ -158,7 +212,8 @@ class SharedLimits:
             lane.share(processes)
 
     async def heard(self, alive: Mapping[int, ShardStatus]) -> None:
-        """How the other shards are. Stops where one of them stopped for all, or too many rows failed in all."""
+        """How the other shards are. Stops where one of them stopped for all, or too many rows
+        failed in all."""
         others = [one for one in alive.values() if one.number != self._lease.shard.number]
         if self._lease.clock() >= self._began + SETTLED:
             self._share(1 + sum(one.state == "running" for one in others))
@@ -170,7 +225,9 @@ class SharedLimits:
             self._known.add(name)
             if told is not None and self._stop_signal.stop is None:
                 self._told = True
-                self._stop_signal.end(StopReason.LOSS, f"shard {told.number}/{told.of} stopped: {told.why}")
+                self._stop_signal.end(
+                    StopReason.LOSS, f"shard {told.number}/{told.of} stopped: {told.why}"
+                )
 
     async def _tell(self) -> None:
         """Tells the others once that this shard stopped since nearly everything fails alike."""
@@ -178,7 +235,9 @@ class SharedLimits:
             lease = self._lease
             about = {**lease.about(), **lease.shard._asdict()}
             told = ShardStatus(**about, state="stopped", why=self._stop_signal.reason)
-            await self._folder.create(f"{STOPPED}/{lease.shard.name}-{lease.mark}", told.model_dump_json().encode())
+            await self._folder.create(
+                f"{STOPPED}/{lease.shard.name}-{lease.mark}", told.model_dump_json().encode()
+            )
             self._told = True
 
 
@@ -187,4 +246,6 @@ def _sum(amounts: Iterable[Shown]) -> Amount:
 
 
 def _most(one: Amount, other: Amount) -> Amount:
-    return Amount(max(one.usd, other.usd), max(one.tokens, other.tokens), max(one.calls, other.calls))
+    return Amount(
+        max(one.usd, other.usd), max(one.tokens, other.tokens), max(one.calls, other.calls)
+    )

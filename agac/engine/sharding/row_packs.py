@@ -1,4 +1,5 @@
-"""The final rows of shards: put into packs in their order, and merged as one run would have written them."""
+"""The final rows of shards: put into packs in their order, and merged as one run would have
+written them."""
 
 from __future__ import annotations
 
@@ -22,13 +23,16 @@ from agac.store.runs import RunRecord
 T = TypeVar("T")
 Kind = Literal["rows", "failed", "filtered"]
 
-FULL_BYTES, LEAST_BYTES = 256_000_000, 256_000  # of text: one pack of each shard is in memory when they are merged
+FULL_BYTES = 256_000_000  # of text: one pack of each shard is in memory when they are merged
+LEAST_BYTES = 256_000
 PAGE = 500  # rows that are given at a time
 
 
-async def rows_with_keys(database: Database, run: RunRecord, root: Path) -> dict[Kind, AsyncIterator[tuple[Any, Any]]]:
-    """All that files are made of: `rows`, those that `failed` beside them, and lines of `filtered` ones; each with a
-    key, by which they are in order, and which no other part of the run has."""
+async def rows_with_keys(
+    database: Database, run: RunRecord, root: Path
+) -> dict[Kind, AsyncIterator[tuple[Any, Any]]]:
+    """All that files are made of: `rows`, those that `failed` beside them, and lines of `filtered`
+    ones; each with a key, by which they are in order, and which no other part of the run has."""
     outputs = Outputs(run, root, 0)
     formed = outputs.tables or outputs.merge not in PLAIN_MERGES
     ended = await rows_of_run(database, run, outputs, formed=formed)
@@ -59,26 +63,35 @@ def _written(row: ExportRow) -> Sequence[Any]:
 async def put_rows(
     database: Database, run: RunRecord, root: Path, folder: ShardFolder, of: int
 ) -> dict[Kind, tuple[str, ...]]:
-    """Puts all that a run's files are made of, of one of so many shards; gives the names of the packs, by what is in
-    them, in their order."""
-    packs, full = dict[Kind, tuple[str, ...]](), max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
+    """Puts all that a run's files are made of, of one of so many shards; gives the names of the
+    packs, by what is in them, in their order."""
+    packs = dict[Kind, tuple[str, ...]]()
+    full = max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
     for kind, rows in (await rows_with_keys(database, run, root)).items():
-        names, lines, size = list[str](), list[bytes](), 0
+        names = list[str]()
+        lines = list[bytes]()
+        size = 0
         async for one in rows:
             lines.append(json.dumps(one).encode())
             size += len(lines[-1])
             if size > full:
                 names.append(await folder.put_pack("rows", b"\n".join(lines)))
-                lines, size = [], 0
-        packs[kind] = (*names, *([await folder.put_pack("rows", b"\n".join(lines))] if lines else []))
+                lines = []
+                size = 0
+        packs[kind] = (
+            *names,
+            *([await folder.put_pack("rows", b"\n".join(lines))] if lines else []),
+        )
     return packs
 
 
 class ShardRows:
-    """Reads the rows of all shards in the order of the input, as `FinalRows` reads those of a run."""
+    """Reads the rows of all shards in the order of the input, as `FinalRows` reads those of a
+    run."""
 
     def __init__(self, folder: ShardFolder, manifests: Sequence[ShardManifest]) -> None:
-        self._folder, self._manifests = folder, manifests
+        self._folder = folder
+        self._manifests = manifests
 
     async def rows(self, _: Database, __: int) -> AsyncIterator[list[ExportRow]]:
         """All rows that are written, some hundred at a time."""
@@ -97,16 +110,19 @@ class ShardRows:
 
     async def _pages(self, kind: Kind, read: Callable[[Any], T]) -> AsyncIterator[list[T]]:
         """What packs of a kind hold, merged by the keys, which no two shards share."""
-        waiting, page = [], list[T]()
+        waiting = []
+        page = list[T]()
         for number, manifest in enumerate(self._manifests):
             lines = self._lines(manifest.status.shard, manifest.packs.get(kind, ()), read)
-            if (first := await anext(lines, None)) is not None:
+            first = await anext(lines, None)
+            if first is not None:
                 waiting.append((first[0], number, first[1], lines))
         heapq.heapify(waiting)
         while waiting:
             _, number, told, lines = waiting[0]
             page.append(told)
-            if (more := await anext(lines, None)) is None:
+            more = await anext(lines, None)
+            if more is None:
                 heapq.heappop(waiting)
             else:
                 heapq.heapreplace(waiting, (more[0], number, more[1], lines))
@@ -125,8 +141,13 @@ class ShardRows:
                     key, told = strict_json(line, MAX_VALUES)
                     yield _key(key), read(told)
                 except (ValueError, TypeError) as error:
-                    what = f"{self._folder.remote.url}/{self._folder.path}/rows/{name}.pack cannot be used"
-                    raise AgacError(f"{what}: a line is no row: {str(error)[:100]}", remedy=remedy) from None
+                    what = (
+                        f"{self._folder.remote.url}/{self._folder.path}/rows/{name}.pack "
+                        "cannot be used"
+                    )
+                    raise AgacError(
+                        f"{what}: a line is no row: {str(error)[:100]}", remedy=remedy
+                    ) from None
 
 
 # What a line holds, which another machine wrote: its texts come into output files as they are.
@@ -139,7 +160,11 @@ _ERRORS = frozenset(ErrorType)
 
 def _key(told: Any) -> tuple[int | str, ...]:
     """The key of `export.order_key`. Raises ValueError."""
-    if isinstance(told, list) and 2 <= len(told) <= 3 and all(isinstance(one, int | str) for one in told):
+    if (
+        isinstance(told, list)
+        and 2 <= len(told) <= 3
+        and all(isinstance(one, int | str) for one in told)
+    ):
         level, place, *row_id = told
         is_text = [isinstance(one, str) for one in row_id]
         if type(level) is int and isinstance(place, int) and is_text in ([], [place]):

@@ -1,4 +1,5 @@
-"""One process at work on a shard: its signs of life, its answers on their way to the remote, and how it ended."""
+"""One process at work on a shard: its signs of life, its answers on their way to the remote, and
+how it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from agac.core.errors import AgacError, LeaseLost
 from agac.core.types import dollars_in_all
 from agac.data.sources import InputDigest
 from agac.engine.limits import RunStopped, StopSignal
-from agac.engine.sharding.folder import ITS_BATCHES, PaidCalls, ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.folder import (
+    ITS_BATCHES,
+    PaidCalls,
+    ShardLease,
+    ShardManifest,
+    ShardStatus,
+)
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
 from agac.engine.telemetry import calls_of
@@ -26,29 +33,39 @@ if TYPE_CHECKING:
     from agac.engine.run import Invocation
 
 EVERY = 2.0  # seconds between looks at what changed
-BEAT_SECONDS, QUIET_SECONDS = 10.0, 60.0  # between signs of life while things change, and while nothing does
+BEAT_SECONDS = 10.0  # between signs of life while things change, and while nothing does
+QUIET_SECONDS = 60.0
 PUSH_SECONDS = 15.0  # answers stay on this machine alone no longer than that
 
 _log = logging.getLogger("agac.shard")
 
 
 class ShardRun:
-    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers into the remote,
-    `go_on` makes the command that resumes a run. `waits`: for what it has to be run again; `taken`: the marks of
-    members of groups that came from other shards (`group_packs.GroupExchange`)."""
+    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers
+    into the remote, `go_on` makes the command that resumes a run. `waits`: for what it has to be
+    run again; `taken`: the marks of members of groups that came from other shards
+    (`group_packs.GroupExchange`)."""
 
     def __init__(
         self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]],
         go_on: Callable[[runs.RunRecord], str],
     ) -> None:  # fmt: skip
-        self.lease, self.folder, self.shard, self.read, self._push = lease, lease.folder, lease.shard, read, push
-        self.waits, self.taken, self._go_on = "", dict[str, str](), go_on
+        self.lease = lease
+        self.folder = lease.folder
+        self.shard = lease.shard
+        self.read = read
+        self._push = push
+        self.waits = ""
+        self.taken = dict[str, str]()
+        self._go_on = go_on
         self.limits: SharedLimits | None = None
-        self._paid, self._elsewhere = "", list[dict[str, Any]]()
+        self._paid = ""
+        self._elsewhere = list[dict[str, Any]]()
 
     async def begin(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
         """From now on budgets and lanes are those of all shards together."""
-        token, balances = await project_token(context.places.database), context.budgets and context.budgets.balances
+        token = await project_token(context.places.database)
+        balances = context.budgets and context.budgets.balances
         self._paid = f"paid/{self.shard.name}/{token}"
         self._elsewhere = await self.folder.paid(self._paid)
         about = token, balances or (), lanes.values(), context.stop_signal, context.stops
@@ -60,11 +77,19 @@ class ShardRun:
     @property
     def processes(self) -> int:
         """So many shards share what accounts take."""
-        return self.limits.processes if self.limits is not None else self.shard.of
+        if self.limits is not None:
+            return self.limits.processes
+        return self.shard.of
 
     async def run(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
         """Until cancelled."""
-        clock, told, beat_at, pushed_at, heard_at = self.lease.clock, dict[str, Any](), 0.0, self.lease.clock(), 0.0
+        clock, told, beat_at, pushed_at, heard_at = (
+            self.lease.clock,
+            dict[str, Any](),
+            0.0,
+            self.lease.clock(),
+            0.0,
+        )
         command = self._go_on(await runs.run_record(context.places.database, context.places.run))
         while True:
             counts = await runs.counters(context.places.database, context.places.run)
@@ -74,7 +99,8 @@ class ShardRun:
             try:
                 if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
                     await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
-                    told, beat_at = facts, clock()
+                    told = facts
+                    beat_at = clock()
                 if self.limits is not None and clock() - heard_at >= BEAT_SECONDS:
                     counts_errors = context.work.plan.rules.max_errors is not None
                     await self.limits.heard(await self.folder.alive(in_full=counts_errors))
@@ -93,8 +119,8 @@ class ShardRun:
             await asyncio.sleep(pause)
 
     async def prove(self, stop_signal: StopSignal) -> None:
-        """Before something is paid for: proves, after a silence, that the shard is still ours, as soon as the remote
-        can be reached. Raises RunStopped where it is another's."""
+        """Before something is paid for: proves, after a silence, that the shard is still ours, as
+        soon as the remote can be reached. Raises RunStopped where it is another's."""
         while True:
             try:
                 return await self.lease.prove()
@@ -106,7 +132,12 @@ class ShardRun:
 
     def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
         calls = added([calls_of(counts), *self._elsewhere])
-        told = {"calls": calls["count"], "usd": calls["cost_usd"], "simulated": calls["cost_is_simulated"], "run": run}
+        told = {
+            "calls": calls["count"],
+            "usd": calls["cost_usd"],
+            "simulated": calls["cost_is_simulated"],
+            "run": run,
+        }
         told |= {name: calls[name] for name in ("input_tokens", "output_tokens")}
         return {**self.shard._asdict(), **told, "rows": runs.row_counts(counts), "errors": errors}
 
@@ -115,53 +146,99 @@ class ShardRun:
         told = PaidCalls(**self.lease.about(), calls=calls_of(counts))
 
         def made(last: bytes | None) -> bytes | None:
-            before = self.folder.believed(PaidCalls, self._paid, last) if last is not None else None
-            return None if before is not None and before.calls == told.calls else told.model_dump_json().encode()
+            if last is not None:
+                before = self.folder.believed(PaidCalls, self._paid, last)
+            else:
+                before = None
+            if before is not None and before.calls == told.calls:
+                return None
+            return told.model_dump_json().encode()
 
         if self._paid and (told.calls["count"] or self._elsewhere):
             await self.folder.append(self._paid, made)
 
     async def end(
-        self, database: Database, root: Path, invocation: Invocation, code: int, summary: dict[str, Any], command: str
+        self,
+        database: Database,
+        root: Path,
+        invocation: Invocation,
+        code: int,
+        summary: dict[str, Any],
+        command: str,
     ) -> None:
-        """Leaves in the remote how the invocation ended, the `command` that goes on, and the final rows of a shard that
-        is complete. Raises AgacError where it cannot: the same command does it again; LeaseLost where the shard is
-        another's by now."""
+        """Leaves in the remote how the invocation ended, the `command` that goes on, and the final
+        rows of a shard that is complete. Raises AgacError where it cannot: the same command does
+        it again; LeaseLost where the shard is another's by now."""
         await self._push()
         record = await runs.run_record(database, invocation.run)
-        packs = await put_rows(database, record, root, self.folder, self.shard.of) if invocation.complete else {}
+        if invocation.complete:
+            packs = await put_rows(database, record, root, self.folder, self.shard.of)
+        else:
+            packs = {}
         counts = await runs.counters(database, invocation.run)
         await self._tell_paid(counts)
         await self.lease.prove()  # all that may have taken its time
         stopped = not invocation.ended or bool(self.waits)
-        about, waits = self.lease.about(), self.waits
+        about = self.lease.about()
+        waits = self.waits
         if not (waits or invocation.complete or not invocation.ended):
             waits = ITS_BATCHES if invocation.batches.touched else "rows that are left"
         summary = {**summary, "calls": added([summary["calls"], *self._elsewhere])}
         status = ShardStatus(
-            **about, **self._facts(invocation.run, counts, invocation.totals.rows_failed), waits=waits,
-            state="stopped" if stopped else "ended", why=invocation.stop_signal.why, command=command,
-        )  # fmt: skip
+            **about,
+            **self._facts(invocation.run, counts, invocation.totals.rows_failed),
+            waits=waits,
+            state="stopped" if stopped else "ended",
+            why=invocation.stop_signal.why,
+            command=command,
+        )
 
         def made(last: bytes | None) -> bytes:
-            before = self.folder.believed(ShardManifest, "ended", last) if last is not None else None
-            read, taken = (self.read.text, self.read.rows), dict[str, str]()
+            if last is not None:
+                before = self.folder.believed(ShardManifest, "ended", last)
+            else:
+                before = None
+            read = (self.read.text, self.read.rows)
+            taken = dict[str, str]()
             if before is not None:  # what an earlier invocation of the run took is in its groups
-                taken = {key: mark for key, mark in before.taken.items() if key.startswith(f"{invocation.run} ")}
+                taken = {
+                    key: mark
+                    for key, mark in before.taken.items()
+                    if key.startswith(f"{invocation.run} ")
+                }
             if not (self.read.text or self.read.rows) and before is not None:
                 read = before.input, before.input_rows  # it did not read the input
-            return ShardManifest(
-                **about, status=status, exit_code=code, complete=invocation.complete,
-                input=read[0], input_rows=read[1], summary=summary, packs=packs, taken=taken | self.taken,
-            ).model_dump_json().encode()  # fmt: skip
+            return (
+                ShardManifest(
+                    **about,
+                    status=status,
+                    exit_code=code,
+                    complete=invocation.complete,
+                    input=read[0],
+                    input_rows=read[1],
+                    summary=summary,
+                    packs=packs,
+                    taken=taken | self.taken,
+                )
+                .model_dump_json()
+                .encode()
+            )
 
         await self.folder.append(f"ended/{self.shard.name}", made)
         await self.lease.beat(status)  # what accounts take is the others' from now on
 
 
 _NOT_ADDED = {
-    "p50", "p95", "mean", "unanimous", "asked", "dedup", "prefix_hit", "prefix_hit_without_first", "slot_utilisation",
-}  # fmt: skip
+    "p50",
+    "p95",
+    "mean",
+    "unanimous",
+    "asked",
+    "dedup",
+    "prefix_hit",
+    "prefix_hit_without_first",
+    "slot_utilisation",
+}
 """Facts of a summary that those of its parts do not tell."""
 
 _NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
@@ -184,16 +261,19 @@ def _kind(value: Any) -> type:
 
 
 def added(parts: Sequence[Any], name: str = "") -> Any:
-    """What several summaries, or the same parts of them, come to. Raises ValueError where they are not alike."""
+    """What several summaries, or the same parts of them, come to. Raises ValueError where they are
+    not alike."""
     if len({_kind(one) for one in parts if one is not None}) > 1:
         raise ValueError(f"{name or 'a part'} is not the same kind of fact in all summaries")
     known = [one for one in parts if one is not None]
     first = known[0] if known else None
     if isinstance(first, dict):
         keys = dict.fromkeys(key for part in known for key in part)
-        return {key: added([part[key] for part in known if key in part], key) for key in keys if key != "example"} | (
-            {"example": first["example"]} if "example" in first else {}
-        )
+        return {
+            key: added([part[key] for part in known if key in part], key)
+            for key in keys
+            if key != "example"
+        } | ({"example": first["example"]} if "example" in first else {})
     if isinstance(first, list):
         return _lists_added([one for part in known for one in part], name)
     if not known or (name in _NOT_ADDED and len(known) > 1):
@@ -204,4 +284,8 @@ def added(parts: Sequence[Any], name: str = "") -> Any:
         return any(known) if name == "cost_is_simulated" else all(known)
     if isinstance(known[0], int | float):
         return max(known) if name == "duration_s" else sum(known)
-    return max(known) if name == "finished_at" else min(known) if name == "started_at" else known[0]
+    if name == "finished_at":
+        return max(known)
+    if name == "started_at":
+        return min(known)
+    return known[0]

@@ -1,5 +1,5 @@
-"""Calls of workers: a line of the store before each is given out, which goes with what came of it; and what is found of
-them after a crash, in the remote."""
+"""Calls of workers: a line of the store before each is given out, which goes with what came of it;
+and what is found of them after a crash, in the remote."""
 
 from __future__ import annotations
 
@@ -36,26 +36,35 @@ from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
 from agac.tools.tool_functions import Intent, ToolFailed
 
-Line = tuple[int, NewRow, int, bytes, bytes]  # of the store: stage, row, replica, fingerprint, mark of the request
+# of the store: stage, row, replica, fingerprint, mark of the request
+Line = tuple[int, NewRow, int, bytes, bytes]
 _log = logging.getLogger("agac.workers")
 
 
 class WorkerCalls:
-    """Sends calls by workers, in the place of senders, and calls functions there. Without a pool it gives what is found
-    of calls that a process left which died, and everything else is done here."""
+    """Sends calls by workers, in the place of senders, and calls functions there. Without a pool
+    it gives what is found of calls that a process left which died, and everything else is done
+    here."""
 
     def __init__(self, context: InvocationContext, executor: RunExecutor) -> None:
-        self._context, self._setup = context, executor.setup
-        self._event, self._wall = context.places.event, context.work.clocks.wall
+        self._context = context
+        self._setup = executor.setup
+        self._event = context.places.event
+        self._wall = context.work.clocks.wall
         self._found: defaultdict[bytes, list[tuple[GivenCall, HttpReply]]] = defaultdict(list)
-        token, start, self.pool = executor.setup.token, executor.start, None
+        token = executor.setup.token
+        start = executor.start
+        self.pool = None
         if start is not None:
             self.pool = WorkerPool(
                 partial(start, executor.settings, executor.setup, context.work.env),
-                chunk=executor.settings.chunk, most=context.plan.concurrency, write=self._write,
-                wait=partial(context.settler.note_wait, "workers"), stop=context.stop_signal.lose_input,
+                chunk=executor.settings.chunk,
+                most=context.plan.concurrency,
+                write=self._write,
+                wait=partial(context.settler.note_wait, "workers"),
+                stop=context.stop_signal.lose_input,
                 name=lambda number: digest(f"{token} {self._event} {number}").hex(),
-            )  # fmt: skip
+            )
             context.stop_signal.when_stopped(self.pool.give_back)
         self.function = self._function if self.pool is not None else None
         self.tool = self._tool if self.pool is not None else None
@@ -77,7 +86,9 @@ class WorkerCalls:
             _log.info("workers had %d calls, and replied to %d of them", len(lines), len(replies))
         return own
 
-    async def _replies(self, given: Collection[tuple[str, int]]) -> dict[tuple[str, int], HttpReply]:
+    async def _replies(
+        self, given: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], HttpReply]:
         """What workers put into the remote of these calls, by chunk and number."""
         remote = ObjectStore(self._setup.remote or "", Path(self._setup.root))
         found = dict[tuple[str, int], HttpReply]()
@@ -87,21 +98,26 @@ class WorkerCalls:
                     replies = unpacked_replies(await remote.read(name, MAX_BYTES) or b"")
                 except (Damaged, ValueError) as error:
                     why = str(error).partition("\n")[0]
-                    _log.warning("%s/%s is left out, and its calls are made again: %s", remote.url, name, why)
+                    _log.warning(
+                        "%s/%s is left out, and its calls are made again: %s", remote.url, name, why
+                    )
                 else:
                     of_chunk = {(chunk, number): reply for number, reply in replies.items()}
                     found |= {call: reply for call, reply in of_chunk.items() if call in given}
         return found
 
     async def _write(self, chunk: str, worker: str, calls: Sequence[tuple[int, Line]]) -> None:
-        ledger, now = self._context.ledger, self._wall()
+        ledger = self._context.ledger
+        now = self._wall()
         ledger.batch.given += [(number, chunk, worker, *line, now) for number, line in calls]
         await ledger.durable()
 
     def through(self, attempts: TaskAttempts, connection: ModelConnection) -> Callable[..., Any]:
         """What sends one call of a connection, in the place of its sender."""
         send = partial(self._send, attempts, connection)
-        return partial(connection.sender.send, through=send) if isinstance(connection.sender, HintingSender) else send
+        if isinstance(connection.sender, HintingSender):
+            return partial(connection.sender.send, through=send)
+        return send
 
     async def _send(
         self, attempts: TaskAttempts, connection: ModelConnection, body: bytes, timeout: Timeout, *,
@@ -110,32 +126,55 @@ class WorkerCalls:
         """As `Sending.send`; nobody is told when the answer begins."""
         provider = connection.model.provider
         mark = bytes_digest([f"{provider.name} {provider.base_url} ".encode(), body])
-        if left := self._found.get(mark):
+        left = self._found.get(mark)
+        if left:
             given, reply = left.pop()
             attempts.given = given.event, given.number
             return reply
         if self.pool is None:
-            return await connection.sender.send(body, timeout, within=within, fresh=fresh, begins=begins, **hints)
+            return await connection.sender.send(
+                body, timeout, within=within, fresh=fresh, begins=begins, **hints
+            )
         number = next(self.pool.numbers)
-        item = CallItem(number, provider.name, connection.transport, body, timeout, within, fresh, **hints)
-        line = attempts.stage.index, attempts.active.new, attempts.replica, attempts.fingerprint, mark
+        item = CallItem(
+            number, provider.name, connection.transport, body, timeout, within, fresh, **hints
+        )
+        line = (
+            attempts.stage.index,
+            attempts.active.new,
+            attempts.replica,
+            attempts.fingerprint,
+            mark,
+        )
         attempts.given = self._event, number
         late = partial(self._keep_late, copy(attempts), connection, self._wall())
         found: HttpReply | Fault = await self.pool.call(item, mark, line, late)
         return found
 
-    async def _function(self, ref: FunctionRef, how: tuple[int | None, float | None], row: FunctionInput) -> Any:
-        """What a `python:` stage's function gives, in so many processes and seconds: as `tools.functions.Returned`."""
+    async def _function(
+        self, ref: FunctionRef, how: tuple[int | None, float | None], row: FunctionInput
+    ) -> Any:
+        """What a `python:` stage's function gives, in so many processes and seconds: as
+        `tools.functions.Returned`."""
         assert self.pool is not None
         return await self.pool.function(FunctionItem(next(self.pool.numbers), ref, row, *how))
 
     async def _tool(
-        self, spec: ToolSpec, arguments: dict[str, JSONValue], key: str, timeout: float, again: bool, intent: Intent
+        self,
+        spec: ToolSpec,
+        arguments: dict[str, JSONValue],
+        key: str,
+        timeout: float,
+        again: bool,
+        intent: Intent,
     ) -> str:
-        """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be called `again`."""
+        """What a tool gives. Raises ToolFailed; WorkerLost where nobody knows and it may not be
+        called `again`."""
         assert self.pool is not None
         item = FunctionItem(next(self.pool.numbers), spec, arguments, timeout=timeout, key=key)
-        value: str | RowError | ToolFailed = await self.pool.function(item, again=again, begin=intent.begin)
+        value: str | RowError | ToolFailed = await self.pool.function(
+            item, again=again, begin=intent.begin
+        )
         if isinstance(value, ToolFailed):
             raise value
         if isinstance(value, RowError):
@@ -143,30 +182,64 @@ class WorkerCalls:
         return value
 
     def keep_unasked(self, connections: Mapping[int, Sequence[ModelConnection]]) -> None:
-        """What was found and nobody asked for: it was paid for. The stages of another run are not known."""
+        """What was found and nobody asked for: it was paid for. The stages of another run are not
+        known."""
         for line, reply in (one for some in self._found.values() for one in some):
             if line.run == self._context.places.run:
                 new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
                 of_task = line.fingerprint, line.replica, line.number
-                self._keep(connections[line.stage][0], new, connections[line.stage][0].stage, of_task, line.at, reply)
+                self._keep(
+                    connections[line.stage][0],
+                    new,
+                    connections[line.stage][0].stage,
+                    of_task,
+                    line.at,
+                    reply,
+                )
             self._context.ledger.batch.answered.append((line.event, line.number))
 
-    def _keep_late(self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply) -> None:
+    def _keep_late(
+        self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply
+    ) -> None:
         """A reply came after its call was given up, and counted at its worst."""
         of_task = attempts.fingerprint, attempts.replica, attempts.number
-        self._keep(connection, attempts.active.new, attempts.stage, of_task, at, reply, attempts.reservation)
+        self._keep(
+            connection,
+            attempts.active.new,
+            attempts.stage,
+            of_task,
+            at,
+            reply,
+            attempts.reservation,
+        )
 
     def _keep(
-        self, connection: ModelConnection, new: NewRow, stage: PlannedStage, of_task: tuple[bytes, int, int],
-        at: float, reply: HttpReply, reservation: Reservation | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        connection: ModelConnection,
+        new: NewRow,
+        stage: PlannedStage,
+        of_task: tuple[bytes, int, int],
+        at: float,
+        reply: HttpReply,
+        reservation: Reservation | None = None,
+    ) -> None:
         """Books a reply that answers nobody."""
         context, (fingerprint, replica, number) = self._context, of_task
         body = connection.redactor.clean_bytes(reply.body)
-        sent = CallResult(connection.parse(reply.status, reply.headers, body), reply.status, body, at, reply.duration)
+        sent = CallResult(
+            connection.parse(reply.status, reply.headers, body),
+            reply.status,
+            body,
+            at,
+            reply.duration,
+        )
         call = call_of(connection, sent, None, number, "paid_again")
         if reservation is not None and context.budgets is not None:
             context.budgets.correct(reservation, limits.counted(call, reservation.worst)[0])
-            call = call._replace(held_usd=-reservation.worst.usd, held_tokens=-reservation.worst.tokens)
-        spent = record_call(context.ledger.batch, new, stage, fingerprint, call, replica, keep_all=True)
+            call = call._replace(
+                held_usd=-reservation.worst.usd, held_tokens=-reservation.worst.tokens
+            )
+        spent = record_call(
+            context.ledger.batch, new, stage, fingerprint, call, replica, keep_all=True
+        )
         context.totals.count_call(call, spent, stage)

@@ -1,7 +1,7 @@
 """What goes to workers and comes back, and who gets what.
 
-A worker is a process, perhaps on another machine. It gets items in chunks: requests to providers, and functions of the
-project to be called. The store, lanes, budgets and retries stay here.
+A worker is a process, perhaps on another machine. It gets items in chunks: requests to providers,
+and functions of the project to be called. The store, lanes, budgets and retries stay here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Timeout
 
-# What crosses the way to a worker is pickled, and holds no secret: `${VAR}` is filled in over there.
+# What crosses the way to a worker is pickled, and holds no secret: `${VAR}` is filled in over
+# there.
 
 
 @dataclass(frozen=True, slots=True)
 class CallItem:
-    """One request to a provider, as `Sending.send` gets it. `number` is its own in an invocation; `provider` is a name
-    of WorkerSetup's, `transport` is `body`, `sse`, `ws` or `auto`; `within` bounds the call, in seconds."""
+    """One request to a provider, as `Sending.send` gets it. `number` is its own in an invocation;
+    `provider` is a name of WorkerSetup's, `transport` is `body`, `sse`, `ws` or `auto`; `within`
+    bounds the call, in seconds."""
 
     number: int
     provider: str
@@ -46,9 +48,9 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class FunctionItem:
-    """One call of a `python:` stage's function, or of a tool's; `given` is a row, the rows of a group, or a tool's
-    arguments. The function runs in so many `processes` (None: in threads) for `timeout` seconds at most; `key` is what
-    tells repeated calls of a tool."""
+    """One call of a `python:` stage's function, or of a tool's; `given` is a row, the rows of a
+    group, or a tool's arguments. The function runs in so many `processes` (None: in threads) for
+    `timeout` seconds at most; `key` is what tells repeated calls of a tool."""
 
     number: int
     function: FunctionRef | ToolSpec
@@ -63,8 +65,9 @@ Item = CallItem | FunctionItem
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Items for one worker, which carries them out side by side. `id` names the chunk for ever. A call that was not
-    begun by `expires_at`, in seconds since 1970 by the worker's own clock, is not sent any more."""
+    """Items for one worker, which carries them out side by side. `id` names the chunk for ever. A
+    call that was not begun by `expires_at`, in seconds since 1970 by the worker's own clock, is
+    not sent any more."""
 
     id: str
     items: tuple[Item, ...]
@@ -72,9 +75,9 @@ class Chunk:
 
 
 class Ended(NamedTuple):
-    """What came of the item `number`. Of a call an HttpReply or a Fault; of a stage's function `Returned` or a
-    RowError; of a tool's the text or a ToolFailed. `unsent`: it was not begun, since its chunk had expired by the
-    worker's clock, which is the value."""
+    """What came of the item `number`. Of a call an HttpReply or a Fault; of a stage's function
+    `Returned` or a RowError; of a tool's the text or a ToolFailed. `unsent`: it was not begun,
+    since its chunk had expired by the worker's clock, which is the value."""
 
     number: int
     value: Any = None
@@ -83,10 +86,10 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker is told when it starts; nothing of it is secret but the keys of simulators. `root` is the project's
-    folder over there; `providers` are as agac.yml has them; `simulators` are the base URLs and the keys of those that
-    were started here, by provider;
-    `functions` are called by stages and tools, `asked` are the providers that calls may go to. Replies go to the
+    """What a worker is told when it starts; nothing of it is secret but the keys of simulators.
+    `root` is the project's folder over there; `providers` are as agac.yml has them; `simulators`
+    are the base URLs and the keys of those that were started here, by provider; `functions` are
+    called by stages and tools, `asked` are the providers that calls may go to. Replies go to the
     `remote` too, if there is one, under the store's `token`."""
 
     root: str
@@ -99,8 +102,8 @@ class WorkerSetup:
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker says of itself: its machine, its process, the versions of agac and Python, variables of the project
-    that it lacks, and its clock, in seconds since 1970."""
+    """What a worker says of itself: its machine, its process, the versions of agac and Python,
+    variables of the project that it lacks, and its clock, in seconds since 1970."""
 
     node: str
     pid: int
@@ -111,17 +114,19 @@ class WorkerFacts(NamedTuple):
 
 
 class WorkerLost(Exception):
-    """A worker cannot be reached, or died: nobody knows what became of its items. Its text says how it is known."""
+    """A worker cannot be reached, or died: nobody knows what became of its items. Its text says
+    how it is known."""
 
 
 class Worker(Protocol):
-    """A worker as the pool sees it. All raise WorkerLost, after which `hello` may succeed again: a new process may have
-    taken its place, which knows of no chunk."""
+    """A worker as the pool sees it. All raise WorkerLost, after which `hello` may succeed again: a
+    new process may have taken its place, which knows of no chunk."""
 
     name: str
 
     async def hello(self) -> WorkerFacts:
-        """Waits until it is there. Raises UsageError where it can never be used: another version, other files."""
+        """Waits until it is there. Raises UsageError where it can never be used: another version,
+        other files."""
         ...
 
     async def take(self, chunk: Chunk) -> None:
@@ -129,19 +134,23 @@ class Worker(Protocol):
         ...
 
     async def collect(self) -> list[Ended]:
-        """Waits until something ended, gathers some 20 ms more, and gives each item once. It returns at the latest
-        after BEAT seconds, with nothing, as a sign of life; a refusal (429, 503) at once."""
+        """Waits until something ended, gathers some 20 ms more, and gives each item once. It
+        returns at the latest after BEAT seconds, with nothing, as a sign of life; a refusal (429,
+        503) at once."""
         ...
 
 
-OpenWorkers = Callable[[ExecutorFile, WorkerSetup, Mapping[str, str]], AbstractAsyncContextManager[Sequence[Worker]]]
-"""Starts workers, and ends them: `engine.workers.ray` has one. The mapping is this process's environment with .env,
-which workers that it starts on this machine inherit. Raises UsageError."""
+OpenWorkers = Callable[
+    [ExecutorFile, WorkerSetup, Mapping[str, str]], AbstractAsyncContextManager[Sequence[Worker]]
+]
+"""Starts workers, and ends them: `engine.workers.ray` has one. The mapping is this process's
+environment with .env, which workers that it starts on this machine inherit. Raises UsageError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunExecutor:
-    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier one is looked for."""
+    """Who works for an invocation. `start` None: nobody, and only what workers left at an earlier
+    one is looked for."""
 
     settings: ExecutorFile
     setup: WorkerSetup
@@ -152,17 +161,22 @@ BEAT = 5.0
 """Seconds between two signs of life of a worker at most."""
 
 
-# Who gets what. Items that are ready within a moment go together, to the worker that has least to do. What a lost
-# worker had is suspect: calls go back to the policy of retries, as calls that may be billed; functions are given out
-# again. A chunk of suspects is half as large as that in which they were, and from the second time on it has a worker
-# for itself; an item that stood alone there, and has cost three workers, fails.
+# Who gets what. Items that are ready within a moment go together, to the worker that has least to
+# do. What a lost worker had is suspect: calls go back to the policy of retries, as calls that may
+# be billed; functions are given out again. A chunk of suspects is half as large as that in which
+# they were, and from the second time on it has a worker for itself; an item that stood alone there,
+# and has cost three workers, fails.
 
 GATHER = 0.005  # seconds in which items are waited for that go into the same chunk
-ALLOTMENT = 15.0  # seconds within which a worker has to begin a chunk's calls: one that slept longer sends none of them
+# seconds within which a worker has to begin a chunk's calls: one that slept longer sends none of
+# them
+ALLOTMENT = 15.0
 GRACE = 15.0  # seconds after the bounds of a call until nobody waits for it any more
 SILENT = 60.0  # seconds without a sign of life after which a worker's items are taken to be lost
-BENCH, MOST_BENCH = 2.0, 60.0  # seconds without work for a worker that was lost, which double each time
-FATAL, MOST_LATE = 3, 10_000  # workers that may be lost with an item; calls given up whose replies are still taken
+BENCH = 2.0  # seconds without work for a worker that was lost, which double each time
+MOST_BENCH = 60.0
+FATAL = 3  # workers that may be lost with an item; calls given up whose replies are still taken
+MOST_LATE = 10_000
 SAID = 60.0  # seconds between two messages that there are no workers
 
 _log = logging.getLogger("agac.workers")
@@ -170,9 +184,9 @@ _log = logging.getLogger("agac.workers")
 
 @dataclass(slots=True, eq=False)
 class _OpenItem:
-    """An item that somebody waits for. `line` is written before a call is sent, `late` told what came too late; `begin`
-    is awaited before a function is given out. It may be given to others `again`; `lost` workers had it, which leaves it
-    chunks of `most`; now it is in one of `size`."""
+    """An item that somebody waits for. `line` is written before a call is sent, `late` told what
+    came too late; `begin` is awaited before a function is given out. It may be given to others
+    `again`; `lost` workers had it, which leaves it chunks of `most`; now it is in one of `size`."""
 
     item: Item
     line: Any = None
@@ -183,18 +197,24 @@ class _OpenItem:
     most: int = 1 << 30
     size: int = 0
     due: float = inf
-    reply: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reply: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def tell(self, value: Any) -> None:
         """What came of it, or an exception, for whoever still waits."""
         if not self.reply.done():
-            (self.reply.set_exception if isinstance(value, WorkerLost | RunStopped) else self.reply.set_result)(value)
+            (
+                self.reply.set_exception
+                if isinstance(value, WorkerLost | RunStopped)
+                else self.reply.set_result
+            )(value)
 
 
 @dataclass(slots=True, eq=False)
 class _Post:
-    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours; `alone`: what it has, if
-    anything, is to have it for itself."""
+    """A worker and what it has, by number. `ahead`: seconds by which its clock is before ours;
+    `alone`: what it has, if anything, is to have it for itself."""
 
     worker: Worker
     has: dict[int, _OpenItem] = field(default_factory=dict)
@@ -205,26 +225,48 @@ class _Post:
 
 
 class WorkerPool:
-    """Gives items to workers, which are started with the first one. `most` calls are made at a time; `write` makes the
-    lines of a chunk's calls durable: their chunk, their worker, and what `call` was given. `wait` is told that there
-    are no workers for so many seconds, `stop` why there will be none."""
+    """Gives items to workers, which are started with the first one. `most` calls are made at a
+    time; `write` makes the lines of a chunk's calls durable: their chunk, their worker, and what
+    `call` was given. `wait` is told that there are no workers for so many seconds, `stop` why
+    there will be none."""
 
     def __init__(
-        self, start: Callable[[], AbstractAsyncContextManager[Sequence[Worker]]], *, chunk: int, most: int,
-        write: Callable[[str, str, Sequence[Any]], Awaitable[None]], wait: Callable[[float], None],
-        stop: Callable[[AgacError], None], name: Callable[[int], str] = str,
-    ) -> None:  # fmt: skip
-        self.numbers, self._chunks = count(1), count(1)
-        self._start, self._chunk, self._slots, self._most = start, chunk, chunk, most
-        self._write, self._wait, self._stop, self._name = write, wait, stop, name
-        self._queue, self._suspects, self._posts = deque[_OpenItem](), deque[_OpenItem](), list[_Post]()
+        self,
+        start: Callable[[], AbstractAsyncContextManager[Sequence[Worker]]],
+        *,
+        chunk: int,
+        most: int,
+        write: Callable[[str, str, Sequence[Any]], Awaitable[None]],
+        wait: Callable[[float], None],
+        stop: Callable[[AgacError], None],
+        name: Callable[[int], str] = str,
+    ) -> None:
+        self.numbers = count(1)
+        self._chunks = count(1)
+        self._start = start
+        self._chunk = chunk
+        self._slots = chunk
+        self._most = most
+        self._write = write
+        self._wait = wait
+        self._stop = stop
+        self._name = name
+        self._queue = deque[_OpenItem]()
+        self._suspects = deque[_OpenItem]()
+        self._posts = list[_Post]()
         self._late = OrderedDict[int, _OpenItem]()
-        self._before = dict[bytes, tuple[int, int]]()  # `lost` and `most` of calls that may be made again
-        self._changed, self._over = asyncio.Event(), False
+        self._before = dict[
+            bytes, tuple[int, int]
+        ]()  # `lost` and `most` of calls that may be made again
+        self._changed = asyncio.Event()
+        self._over = False
         self._now = asyncio.get_running_loop().time
 
-    async def call(self, item: CallItem, mark: bytes, line: Any, late: Callable[[HttpReply], None]) -> Any:
-        """An HttpReply or a Fault; `mark` stands for the request, also when it is sent again. Raises RunStopped."""
+    async def call(
+        self, item: CallItem, mark: bytes, line: Any, late: Callable[[HttpReply], None]
+    ) -> Any:
+        """An HttpReply or a Fault; `mark` stands for the request, also when it is sent again.
+        Raises RunStopped."""
         lost, most = self._before.pop(mark, (0, 1 << 30))
         came = await self._put(asked := _OpenItem(item, line, late, lost=lost, most=most))
         if asked.lost > lost:
@@ -232,10 +274,15 @@ class WorkerPool:
         return came
 
     async def function(
-        self, item: FunctionItem, *, again: bool = True, begin: Callable[[], Awaitable[None]] | None = None
+        self,
+        item: FunctionItem,
+        *,
+        again: bool = True,
+        begin: Callable[[], Awaitable[None]] | None = None,
     ) -> Any:
-        """What a function gave, as Ended has it; `begin` is awaited before a worker is given it. Raises RunStopped,
-        what `begin` raises, and WorkerLost where it may not be called `again` and nobody knows whether it was."""
+        """What a function gave, as Ended has it; `begin` is awaited before a worker is given it.
+        Raises RunStopped, what `begin` raises, and WorkerLost where it may not be called `again`
+        and nobody knows whether it was."""
         return await self._put(_OpenItem(item, again=again, begin=begin))
 
     def _put(self, one: _OpenItem) -> asyncio.Future[Any]:
@@ -263,28 +310,35 @@ class WorkerPool:
 
     def _next(self, fair: int) -> tuple[_Post, list[_OpenItem]] | None:
         """A chunk of at most `fair` items, and who gets it: it is theirs from now on."""
-        posts, found = [one for one in self._posts if one.ready and not (one.alone and one.has)], list[_OpenItem]()
+        posts = [one for one in self._posts if one.ready and not (one.alone and one.has)]
+        found = list[_OpenItem]()
         posts.sort(key=lambda one: len(one.has))
-        if posts and self._suspects and not (post := posts.pop(0)).has:  # it gets nothing else before it is idle
+        # it gets nothing else before it is idle
+        if posts and self._suspects and not (post := posts.pop(0)).has:
             found = _taken(self._suspects, self._suspects[0].most)
             post.alone = bool(found)
         if not found and posts and self._queue:
-            post, posts[0].alone = posts[0], False
+            post = posts[0]
+            posts[0].alone = False
             found = _taken(self._queue, min(self._chunk, self._slots - len(post.has), fair))
         for one in found:
             one.size = len(found)
             if isinstance(one.item, CallItem):
-                bounds = (some for some in (one.item.within, one.item.timeout.total) if some is not None)
+                bounds = (
+                    some for some in (one.item.within, one.item.timeout.total) if some is not None
+                )
                 one.due = self._now() + ALLOTMENT + min(bounds, default=inf) + GRACE
             post.has[one.item.number] = one
         return (post, found) if found else None
 
     async def _give(self, post: _Post, found: list[_OpenItem]) -> None:
         chunk = self._name(next(self._chunks))
-        if lines := [(one.item.number, one.line) for one in found if one.line is not None]:
+        lines = [(one.item.number, one.line) for one in found if one.line is not None]
+        if lines:
             await self._write(chunk, post.worker.name, lines)
         await asyncio.gather(*(self._begin(post, one) for one in found if one.begin is not None))
-        items = tuple(one.item for one in found if post.has.get(one.item.number) is one)  # it may be lost by now
+        # it may be lost by now
+        items = tuple(one.item for one in found if post.has.get(one.item.number) is one)
         try:
             if items:
                 await post.worker.take(Chunk(chunk, items, time.time() + post.ahead + ALLOTMENT))
@@ -337,14 +391,24 @@ class WorkerPool:
 
     def _lose(self, post: _Post, why: str) -> None:
         """What a worker has will not come from it, or too late."""
-        text, alone, lost = f"worker {post.worker.name}: {why}", post.alone, post.has
-        post.ready, post.alone, post.has = False, False, {}
+        text = f"worker {post.worker.name}: {why}"
+        alone = post.alone
+        lost = post.has
+        post.ready = False
+        post.alone = False
+        post.has = {}
         for one in lost.values():
-            one.lost, one.most = one.lost + 1, max(1, one.size // 2)
+            one.lost = one.lost + 1
+            one.most = max(1, one.size // 2)
             is_cause = alone and one.size == 1 and one.lost >= FATAL
             said = f"{one.lost} workers were lost with it; {text}" if is_cause else text
             if isinstance(one.item, CallItem):
-                self._give_up(one, FaultKind.TASK if is_cause else FaultKind.RETRY, ErrorType.WORKER_LOST, said)
+                self._give_up(
+                    one,
+                    FaultKind.TASK if is_cause else FaultKind.RETRY,
+                    ErrorType.WORKER_LOST,
+                    said,
+                )
             elif is_cause:
                 one.tell(RowError(ErrorType.WORKER_LOST, said))
             elif one.again:
@@ -382,7 +446,11 @@ class WorkerPool:
                     self._wait(0.0)
             elif now - max(waits_since + 10 - SAID, said_at) >= SAID:  # not at the first moment
                 said_at = now
-                _log.warning("%d calls wait for workers: none of %d can be reached", waiting, len(self._posts))
+                _log.warning(
+                    "%d calls wait for workers: none of %d can be reached",
+                    waiting,
+                    len(self._posts),
+                )
                 self._wait(SAID)
 
     def _end(self, error: AgacError) -> None:
@@ -400,7 +468,8 @@ class WorkerPool:
 
 
 def _taken(queue: deque[_OpenItem], most: int) -> list[_OpenItem]:
-    """Items from the beginning of a queue that may be in one chunk, those left out for which nobody waits any more."""
+    """Items from the beginning of a queue that may be in one chunk, those left out for which
+    nobody waits any more."""
     found: list[_OpenItem] = []
     while queue and len(found) < min(most, queue[0].most):
         if not (one := queue.popleft()).reply.done():

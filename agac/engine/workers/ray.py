@@ -1,5 +1,6 @@
-"""Workers as actors of Ray: how a cluster is found, or started for a run, and how its processes are talked to. Nothing
-else imports this module, nor Ray. Where that is not installed importing it raises UsageError."""
+"""Workers as actors of Ray: how a cluster is found, or started for a run, and how its processes
+are talked to. Nothing else imports this module, nor Ray. Where that is not installed importing it
+raises UsageError."""
 
 from __future__ import annotations
 
@@ -30,21 +31,28 @@ from agac.spec.project_models import ExecutorFile
 if lack := lack_of("executor: ray", "ray"):
     raise UsageError(lack, remedy="Or run on this machine alone: --executor local.")
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported: nothing is sent to its makers
+# Ray reads it when it is imported: nothing is sent to its makers
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.exceptions import RayError
 
 NAMESPACE = "agac"
-REACHED_S = 5.0  # seconds in which a cluster has to take a connection and greet; Ray itself would wait for minutes
+# seconds in which a cluster has to take a connection and greet; Ray itself would wait for minutes
+REACHED_S = 5.0
 CONNECT_S = 30.0  # seconds in which Ray has to be connected to a cluster that is there
-START_S = 120.0  # seconds in which Ray has to start a cluster on this machine, which takes 6 s where nothing else works
-MISSED = 4  # times in a row that its head takes none, BEAT seconds apart; after 60 s Ray ends the whole process
+# seconds in which Ray has to start a cluster on this machine, which takes 6 s where nothing else
+# works
+START_S = 120.0
+# times in a row that its head takes none, BEAT seconds apart; after 60 s Ray ends the whole process
+MISSED = 4
 HERE = "Or run on this machine alone: --executor local."
-STORE_BYTES = 200 << 20  # shared memory of a cluster that is started here: what goes to and fro is small
+# shared memory of a cluster that is started here: what goes to and fro is small
+STORE_BYTES = 200 << 20
 
 FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""A frame of settings, without any: with one, both sides of an HTTP/2 connection, and so one of gRPC, begin."""
+"""A frame of settings, without any: with one, both sides of an HTTP/2 connection, and so one of
+gRPC, begin."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + FRAME
 ADDRESS_BYTES = 300  # of a file that names a cluster
 
@@ -53,10 +61,12 @@ _log = logging.getLogger("agac.workers")
 
 
 class _Actor:
-    """The process: a ChunkWorker, and a mark of its own by which another one that takes its place is known."""
+    """The process: a ChunkWorker, and a mark of its own by which another one that takes its place
+    is known."""
 
     def __init__(self, setup: WorkerSetup) -> None:
-        self._worker, self._mark = ChunkWorker(setup), os.urandom(8).hex()
+        self._worker = ChunkWorker(setup)
+        self._mark = os.urandom(8).hex()
 
     async def hello(self) -> tuple[str, WorkerFacts]:
         return self._mark, await self._worker.hello()
@@ -75,20 +85,28 @@ class _Actor:
 
 
 class RayWorker:
-    """An actor as the pool sees it. Ray starts its process again, perhaps on another machine, as often as it ends."""
+    """An actor as the pool sees it. Ray starts its process again, perhaps on another machine, as
+    often as it ends."""
 
     def __init__(self, name: str, setup: WorkerSetup, gone: asyncio.Future[str]) -> None:
         """`gone` gets the address of the cluster once nothing answers there any more."""
-        # only agac repeats, and counts it: Ray starts a new process, and nothing of what the old one had
-        how = ray.remote(_Actor).options(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=100)
-        self.name, self._setup, self._mark, self._gone = name, setup, "", gone
+        # only agac repeats, and counts it: Ray starts a new process, and nothing of what the old
+        # one had
+        how = ray.remote(_Actor).options(
+            num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=100
+        )
+        self.name = name
+        self._setup = setup
+        self._mark = ""
+        self._gone = gone
         self.actor: Any = how.remote(setup)
 
     async def hello(self) -> WorkerFacts:
         """See Worker. It waits for as long as the cluster has no room for the process."""
         facts: WorkerFacts
         self._mark, facts = await self._ask("hello")
-        if problem := _refusal(facts, self._setup):
+        problem = _refusal(facts, self._setup)
+        if problem:
             raise problem
         self.name = f"{facts.node}:{facts.pid}"
         return facts
@@ -106,8 +124,8 @@ class RayWorker:
         return ended
 
     async def _ask(self, what: str, *given: Any) -> Any:
-        """What the actor's method gives. Raises WorkerLost, what the method raises on purpose, and AgacError where
-        there is no cluster any more."""
+        """What the actor's method gives. Raises WorkerLost, what the method raises on purpose, and
+        AgacError where there is no cluster any more."""
         waiting = (loop := asyncio.get_running_loop()).create_future()
 
         def end(ended: Any) -> None:  # in a thread of Ray's, perhaps when nobody waits any more
@@ -117,7 +135,8 @@ class RayWorker:
         try:
             if not ray.is_initialized():
                 raise ConnectionError("the connection is lost")
-            getattr(self.actor, what).remote(*given).future().add_done_callback(end)  # which may not be cancelled
+            # which may not be cancelled
+            getattr(self.actor, what).remote(*given).future().add_done_callback(end)
             await asyncio.wait((waiting, self._gone), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 raise ConnectionError(f"nothing answers at {self._gone.result()}")
@@ -129,9 +148,13 @@ class RayWorker:
             text = _reason(error)
             if "No module named 'agac" in text:
                 remedy = f"Install agac {version('agac')} on each machine of the cluster. {HERE}"
-                raise UsageError("a machine of the Ray cluster has no agac", remedy=remedy) from error
+                raise UsageError(
+                    "a machine of the Ray cluster has no agac", remedy=remedy
+                ) from error
             raise WorkerLost(text) from error
-        except ConnectionError as error:  # of Ray Client, too, which tried for a while, and does so no more
+        except (
+            ConnectionError
+        ) as error:  # of Ray Client, too, which tried for a while, and does so no more
             remedy = f"All that came is stored: run the same command again. {HERE}"
             raise AgacError(f"the Ray cluster is gone: {_reason(error)}", remedy=remedy) from error
         except RuntimeError as error:
@@ -140,17 +163,28 @@ class RayWorker:
 
 def _reason(error: BaseException) -> str:
     """The line of Ray's error that says what is the matter; the rest names ids."""
-    lines = [line.strip() for line in split_lines(str(error)) if line.strip()] or [type(error).__name__]
-    found = [line for line in lines if line.startswith(("The actor is dead because", "ModuleNotFoundError"))]
-    first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]  # a traceback is between them
+    lines = [line.strip() for line in split_lines(str(error)) if line.strip()] or [
+        type(error).__name__
+    ]
+    found = [
+        line
+        for line in lines
+        if line.startswith(("The actor is dead because", "ModuleNotFoundError"))
+    ]
+    # a traceback is between them
+    first = f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]
     return (found[-1] if found else first)[:300]
 
 
 def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
     """Why a worker cannot be used, with its machine."""
-    who, ours = f"the worker on {facts.node}", (version("agac"), platform.python_version())
+    who = f"the worker on {facts.node}"
+    ours = (version("agac"), platform.python_version())
     if (facts.agac, facts.python.rpartition(".")[0]) != (ours[0], ours[1].rpartition(".")[0]):
-        text = f"{who} has agac {facts.agac} and Python {facts.python}; here are agac {ours[0]} and Python {ours[1]}"
+        text = (
+            f"{who} has agac {facts.agac} and Python {facts.python}; here are agac "
+            f"{ours[0]} and Python {ours[1]}"
+        )
         return UsageError(text, remedy=f"Install the same of both on all machines. {HERE}")
     if facts.missing:
         names = ", ".join(facts.missing)
@@ -158,7 +192,10 @@ def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
         return UsageError(f"{who} has no value of the variable {names}", remedy=remedy)
     if setup.simulators and facts.node != socket.gethostname():
         text = f"the embedded simulator answers on this machine alone, and {who} is on another one"
-        remedy = f"Name a provider in agac.yml that all machines reach, as one of `agac simulate`. {HERE}"
+        remedy = (
+            "Name a provider in agac.yml that all machines reach, as one of `agac "
+            f"simulate`. {HERE}"
+        )
         return UsageError(text, remedy=remedy)
     return None
 
@@ -167,8 +204,10 @@ def _refusal(facts: WorkerFacts, setup: WorkerSetup) -> UsageError | None:
 async def open_workers(
     settings: ExecutorFile, setup: WorkerSetup, env: Mapping[str, str]
 ) -> AsyncIterator[Sequence[RayWorker]]:
-    """Workers of a cluster, for the time of the block: see OpenWorkers. Raises UsageError, AgacError."""
-    own, gone = not ray.is_initialized(), asyncio.get_running_loop().create_future()
+    """Workers of a cluster, for the time of the block: see OpenWorkers. Raises UsageError,
+    AgacError."""
+    own = not ray.is_initialized()
+    gone = asyncio.get_running_loop().create_future()
     # else the program that uses agac is connected already
     address, started = await _connected(settings, env) if own else (None, None)
     printer: Any = ray._private.worker  # untyped
@@ -176,7 +215,9 @@ async def open_workers(
     if own:  # what Ray would write to standard output, of who died, is said here, too
         printer.print_to_stdstream = lambda *_, **__: None
     is_client: Any = ray.util.client.ray.is_connected  # untyped
-    watching = asyncio.create_task(_watch(address if is_client() else ray.get_runtime_context().gcs_address, gone))
+    watching = asyncio.create_task(
+        _watch(address if is_client() else ray.get_runtime_context().gcs_address, gone)
+    )
     try:
         workers = await _asked(partial(_workers, settings, setup, gone))
         try:
@@ -193,7 +234,9 @@ async def open_workers(
             printer.print_to_stdstream = printed
 
 
-def _workers(settings: ExecutorFile, setup: WorkerSetup, gone: asyncio.Future[str]) -> list[RayWorker]:
+def _workers(
+    settings: ExecutorFile, setup: WorkerSetup, gone: asyncio.Future[str]
+) -> list[RayWorker]:
     """As many workers as the settings say, else one for each CPU."""
     resources: Any = ray.cluster_resources  # untyped
     count = settings.workers or int(resources().get("CPU", 0)) or 1
@@ -209,7 +252,8 @@ def _dismiss(workers: Sequence[RayWorker]) -> None:
 
 
 async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
-    """Says when the head is gone. (Where its address is not known, a client hears of it by its own connection.)"""
+    """Says when the head is gone. (Where its address is not known, a client hears of it by its own
+    connection.)"""
     missed = 0
     while head and missed < MISSED:
         await asyncio.sleep(BEAT)
@@ -222,8 +266,9 @@ async def _watch(head: str | None, gone: asyncio.Future[str]) -> None:
         gone.set_result(head)
 
 
-# How a cluster is found, and Ray connected to it. Ray waits in C++ and in gRPC, and neither Ctrl-C nor a time-out gets
-# there, so it is called in threads that the end of the process does not wait for.
+# How a cluster is found, and Ray connected to it. Ray waits in C++ and in gRPC, and neither Ctrl-C
+# nor a time-out gets there, so it is called in threads that the end of the process does not wait
+# for.
 
 
 class _Named(NamedTuple):
@@ -234,23 +279,31 @@ class _Named(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A cluster that was started for a run: its `folder`. `over` keeps the thread that started it, since Linux ends
-    Ray's processes with that one."""
+    """A cluster that was started for a run: its `folder`. `over` keeps the thread that started it,
+    since Linux ends Ray's processes with that one."""
 
     folder: Path
     over: threading.Event
 
 
-async def _connected(settings: ExecutorFile, env: Mapping[str, str]) -> tuple[str | None, _Started | None]:
-    """Connects Ray to the cluster that is meant, and gives its address; or starts one. Raises AgacError where that does
-    not succeed in time."""
-    at, late = "the Ray cluster", f"could not be looked for within {CONNECT_S:g} s"
+async def _connected(
+    settings: ExecutorFile, env: Mapping[str, str]
+) -> tuple[str | None, _Started | None]:
+    """Connects Ray to the cluster that is meant, and gives its address; or starts one. Raises
+    AgacError where that does not succeed in time."""
+    at = "the Ray cluster"
+    late = f"could not be looked for within {CONNECT_S:g} s"
     try:
         meant = await _within(CONNECT_S, partial(_meant, settings, env))
         if meant is None:
-            at, late = "a Ray cluster of this machine", f"was not started within {START_S:g} s"
-            started = _Started(Path(tempfile.mkdtemp(prefix="agac-", dir=env.get("RAY_TMPDIR"))), threading.Event())
-            await _within(START_S, partial(_start, settings, started), partial(_end, started), started.over)
+            at = "a Ray cluster of this machine"
+            late = f"was not started within {START_S:g} s"
+            started = _Started(
+                Path(tempfile.mkdtemp(prefix="agac-", dir=env.get("RAY_TMPDIR"))), threading.Event()
+            )
+            await _within(
+                START_S, partial(_start, settings, started), partial(_end, started), started.over
+            )
             return None, started
         at = f"the Ray cluster at {meant.address} ({meant.by})"
         late = f"takes connections, and Ray was not connected to it within {CONNECT_S:g} s"
@@ -260,8 +313,9 @@ async def _connected(settings: ExecutorFile, env: Mapping[str, str]) -> tuple[st
         raise AgacError(f"{at} {late}", remedy=remedy) from None
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         remedy = (
-            f"Every machine needs the same Ray and Python as here: {ray.__version__}, {platform.python_version()}; "
-            "and where it asks for a token: RAY_AUTH_MODE=token, and the token in ~/.ray/auth_token. "
+            f"Every machine needs the same Ray and Python as here: {ray.__version__}, "
+            f"{platform.python_version()}; and where it asks for a token: RAY_AUTH_MODE=token, "
+            "and the token in ~/.ray/auth_token. "
         )
         raise AgacError(f"{at} cannot be used: {_reason(error)}", remedy=remedy + HERE) from error
     return meant.address, None
@@ -273,14 +327,20 @@ async def _asked(work: Callable[[], T]) -> T:
         return await _within(CONNECT_S, work)
     except TimeoutError:
         what = f"the Ray cluster did not answer within {CONNECT_S:g} s"
-        raise AgacError(what, remedy=f"All that came is stored: run the same command again. {HERE}") from None
+        raise AgacError(
+            what, remedy=f"All that came is stored: run the same command again. {HERE}"
+        ) from None
 
 
 async def _within(
-    seconds: float, work: Callable[[], T], undo: Callable[[], None] = lambda: None, over: threading.Event | None = None
+    seconds: float,
+    work: Callable[[], T],
+    undo: Callable[[], None] = lambda: None,
+    over: threading.Event | None = None,
 ) -> T:
-    """What `work` gives, in a thread that ends with the process at the latest; with `over`, it stays until that is set.
-    Raises TimeoutError. If `work` succeeds when nothing waits for it any more, `undo` is called."""
+    """What `work` gives, in a thread that ends with the process at the latest; with `over`, it
+    stays until that is set. Raises TimeoutError. If `work` succeeds when nothing waits for it any
+    more, `undo` is called."""
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[T] = loop.create_future()
 
@@ -320,14 +380,17 @@ def _init(**how: Any) -> None:
 
 
 def _start(settings: ExecutorFile, started: _Started) -> None:
-    """Starts a cluster that ends with this process, in a folder that no other user gets at: into its own one Ray lets
-    all of them write."""
+    """Starts a cluster that ends with this process, in a folder that no other user gets at: into
+    its own one Ray lets all of them write."""
     cpus = settings.workers and max(settings.workers, os.cpu_count() or 1)
     try:
         _init(
-            address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE_BYTES,
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            object_store_memory=STORE_BYTES,
             _temp_dir=str(started.folder / "ray"),
-        )  # fmt: skip
+        )
     except BaseException:
         _end(started)
         raise
@@ -338,27 +401,34 @@ def _end(started: _Started | None) -> None:
     ray.shutdown()
     if started is not None:
         started.over.set()
-        shutil.rmtree(started.folder, ignore_errors=True)  # processes of Ray may still be writing into it
+        # processes of Ray may still be writing into it
+        shutil.rmtree(started.folder, ignore_errors=True)
 
 
 def _meant(settings: ExecutorFile, env: Mapping[str, str]) -> _Named | None:
-    """The cluster that is meant, which greets; None: one is to be started. Raises AgacError where one that was named
-    does not greet."""
-    by, address = "executor.ray", settings.ray
+    """The cluster that is meant, which greets; None: one is to be started. Raises AgacError where
+    one that was named does not greet."""
+    by = "executor.ray"
+    address = settings.ray
     if address == "auto":
-        by, address = "RAY_ADDRESS", env.get("RAY_ADDRESS") or "auto"
+        by = "RAY_ADDRESS"
+        address = env.get("RAY_ADDRESS") or "auto"
     if address == "local":
         return None
     if address == "auto":
         return _found(env)
-    if problem := _problem(address):
-        raise AgacError(f"{by}={address}: {problem}", remedy=f"Start it, or correct the address. {HERE}")
+    problem = _problem(address)
+    if problem:
+        raise AgacError(
+            f"{by}={address}: {problem}", remedy=f"Start it, or correct the address. {HERE}"
+        )
     return _Named(address, by)
 
 
 def _found(env: Mapping[str, str]) -> _Named | None:
-    """The cluster that this user started on this machine, if it greets; None: there is none. What another user may have
-    written or may serve is ignored, and a message says so: who serves a cluster is given the rows of the run."""
+    """The cluster that this user started on this machine, if it greets; None: there is none. What
+    another user may have written or may serve is ignored, and a message says so: who serves a
+    cluster is given the rows of the run."""
     folder = env.get("RAY_TMPDIR") or env.get("TMPDIR") or "/tmp"  # noqa: S108 - where Ray itself looks
     file = Path(folder, "ray", "ray_current_cluster")
     try:
@@ -367,12 +437,16 @@ def _found(env: Mapping[str, str]) -> _Named | None:
             raise NotOurs(f"{file} does not hold an address")
         if _problem(text):  # what a cluster left that was killed is there for ever
             return None
-        if (owner := listener_of(text)) not in (None, os.geteuid()):
+        owner = listener_of(text)
+        if owner not in (None, os.geteuid()):
             raise NotOurs(f"{file} names {text}, where another user ({owner}) listens")
     except FileNotFoundError:
         return None
     except NotOurs as problem:
-        what = "ray: auto: %s. agac ignores it and starts a cluster for this run. To use one that runs, name it: "
+        what = (
+            "ray: auto: %s. agac ignores it and starts a cluster for this run. To use one "
+            "that runs, name it: "
+        )
         _log.warning(f"{what}RAY_ADDRESS=host:port", problem)
         return None
     return _Named(text, str(file))
@@ -390,10 +464,15 @@ def _problem(address: str) -> str:
             connection.sendall(GREETING)
             greeting = answer.read(len(FRAME))
         except TimeoutError:
-            return f"what takes connections there said nothing within {REACHED_S:g} s, so it is not Ray at work"
+            return (
+                f"what takes connections there said nothing within {REACHED_S:g} s, so it "
+                "is not Ray at work"
+            )
         except OSError as error:
             return f"what takes connections there broke off: {error.strerror or error}"
-    return "" if greeting[3:4] == FRAME[3:4] else "what takes connections there is not Ray"
+    if greeting[3:4] == FRAME[3:4]:
+        return ""
+    return "what takes connections there is not Ray"
 
 
 def _reached(address: str) -> socket.socket | None:
