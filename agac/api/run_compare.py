@@ -1,21 +1,22 @@
-"""The results of two runs side by side: `agac compare`; how far results of the same rows agree,
-and in which fields."""
+"""Compares the stored results of two runs row by row, for `agac compare` and for the monitor."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agac.api.comparison import Agreement as Agreement
+from agac.api.comparison import ComparedAnswer, NoAnswer, compared
 from agac.api.status import find_run, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue, Report, RowId, usd
-from agac.engine.telemetry import calls_of, log_bucket, quantile, summarise
+from agac.engine.telemetry import calls_of, summarise
 from agac.plan.changes import changes_of
 from agac.plan.stage import ends_of
 from agac.spec.paths import project_root
@@ -24,244 +25,258 @@ from agac.store.history import RowPair, paired_rows, rows_asked, rows_beside
 from agac.store.rows import FIRST, StageResult, results_of_rows
 from agac.store.runs import counters, definition_of, run_record
 
-MAX_FIELDS = 100
-"""Fields of results that are counted apart; a difference in another one is told as one of the
-whole result."""
-
-_LARGEST = 1e300  # a larger number is no measurement, and not every float can hold it
-_ALIKE = -1_000_000  # a bucket so low that its value is 0.0
-
-
-@dataclass(slots=True)
-class Agreement(Report):
-    """How far results of the same rows agree: of `rows` that have both how many are `equal`; how
-    many have one `alone`; the same of the `fields` of objects. Of `numbers`: in the mean the
-    second is `drift` more than the first; 95 % lie `p95` apart at most, to 2 % of it."""
-
-    JSON_KEYS = ("rows", "equal", "share", "alone", "numbers", "drift", "p95", "fields")
-
-    rows: int = 0
-    equal: int = 0
-    alone: int = 0
-    numbers: int = 0
-    drift: float | None = None
-    fields: dict[str, Agreement] = field(default_factory=dict)
-    distances: Counter[int] = field(default_factory=Counter)
-
-    def add(self, first: JSONValue, second: JSONValue) -> list[str | None]:
-        """Counts the results of a row; gives the fields that differ, None for the whole."""
-        self.rows = self.rows + 1
-        self.equal = self.equal + (first == second)
-        found = list[str | None]()
-        if isinstance(first, dict) and isinstance(second, dict):
-            for name in {**first, **second}:
-                if name in self.fields or len(self.fields) < MAX_FIELDS:
-                    differs = self.fields.setdefault(name, Agreement()).add(
-                        first.get(name), second.get(name)
-                    )
-                    found += [name] if differs else []
-        numbers = [
-            float(one)
-            for one in (first, second)
-            if type(one) in (int, float) and abs(one) < _LARGEST
-        ]
-        if len(numbers) == 2:
-            apart = numbers[1] - numbers[0]
-            self.numbers = self.numbers + 1
-            self.drift = (self.drift or 0.0) + (apart - (self.drift or 0.0)) / self.numbers
-            self.distances[log_bucket(abs(apart)) if apart else _ALIKE] += 1
-        return found or ([] if first == second else [None])
-
-    @property
-    def share(self) -> float | None:
-        """The part of the rows whose results are equal."""
-        return round(self.equal / self.rows, 4) if self.rows else None
-
-    @property
-    def p95(self) -> float | None:
-        """What 95 % of the numbers lie apart at most."""
-        return quantile(self.distances, 0.95)
+Results = Mapping[tuple[int, int], StageResult]
+"""Results by the key of their row and the position of their stage."""
 
 
 class FieldChange(NamedTuple):
-    """What differs of a row that is in both runs: `stage.field` of a result, or the `stage` where
-    that is the whole."""
+    """A difference between the answers that two runs have for a row."""
 
     id: RowId
     field: str
+    """`stage.field` of an answer, or `stage` if the whole answer differs."""
+
     before: JSONValue
+    """The first answer; None also if the first run has none."""
+
     now: JSONValue
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedStage(Report):
-    """A stage of the second run, what it is called in the first one, its positions in both, how
-    far they agree."""
+    """A stage that two runs have, and how far its answers agree."""
 
     JSON_KEYS = ("stage=name", "before", "**agreement")
 
     name: str
+    """Its name in the second run."""
+
     before: str
+    """Its name in the first run."""
+
     positions: tuple[int, int]
+    """Its positions in the first and in the second run."""
+
     agreement: Agreement = field(default_factory=Agreement)
 
-    def changes(
-        self, pair: RowPair, results: Mapping[tuple[int, int], StageResult]
-    ) -> Iterator[FieldChange]:
-        """Counts a row that both runs have; gives what differs."""
-        found = [
-            results.get((key or 0, at)) for key, at in zip(pair[1:], self.positions, strict=True)
-        ]
-        first, second = texts = [one.value if one else None for one in found]
-        values: list[Any] = [None if text is None else json.loads(text) for text in texts]
-        if None not in texts:
-            for name in self.agreement.add(*values):
-                shown = values if name is None else [one.get(name) for one in values]
-                yield FieldChange(
-                    pair[0], self.name if name is None else f"{self.name}.{name}", *shown
-                )
-        elif first != second:
-            self.agreement.alone += 1
-            yield FieldChange(pair[0], self.name, *values)
+    def compared(self, pair: RowPair, results: Results) -> ComparedAnswer:
+        """Compares the answers that both runs have for a row."""
+        row_id, first_key, second_key = pair
+        first_position, second_position = self.positions
+        first = _answer(results, first_key, first_position)
+        second = _answer(results, second_key, second_position)
+        return compared(row_id, self.name, first, second)
+
+    def count(self, line: ComparedAnswer) -> Iterator[FieldChange]:
+        """Counts a line of the comparison, and gives what differs in it."""
+        for name in self.agreement.count(line.first, line.second, line.relation):
+            if name is None:
+                yield FieldChange(line.row, self.name, _shown(line.first), _shown(line.second))
+                continue
+            before = line.first.get(name)
+            now = line.second.get(name)
+            yield FieldChange(line.row, f"{self.name}.{name}", before, now)
+
+
+def _answer(results: Results, key: int | None, position: int) -> JSONValue:
+    """The answer of the stage at a position for the row with a key."""
+    result = None if key is None else results.get((key, position))
+    if result is None or result.value is None:
+        return NoAnswer.MISSING
+    return json.loads(result.value)
+
+
+def _shown(answer: JSONValue) -> JSONValue:
+    """The answer as reports have it, where one that is missing is None."""
+    return None if isinstance(answer, NoAnswer) else answer
+
+
+def _no_rows() -> Counter[str]:
+    return Counter(both=0, changed=0, only_first=0, only_second=0)
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison(Report):
-    """What the `first` and the `second` run were and took; how many `rows` are in both, `changed`,
-    and in one alone; how far each of the `stages` that both have agrees; of the first rows what
-    `changed`, and those in one run alone."""
+    """The comparison of two runs."""
 
     first: dict[str, Any]
+    """The summary of the first run, and what it took."""
+
     second: dict[str, Any]
     key: str | None
+    """The field by which rows are matched; None: by their ids."""
+
     stages: list[ComparedStage]
-    rows: Counter[str] = field(
-        default_factory=lambda: Counter(both=0, changed=0, only_first=0, only_second=0)
-    )
+    """The stages that both runs have."""
+
+    rows: Counter[str] = field(default_factory=_no_rows)
+    """How many rows are in both runs, changed, or in one run only."""
+
     changed: list[FieldChange] = field(default_factory=list)
+    """What changed in the first rows that did."""
+
     only_first: list[RowId] = field(default_factory=list)
+    """The first ids of rows that only the first run has."""
+
     only_second: list[RowId] = field(default_factory=list)
 
-    def add(
-        self, pair: RowPair, results: Mapping[tuple[int, int], StageResult], limit: int
-    ) -> list[FieldChange]:
-        """Counts a row; gives what differs where both runs have it."""
-        if None not in pair:
-            changes = [change for stage in self.stages for change in stage.changes(pair, results)]
-            self.rows.update(both=1, changed=bool(changes))
-            self.changed.extend(changes if self.rows["changed"] <= limit else [])
-            return changes
-        side, ids = (
-            ("only_first", self.only_first)
-            if pair[2] is None
-            else ("only_second", self.only_second)
-        )
+    def add(self, pair: RowPair, results: Results, limit: int) -> list[FieldChange]:
+        """Compares and counts a row. Returns what changed if both runs have it; the report keeps
+        the first `limit` rows of each kind."""
+        row_id, first_key, second_key = pair
+        if second_key is None:
+            self._count_alone("only_first", self.only_first, row_id, limit)
+            return []
+        if first_key is None:
+            self._count_alone("only_second", self.only_second, row_id, limit)
+            return []
+        changes = list[FieldChange]()
+        for stage in self.stages:
+            changes.extend(stage.count(stage.compared(pair, results)))
+        self.rows.update(both=1, changed=bool(changes))
+        if self.rows["changed"] <= limit:
+            self.changed.extend(changes)
+        return changes
+
+    def _count_alone(self, side: str, ids: list[RowId], row_id: RowId, limit: int) -> None:
         self.rows[side] += 1
-        ids += [pair[0]] if self.rows[side] <= limit else []
-        return []
+        if self.rows[side] <= limit:
+            ids.append(row_id)
 
 
 @blocking
 async def compare_runs(
-    first: int | str, second: int | str, *, key: str | None = None, limit: int = 20,
-    changed: Callable[[list[FieldChange]], None] | None = None, project: Path | str | None = None,
-) -> RunComparison:  # fmt: skip
-    """The stored results of two runs, by their numbers or `last`, of one workflow or of two. Rows
-    are matched by id or, with `key`, by a field of their data. The report has the first `limit`
-    changed rows; `changed` is told all of them, in the order of their ids. Makes no calls. Raises
-    UsageError, also for runs that have nothing to compare."""
-    async with stored_run(project_root(project), first) as (database, one):
+    first: int | str,
+    second: int | str,
+    *,
+    key: str | None = None,
+    limit: int = 20,
+    changed: Callable[[list[FieldChange]], None] | None = None,
+    project: Path | str | None = None,
+) -> RunComparison:
+    """Compares the stored results of two runs, which are named by their numbers or `last`, of one
+    workflow or of two. Rows are matched by id or, with `key`, by a field of their data. The report
+    has the first `limit` changed rows; `changed` gets all of them, in the order of their ids. Makes
+    no calls. Raises UsageError, also if the runs have nothing to compare."""
+    async with stored_run(project_root(project), first) as (database, run):
         other = await find_run(database, None, second)
-        if one.id == other.id:
-            raise UsageError(
-                f"both are run {one.id}", remedy="Name two runs: `agac runs` lists them."
-            )
-        stages = _stages(
-            await definition_of(database, one.id), await definition_of(database, other.id)
-        )
+        if run.id == other.id:
+            remedy = "Name two runs: `agac runs` lists them."
+            raise UsageError(f"both are run {run.id}", remedy=remedy)
+        stages = await _common_stages(database, run.id, other.id)
         if not stages:
-            what = f"run {one.id} and run {other.id} have no stage of the same name"
-            raise UsageError(
-                what,
-                remedy="Compare runs of one workflow, or of two whose results come from one stage.",
-            )
-        report = RunComparison(
-            await side_of(database, one.id), await side_of(database, other.id), key, stages
-        )
-        async with aclosing(paired_rows(database, one.id, other.id, key)) as pages:
+            what = f"run {run.id} and run {other.id} have no stage of the same name"
+            remedy = "Compare runs of one workflow, or of two whose results come from one stage."
+            raise UsageError(what, remedy=remedy)
+        before = await side_of(database, run.id)
+        now = await side_of(database, other.id)
+        report = RunComparison(before, now, key, stages)
+        async with aclosing(paired_rows(database, run.id, other.id, key)) as pages:
             async for pairs in pages:
-                results = await results_of_rows(
-                    database, [key for pair in pairs for key in pair[1:] if key]
-                )
+                results = await results_of_rows(database, list(_keys(pairs)))
                 for pair in pairs:
                     changes = report.add(pair, results, limit)
                     if changes and changed is not None:
                         changed(changes)
     if key is not None and not report.rows.total():
-        raise UsageError(
-            f"--key {key}: no row of these runs has it", remedy="Name a field of their inputs."
-        )
+        remedy = "Name a field of their inputs."
+        raise UsageError(f"--key {key}: no row of these runs has it", remedy=remedy)
     return report
 
 
 @blocking
 async def compare_page(
-    first: int | str, second: int | str, *, after: str | None = None, limit: int = 200,
+    first: int | str,
+    second: int | str,
+    *,
+    after: str | None = None,
+    limit: int = 200,
     project: Path | str | None = None,
-) -> tuple[RunComparison, str | None]:  # fmt: skip
-    """The same of so many rows by their ids alone, and the `after` of those behind them; None:
-    there are none. However large the runs are, no more is read, and what is counted is counted of
-    these rows. Raises UsageError."""
-    async with stored_run(project_root(project), first) as (database, one):
+) -> tuple[RunComparison, str | None]:
+    """Compares the next `limit` rows of two runs, matched by id, and gives the `after` of the rows
+    behind them; None: there are none. No more rows are read than these, and counts are of these
+    rows. Raises UsageError."""
+    async with stored_run(project_root(project), first) as (database, run):
         other = await find_run(database, None, second)
-        stages = _stages(
-            await definition_of(database, one.id), await definition_of(database, other.id)
-        )
-        report = RunComparison(
-            await summarise(database, one), await summarise(database, other), None, stages
-        )
-        try:
-            place, more = json.loads(after) if after else (FIRST, 0)
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"{after!r} is no place in a list", remedy="Begin with its first page."
-            ) from error
-        found = await rows_beside(
-            database, first=one.id, second=other.id, after=place, more=more, most=limit
-        )
-        results = await results_of_rows(database, [key for row in found for key in row[2:] if key])
-    for row_id, _, in_first, in_second in found:
-        report.add((row_id, in_first, in_second), results, limit)
-    return report, json.dumps(found[-1][:2]) if len(found) == limit else None
+        stages = await _common_stages(database, run.id, other.id)
+        before = await summarise(database, run)
+        now = await summarise(database, other)
+        report = RunComparison(before, now, None, stages)
+        row_id, repetition = _page_start(after)
+        bounds = {"after": row_id, "more": repetition, "most": limit}
+        rows = await rows_beside(database, first=run.id, second=other.id, **bounds)
+        pairs = [(row_id, in_first, in_second) for row_id, _, in_first, in_second in rows]
+        results = await results_of_rows(database, list(_keys(pairs)))
+    for pair in pairs:
+        report.add(pair, results, limit)
+    is_last = len(rows) < limit
+    return report, None if is_last else json.dumps(rows[-1][:2])
 
 
-def _stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedStage]:
-    """The stages of two definitions with one name, or renamed; or the two from which the results
-    of both come."""
-    old, new = ([stage["name"] for stage in one["stages"]] for one in (before, now))
-    pairs = {name: name for name in new if name in old}
-    pairs |= {one.now: one.before for one in changes_of(before, now) if one.what == "renamed"}
-    if len(ends_of(before)) == len(ends_of(now)) == 1:
-        was = old[ends_of(before)[0]]
-        name = new[ends_of(now)[0]]
-        pairs |= {name: was} if name not in pairs and was not in pairs.values() else {}
-    places = {name: (old.index(pairs[name]), new.index(name)) for name in new if name in pairs}
-    return [ComparedStage(name, pairs[name], both) for name, both in places.items()]
+def _page_start(after: str | None) -> tuple[Any, Any]:
+    """The id and the repetition behind which a page begins. Raises UsageError."""
+    if not after:
+        return FIRST, 0
+    try:
+        row_id, repetition = json.loads(after)
+    except (ValueError, TypeError) as error:
+        remedy = "Begin with its first page."
+        raise UsageError(f"{after!r} is no place in a list", remedy=remedy) from error
+    return row_id, repetition
+
+
+def _keys(pairs: Iterable[RowPair]) -> Iterator[int]:
+    """The keys of the rows of both runs."""
+    for _, first_key, second_key in pairs:
+        if first_key:
+            yield first_key
+        if second_key:
+            yield second_key
+
+
+async def _common_stages(database: Database, first: int, second: int) -> list[ComparedStage]:
+    """The stages that two runs have, in the order of the second."""
+    before = await definition_of(database, first)
+    now = await definition_of(database, second)
+    return _matched_stages(before, now)
+
+
+def _matched_stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ComparedStage]:
+    """Matches the stages of two definitions: those with the same name, those that were renamed, and
+    the two that give the results if each definition has one that does."""
+    old_names = [stage["name"] for stage in before["stages"]]
+    new_names = [stage["name"] for stage in now["stages"]]
+    old_name = {name: name for name in new_names if name in old_names}
+    for change in changes_of(before, now):
+        if change.what == "renamed":
+            old_name[change.now] = change.before
+    old_ends = ends_of(before)
+    new_ends = ends_of(now)
+    if len(old_ends) == len(new_ends) == 1:
+        old_end = old_names[old_ends[0]]
+        new_end = new_names[new_ends[0]]
+        if new_end not in old_name and old_end not in old_name.values():
+            old_name[new_end] = old_end
+    stages = list[ComparedStage]()
+    for position, name in enumerate(new_names):
+        if name in old_name:
+            positions = (old_names.index(old_name[name]), position)
+            stages.append(ComparedStage(name, old_name[name], positions))
+    return stages
 
 
 async def side_of(database: Database, run: int, stage: str | None = None) -> dict[str, Any]:
-    """A run's summary, whose calls, times and failures may be a `stage`'s, and its dollars for
-    1,000 rows asked."""
+    """The summary of a run, and its cost for 1,000 rows that were asked. With `stage` the calls,
+    times and failures are those of this stage."""
     summary = await summarise(database, await run_record(database, run))
     asked = await rows_asked(database, run)
     if stage is not None:
-        own = next(one for one in summary["stages"] if one["name"] == stage)
-        calls = calls_of([one for one in await counters(database, run) if one.stage == stage])
-        asked = own["done"] + own["failed"]
-        summary |= {
-            "calls": calls,
-            **{name: own[name] for name in ("model", "failed", "timing_ms")},
-        }
+        of_stage = next(entry for entry in summary["stages"] if entry["name"] == stage)
+        counts = [count for count in await counters(database, run) if count.stage == stage]
+        summary["calls"] = calls_of(counts)
+        for name in ("model", "failed", "timing_ms"):
+            summary[name] = of_stage[name]
+        asked = of_stage["done"] + of_stage["failed"]
     cost = summary["calls"]["cost_usd"]
     thousand = usd(1000 * cost / asked) if cost is not None and asked else None
     return {**summary, "rows_asked": asked, "usd_per_1000_rows": thousand}

@@ -14,7 +14,8 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.api.run_compare import MAX_FIELDS, Agreement, FieldChange, compare_page
+from agac.api.comparison import MAX_FIELDS, Agreement
+from agac.api.run_compare import FieldChange, compare_page
 from agac.cli import review
 from agac.store.db import sql
 
