@@ -130,9 +130,17 @@ class RunComparison(Report):
         if first_key is None:
             self._count_alone("only_second", self.only_second, row_id, limit)
             return []
+        return self.count(self.compared(pair, results), limit)
+
+    def compared(self, pair: RowPair, results: Results) -> list[ComparedAnswer]:
+        """Compares a row that both runs have, stage by stage."""
+        return [stage.compared(pair, results) for stage in self.stages]
+
+    def count(self, lines: Iterable[ComparedAnswer], limit: int) -> list[FieldChange]:
+        """Counts the lines of a row, one for each of the stages. Returns what changed."""
         changes = list[FieldChange]()
-        for stage in self.stages:
-            changes.extend(stage.count(stage.compared(pair, results)))
+        for stage, line in zip(self.stages, lines, strict=True):
+            changes.extend(stage.count(line))
         self.rows.update(both=1, changed=bool(changes))
         if self.rows["changed"] <= limit:
             self.changed.extend(changes)
