@@ -271,6 +271,15 @@ def test_failed_rows_are_wrong_and_guarded_ones_are_not_judged(project: ProjectF
         assert evaluated(project, minimum={"accuracy": 0.1}).exit_code is agac.ExitCode.DONE
 
 
+def test_an_answer_that_reads_like_a_failure_is_an_answer(project: ProjectFolder) -> None:
+    project.rows({"id": label, "text": label, "truth": label} for label in ("fine", "(failed)"))
+    project.workflow(stages=[{"name": "s", "prompt": "${text}", "expect": {"label": "truth"}}])
+    with answering(lambda _: Step("(failed)"), project):
+        report = evaluated(project)
+    (one,) = report.models
+    assert (one.judged, one.right, one.failed, report.exit_code) == (2, 1, 0, agac.ExitCode.DONE)
+
+
 def test_replicas_agree_and_only_the_stages_before_are_asked(project: ProjectFolder) -> None:
     labelled(project, 9)
     voted = CLASSIFY | {"replicas": 3, "vote": "sentiment", "prompt": "${text} ${first}"}
