@@ -1,109 +1,131 @@
-"""`agac calibrate`: the threshold of a review or an escalation at which what passes without it is
-wrong seldom enough, from what people decided, as a change of the workflow's file."""
+"""Finds the threshold of a review or an escalation at which the rows that pass it are wrong seldom
+enough, from what people decided, as a change of the workflow's file: `agac calibrate`."""
 
 from __future__ import annotations
 
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import unified_diff
 from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agac.api.comparison import NoAnswer, Relation, relation
 from agac.api.project import open_project
 from agac.api.status import position_of, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.core.statistics import Interval, proportion, sample_needed
 from agac.core.text import split_lines
-from agac.core.types import Report, inside
-from agac.plan.stage import recorded_stages
+from agac.core.types import JSONValue, Report, inside
+from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import Guard
 from agac.spec.loader import load_workflow
 from agac.spec.operations import Review
 from agac.spec.paths import home_of
 from agac.spec.project_files import required_text
 from agac.spec.workflow import Overrides, Stage
-from agac.store.db import select
+from agac.store.db import Database, select
 from agac.store.runs import definition_of
 
 _COMPARISON = re.compile(
-    r"\s*([a-zA-Z_]\w*(?:\.[a-zA-Z_]\w*)+)\s*(<=?|>=?)\s*(-?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*"
+    r"""
+    \s* ([a-zA-Z_]\w*(?:\.[a-zA-Z_]\w*)+)  # a field of a stage
+    \s* (<=?|>=?)
+    \s* (-?[0-9.]+(?:[eE][+-]?[0-9]+)?) \s*
+    """,
+    re.VERBOSE,
 )
 
 
 class Threshold(NamedTuple):
-    """A condition that compares a number field with a constant: rows for which it holds are
-    looked at, the others pass. The field begins with its stage; the constant is
-    `guard.text[start:end]`."""
+    """A condition that compares a number of an answer with a constant. People look at the rows for
+    which it is true; the others pass."""
 
     guard: Guard
+
     field: str
+    """The path of the number, which begins with its stage."""
+
     sign: str
     value: float
+
     start: int
+    """The constant is `guard.text[start:end]`."""
+
     end: int
 
     @staticmethod
     def of(guard: Guard) -> Threshold:
-        """The threshold of a condition. Raises UsageError where it is no such comparison."""
+        """Reads the threshold of a condition. Raises UsageError for any other condition."""
         found = _COMPARISON.fullmatch(guard.text)
         if found is None:
-            what = (
-                f"{guard.where}: `{guard.text.strip()}` does not compare one number of a "
-                "result with a constant"
-            )
-            raise UsageError(
-                what, remedy="Only conditions as `stage.field < 0.8` can be calibrated."
-            )
+            text = guard.text.strip()
+            what = f"`{text}` does not compare one number of a result with a constant"
+            remedy = "Only conditions as `stage.field < 0.8` can be calibrated."
+            raise UsageError(f"{guard.where}: {what}", remedy=remedy)
         return Threshold(guard, found[1], found[2], json.loads(found[3]), *found.span(3))
 
     def height(self, score: float) -> float:
-        """How far up a number stands: those above the threshold pass."""
+        """Turns a number so that the rows above the threshold pass."""
         return score if self.sign[0] == "<" else -score
 
     def diff(self, text: str, value: float) -> str:
-        """The change of the workflow's file, which has this text, to another value, as `git apply`
-        takes it. Raises UsageError where the condition is not written on one line as it is read."""
+        """Makes the change of the workflow's file, which has this text, to another value, as `git
+        apply` takes it. Raises UsageError unless the condition is written on one line as it is
+        read."""
         where = self.guard.where
         guard = self.guard.text
-        lines = split_lines(text, ends=True)
-        row = (where.line or 1) - 1
         number = json.dumps(value)
-        now = list(lines)
-        begins = lines[row].find(guard, (where.column or 1) - 1)
+        before = split_lines(text, ends=True)
+        row = (where.line or 1) - 1
+        line = before[row]
+        begins = line.find(guard, (where.column or 1) - 1)
         if begins < 0:
             remedy = f"Write {number} there in the place of {guard[self.start : self.end]}."
             raise UsageError(f"{where}: the condition is not written on one line", remedy=remedy)
-        now[row] = f"{now[row][: begins + self.start]}{number}{now[row][begins + self.end :]}"
-        found = unified_diff(lines, now, f"a/{where.file}", f"b/{where.file}")
-        return "".join(
-            one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in found
-        )
+        after = list(before)
+        after[row] = f"{line[: begins + self.start]}{number}{line[begins + self.end :]}"
+        diff = unified_diff(before, after, f"a/{where.file}", f"b/{where.file}")
+        return "".join(map(_diff_line, diff))
+
+
+def _diff_line(line: str) -> str:
+    """A line of a diff, marked as git does if it is the end of a file without a line feed."""
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 class JudgedRow(NamedTuple):
-    """A row to be looked at: its number, and whether the answer was `right`; `drawn`: it is one of
-    the sample."""
+    """A row that people were asked about."""
 
     score: float
     right: bool
+    """True if they left its answer as it was."""
+
     drawn: bool
+    """True if it was drawn for the sample."""
 
 
 class CalibratedValue(NamedTuple):
-    """What a threshold comes to: how many rows are `passing`, which share of those is wrong, of
-    how many rows of the sample that is known, and the share of all rows that is `looked_at`."""
+    """What a threshold comes to."""
 
     value: float
+
     passing: int
+    """Rows that pass it."""
+
     error: Interval
+    """The share of these that is wrong."""
+
     drawn: int
+    """Rows of the sample that tell of it."""
+
     looked_at: float
+    """The share of all rows that people look at."""
 
 
 def calibrated(
@@ -113,85 +135,136 @@ def calibrated(
     target: float,
     edge: float,
 ) -> tuple[CalibratedValue | None, CalibratedValue | None]:
-    """The threshold as it is, and the one that lets the most rows pass with at most the share
-    `target` of wrong ones among them; None: nothing passes, or too little is known. `scores`: the
-    numbers of all rows, each with its rows. The sample tells of rows that pass the threshold
-    `edge`, by Wilson's bound for so many drawn of so many; the others were all looked at, so that
-    each of them is known.
+    """Computes what the threshold comes to as it is, and the one that lets the most rows pass with
+    at most the share `target` of wrong ones among them; None: nothing passes, or too little is
+    known. `scores` counts all rows by their number. The sample tells of the rows that pass the
+    threshold `edge`, by Wilson's bound for so many drawn of so many. People looked at all other
+    rows, so each of them is known.
 
-    Thresholds are tried from the safest that the sample can judge on, and the first that fails
-    ends it: this order does not hang on what people said, so that the bound's confidence of 95 %
-    holds for the one that is chosen."""
-    at = bisect_left if threshold.sign in ("<", ">") else bisect_right
-    places, rows_at = zip(
-        *sorted((threshold.height(score), rows) for score, rows in scores.items()), strict=True
-    )
-    sums = [0, *accumulate(rows_at)]
-    drawn, wrong, right = (
-        sorted(
-            threshold.height(one.score)
-            for one in judged
-            if one.drawn is is_drawn and one.right in kinds
-        )
-        for is_drawn, kinds in ((True, (True, False)), (True, (False,)), (False, (True,)))
-    )
-
-    def found(height: float) -> tuple[CalibratedValue, float] | None:
-        """What the threshold comes to, and how sure the sample could be at most: its bound if all
-        of it were right."""
-        now = max(height, threshold.height(edge))
-        rows, unknown = (int(sums[-1] - sums[at(places, one)]) for one in (height, now))
-        sample, missed = (len(some) - at(some, now) for some in (drawn, wrong))
-        if not rows or (unknown and not sample):
-            return None
-        surely = max(rows - unknown - at(right, now) + at(right, height), 0)
-        known, sure = (
-            proportion(hits, sample, of=max(unknown, sample)) if unknown else Interval(0, 0, 0)
-            for hits in (missed, 0)
-        )
-        error = Interval(*((surely + unknown * share) / rows for share in known))
-        value = CalibratedValue(threshold.height(height), rows, error, sample, 1 - rows / sums[-1])
-        return value, sure.high * unknown / rows
-
+    Thresholds are tried from the safest that the sample can judge on, and the first that fails ends
+    the search: this order does not depend on what people decided, so the bound's confidence of 95 %
+    holds for the threshold that is chosen."""
+    rows = _KnownRows(threshold, threshold.height(edge), scores, judged)
     present = threshold.height(threshold.value)
+    heights = {present, *(threshold.height(row.score) for row in judged)}
+    judgments = [rows.judgment(height) for height in sorted(heights, reverse=True)]
+    tried = [judgment for judgment in judgments if judgment is not None]
+    first = _start([lowest for _, lowest in tried], target)
     best = None
-    heights = sorted({present, *(threshold.height(one.score) for one in judged)}, reverse=True)
-    tried = [one for one in map(found, heights) if one is not None]
-    starts = [
-        n for most in (target / 2, target) for n, (_, bound) in enumerate(tried) if bound <= most
-    ]
-    for value, _ in tried[starts[0] :] if starts else ():
+    for value, _ in tried[first:]:
         if value.error.high > target:
             break
         best = value
-    now = found(present)
-    return now and now[0], best
+    now = rows.judgment(present)
+    return None if now is None else now[0], best
+
+
+def _start(lowest: Sequence[float], target: float) -> int:
+    """The place of the first threshold that is tried: one that would surely meet the target if all
+    of its sample were right, half the target if there is one. `lowest` has the bounds of all."""
+    for most in (target / 2, target):
+        for place, bound in enumerate(lowest):
+            if bound <= most:
+                return place
+    return len(lowest)
+
+
+class _KnownRows:
+    """What is known of the rows of a run, by their height. The lists are in ascending order."""
+
+    def __init__(
+        self,
+        threshold: Threshold,
+        edge: float,
+        scores: Mapping[float, int],
+        judged: Sequence[JudgedRow],
+    ) -> None:
+        self.threshold = threshold
+        self.edge = edge
+        """The height of the threshold with which the sample was drawn."""
+        counted = sorted((threshold.height(score), count) for score, count in scores.items())
+        self.heights = [height for height, _ in counted]
+        self.sums = list(accumulate((count for _, count in counted), initial=0))
+        """How many rows have less than each of these heights, and how many there are in all."""
+        sample = [row for row in judged if row.drawn]
+        shown = [row for row in judged if not row.drawn]
+        self.drawn = self._heights(sample)
+        self.drawn_wrong = self._heights(row for row in sample if not row.right)
+        self.shown_right = self._heights(row for row in shown if row.right)
+
+    def judgment(self, height: float) -> tuple[CalibratedValue, float] | None:
+        """Computes what a threshold comes to, and the bound of its error if all of its sample were
+        right; None: nothing passes, or too little is known."""
+        edge = max(height, self.edge)
+        rows = self._rows_above(height)
+        unknown = self._rows_above(edge)
+        sample = self._above(self.drawn, edge)
+        if not rows or (unknown and not sample):
+            return None
+        shown_right = self._above(self.shown_right, height) - self._above(self.shown_right, edge)
+        surely_wrong = max(rows - unknown - shown_right, 0)
+        wrong = lowest = Interval(0, 0, 0)
+        if unknown:
+            whole = max(unknown, sample)
+            wrong = proportion(self._above(self.drawn_wrong, edge), sample, of=whole)
+            lowest = proportion(0, sample, of=whole)
+        error = Interval(*((surely_wrong + unknown * share) / rows for share in wrong))
+        looked_at = 1 - rows / self.sums[-1]
+        value = CalibratedValue(self.threshold.height(height), rows, error, sample, looked_at)
+        return value, lowest.high * unknown / rows
+
+    def _heights(self, rows: Iterable[JudgedRow]) -> list[float]:
+        return sorted(self.threshold.height(row.score) for row in rows)
+
+    def _rows_above(self, height: float) -> int:
+        """How many rows pass a threshold."""
+        return self.sums[-1] - self.sums[self._place(self.heights, height)]
+
+    def _above(self, heights: Sequence[float], height: float) -> int:
+        """How many of some rows pass a threshold."""
+        return len(heights) - self._place(heights, height)
+
+    def _place(self, heights: Sequence[float], height: float) -> int:
+        bisect = bisect_left if self.threshold.sign in ("<", ">") else bisect_right
+        return bisect(heights, height)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrateReport(Report):
-    """What people's decisions about a run say of a threshold. `now`: as it is, `best`: the one
-    that meets the `target`; None: too little is known. `decided` rows of the sample tell, at least
-    `needed` have to, and `waiting` ones count as wrong, as do `unapplied` ones, which were decided
-    on since the last run. `diff` changes the number in the workflow's file; empty: it is right as
-    it is."""
+    """What people's decisions about a run say of a threshold."""
 
     workflow: str
     stage: str
     run: int
     condition: str
+
     target: float
+    """The share of the passing rows that may be wrong."""
+
     now: CalibratedValue | None
+    """The threshold as it is; None: too little is known."""
+
     best: CalibratedValue | None
+    """The threshold that meets the target; None: too little is known."""
+
     decided: int
+    """Rows of the sample that tell."""
+
     waiting: int
+    """Rows that wait for a decision; they count as wrong."""
+
     unapplied: int
+    """Rows decided on since the last run; they count as wrong."""
+
     needed: int
+    """So many rows of the sample have to tell at least."""
+
     diff: str
+    """The change of the number in the workflow's file; empty: it is right as it is."""
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 where no threshold is known to meet the target."""
+        """3 if no threshold is known to meet the target."""
         return ExitCode.DONE if self.best else ExitCode.ROWS_FAILED
 
 
@@ -204,110 +277,180 @@ async def calibrate(
     run: int | str | None = None,
     project: Path | str | None = None,
 ) -> CalibrateReport:
-    """The threshold of a review, or of a stage's escalation, that meets a share of errors among
-    the rows that pass, by what people decided about the rows of the workflow's last run. Changes
-    nothing. Raises UsageError for a condition that is no threshold."""
+    """Finds the threshold of a review, or of a stage's escalation, that meets a share of errors
+    among the rows that pass, from what people decided about the rows of the workflow's last run.
+    Changes nothing. Raises UsageError for a condition that is no threshold."""
     opened = open_project(project, sound=True)
     loaded, problems = load_workflow(opened.spec, workflow, Overrides())
     if loaded is None:
         raise SpecError(problems)
-    position_of(stage, [one.name for one in loaded.stages], "STAGE")
-    threshold, sources, asks = _condition(loaded.stages, stage, target)
+    position_of(stage, [each.name for each in loaded.stages], "STAGE")
+    condition = _condition(loaded.stages, stage, target)
+    threshold = condition.threshold
     async with stored_run(opened.root, run, workflow) as (database, record):
-        recorded = {
-            one.name: one for one in recorded_stages(await definition_of(database, record.id))
-        }
-        made = recorded[stage].operation if stage in recorded else None
-        of_review = asks == [stage]
-        if of_review:
-            edge = _edge(threshold, made, record.id, stage)
-        else:
-            edge = threshold.height(-inf)
-        places = json.dumps([recorded[one].index for one in sources if one in recorded])
-        path = threshold.field.split(".")[1:]
-        scores = dict(
-            await select(
-                database, "scores", tuple[float, int], f"$.{'.'.join(path)}", record.id, places
-            )
-        )
-        judged = list[JudgedRow]()
-        waiting = 0
-        decided = 0
-        unapplied = 0
-        for name in asks:
-            about = record.id, name, recorded[name].index if name in recorded else None, places
-            for why, how, answer, final in await select(
-                database, "judged", tuple[Any, Any, Any, Any], *about
-            ):
-                asked = json.loads(why)
-                value = json.loads(answer or "null")
-                drawn = "when" not in asked and (not of_review or "sample" in asked)
-                score = inside(value, path)
-                if isinstance(score, int | float) and (drawn or of_review):
-                    right = (
-                        how in ("approved", "manual")
-                        and json.loads(final) == value
-                        and "redo" not in asked
-                    )
-                    judged.append(JudgedRow(score, right, drawn))
-                    waiting += how is None
-                    unapplied += how == "decided"
-                    decided += drawn and how not in (None, "decided")
-    now, best = calibrated(threshold, scores, judged, target, edge) if scores else (None, None)
-    is_other = best is not None and best.value != threshold.value
-    shown = threshold.guard.where.file
+        definition = await definition_of(database, record.id)
+        recorded = {each.name: each for each in recorded_stages(definition)}
+        edge = threshold.height(-inf)
+        if condition.of_review:
+            edge = _edge(threshold, recorded.get(stage), record.id, stage)
+        positions = {name: each.index for name, each in recorded.items()}
+        scores = await _scores(database, record.id, condition, positions)
+        decisions = _Decisions(condition)
+        await decisions.read(database, record.id, positions)
+    now = best = None
+    if scores:
+        now, best = calibrated(threshold, scores, decisions.judged, target, edge)
     diff = ""
-    if best and is_other:
+    if best and best.value != threshold.value:
         home = home_of(opened.root)
-        diff = threshold.diff(required_text(home / shown, shown, home), best.value)
-    figures = now, best, decided, waiting, unapplied, sample_needed(target), diff
+        file = threshold.guard.where.file
+        diff = threshold.diff(required_text(home / file, file, home), best.value)
     return CalibrateReport(
-        workflow, stage, record.id, threshold.guard.text.strip(), target, *figures
+        workflow=workflow,
+        stage=stage,
+        run=record.id,
+        condition=threshold.guard.text.strip(),
+        target=target,
+        now=now,
+        best=best,
+        decided=decisions.decided,
+        waiting=decisions.waiting,
+        unapplied=decisions.unapplied,
+        needed=sample_needed(target),
+        diff=diff,
     )
 
 
-def _condition(
-    stages: Sequence[Stage], name: str, target: float
-) -> tuple[Threshold, list[str], list[str]]:
-    """The threshold of a stage, the stages whose answers it looks at (the last one that a row met
-    counts), and the reviews that tell of it: itself, or for an escalation those of the answers
+async def _scores(
+    database: Database,
+    run: int,
+    condition: _Condition,
+    positions: Mapping[str, int],
+) -> dict[float, int]:
+    """Counts the rows of a run by the number that the condition looks at."""
+    path = f"$.{'.'.join(condition.path)}"
+    where = (path, run, condition.source_positions(positions))
+    return dict(await select(database, "scores", tuple[float, int], *where))
+
+
+class _Condition(NamedTuple):
+    """The condition of a stage that is calibrated."""
+
+    threshold: Threshold
+
+    sources: list[str]
+    """The stages whose answers it looks at; the last one that a row went through counts."""
+
+    reviews: list[str]
+    """The reviews that tell of it: the stage itself or, for an escalation, those of the answers
     that it may replace."""
-    by_name = {one.name: one for one in stages}
-    does = by_name[name].operation
-    at = by_name.get(f"{name}/escalate", by_name[name])
-    if isinstance(does, Review):
-        guard = does.when
-    elif at.name != name:
-        guard = at.guard
-    else:
-        guard = None
-    if guard is None or not 0 < target < 1:
-        if guard is None:
-            what = f"stage {name!r} has no condition"
-        else:
-            what = f"{target} is no share of rows"
-        raise UsageError(
-            what, remedy="Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%."
-        )
+
+    of_review: bool
+    """True if the condition is that of a review."""
+
+    @property
+    def path(self) -> list[str]:
+        """The path of the number in an answer."""
+        return self.threshold.field.split(".")[1:]
+
+    def source_positions(self, positions: Mapping[str, int]) -> str:
+        """The positions of the sources in a run, as the store takes a list: JSON."""
+        return json.dumps([positions[name] for name in self.sources if name in positions])
+
+
+def _condition(stages: Sequence[Stage], name: str, target: float) -> _Condition:
+    """Finds what there is to calibrate of a stage. Raises UsageError if it is nothing, and for a
+    target that is no share."""
+    by_name = {stage.name: stage for stage in stages}
+    operation = by_name[name].operation
+    escalation = by_name.get(f"{name}/escalate")
+    remedy = "Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%."
+    guard = None
+    if isinstance(operation, Review):
+        guard = operation.when
+    elif escalation is not None:
+        guard = escalation.guard
+    if guard is None:
+        raise UsageError(f"stage {name!r} has no condition", remedy=remedy)
+    if not 0 < target < 1:
+        raise UsageError(f"{target} is no share of rows", remedy=remedy)
     threshold = Threshold.of(guard)
     first = threshold.field.split(".")[0]
-    asks = [
-        one.name
-        for one in stages
-        if isinstance(one.operation, Review) and one.operation.edit == name
-    ]
-    sources = [first, *(late for late, one in at.amended if one == first)]
-    return threshold, sources, [name] if isinstance(does, Review) else asks
+    conditional = escalation or by_name[name]
+    sources = [first, *(late for late, amended in conditional.amended if amended == first)]
+    if isinstance(operation, Review):
+        return _Condition(threshold, sources, [name], of_review=True)
+    reviews = list[str]()
+    for stage in stages:
+        if isinstance(stage.operation, Review) and stage.operation.edit == name:
+            reviews.append(stage.name)
+    return _Condition(threshold, sources, reviews, of_review=False)
 
 
-def _edge(threshold: Threshold, made: object, run: int, stage: str) -> float:
-    """The threshold of a review with which a run was made: its sample is of what passed that
-    one."""
-    if isinstance(made, Review) and made.when:
-        was = Threshold.of(made.when)
-    else:
-        was = None
-    if was is None or was[1:3] != threshold[1:3]:
+def _edge(threshold: Threshold, recorded: RecordedStage | None, run: int, stage: str) -> float:
+    """The threshold of a review with which a run was made: its sample is of what passed that one.
+    Raises UsageError if the run was made with another condition."""
+    operation = None if recorded is None else recorded.operation
+    before = None
+    if isinstance(operation, Review) and operation.when:
+        before = Threshold.of(operation.when)
+    if before is None or (before.field, before.sign) != (threshold.field, threshold.sign):
         what = f"run {run} was made with another condition at stage {stage!r}"
-        raise UsageError(what, remedy="Run the workflow again, or name another run with --run.")
-    return was.value
+        remedy = "Run the workflow again, or name another run with --run."
+        raise UsageError(what, remedy=remedy)
+    return before.value
+
+
+class _ShownRow(NamedTuple):
+    """A row that was shown at a review. All but `how` are JSON."""
+
+    why: str
+    """Why it was shown."""
+
+    how: str | None
+    """How it passed the review: `auto`, `approved`, `manual`, `rejected`, or `decided` if no run
+    applied the decision yet; None: it waits."""
+
+    answer: str | None
+    """The model's answer."""
+
+    final: str | None
+    """What the review came to."""
+
+
+@dataclass(slots=True)
+class _Decisions:
+    """What people decided about the rows of a run."""
+
+    condition: _Condition
+
+    judged: list[JudgedRow] = field(default_factory=list)
+    waiting: int = 0
+    decided: int = 0
+    unapplied: int = 0
+
+    async def read(self, database: Database, run: int, positions: Mapping[str, int]) -> None:
+        """Reads what came of the rows that were shown to people."""
+        sources = self.condition.source_positions(positions)
+        for review in self.condition.reviews:
+            where = (run, review, positions.get(review), sources)
+            shown = await select(database, "judged", tuple[Any, Any, Any, Any], *where)
+            for columns in shown:
+                self._count(_ShownRow(*columns))
+
+    def _count(self, row: _ShownRow) -> None:
+        of_review = self.condition.of_review
+        why = json.loads(row.why)
+        is_drawn = "when" not in why and (not of_review or "sample" in why)
+        answer = json.loads(row.answer or "null")
+        score = inside(answer, self.condition.path)
+        if not isinstance(score, int | float) or not (is_drawn or of_review):
+            return
+        final: JSONValue = NoAnswer.MISSING
+        if row.final is not None and row.how in ("approved", "manual") and "redo" not in why:
+            final = json.loads(row.final)
+        is_right = relation(answer, final) is Relation.EQUAL
+        self.judged.append(JudgedRow(score, is_right, is_drawn))
+        self.waiting += row.how is None
+        self.unapplied += row.how == "decided"
+        self.decided += is_drawn and row.how not in (None, "decided")
