@@ -1,5 +1,5 @@
-"""Several models on the rows of a row run: a job for each of them, and how far their results
-agree."""
+"""Runs several models on the rows of a row run, with a job for each of them, and compares their
+results."""
 
 from __future__ import annotations
 
@@ -24,43 +24,51 @@ from agac.store.db import open_for_reading
 
 
 class ComparisonReport(NamedTuple):
-    """How several models did: `models` in the `summary` has of each its `model`, `output`, and
-    what its own summary has as `job`, `rows`, `calls` and `timing_ms`, or the `error` that ended
-    it; as `agreement` the `rows` that it and the first one answered, the `share` of them with
-    equal results, and that of each of the `fields` of objects. `exit_code` is the worst of theirs,
-    `reports` are of those that ran."""
+    """How several models did."""
 
     summary: dict[str, Any]
+    """Its `models` have of each its `model`, its `output`, and either the `error` that ended it or,
+    of its own summary, `job`, `rows`, `calls` and `timing_ms`. The `agreement` has the `rows` that
+    it and the first one answered, the `share` of these with equal results, and the share for each
+    of the `fields` of objects."""
+
     reports: list[RunReport]
+    """The reports of the models that ran."""
+
     exit_code: ExitCode
+    """The worst of theirs."""
 
 
 def jobs_of(
-    output: str, options: ProcessOptions, models: Sequence[str]
+    output: str,
+    options: ProcessOptions,
+    models: Sequence[str],
 ) -> list[tuple[str, ProcessOptions]]:
-    """The OUTPUT and the options of each model's job; all files have the model in their names.
-    Raises UsageError."""
+    """Makes the OUTPUT and the options of each model's job. All files have the model in their
+    names. Raises UsageError."""
     if output == STDOUT or options.to is not None:
         what = "OUTPUT -" if output == STDOUT else "the table of --to"
-        raise UsageError(
-            f"{what} cannot hold the results of several models", remedy="Name a file, and no table."
-        )
+        remedy = "Name a file, and no table."
+        raise UsageError(f"{what} cannot hold the results of several models", remedy=remedy)
     jobs: dict[str, tuple[str, ProcessOptions]] = {}
     for model in dict.fromkeys(models):
-        name = short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]
+        short = re.sub(r"[^\w.-]+", "-", model).strip("-.")[:100]
+        name = short
         while name.casefold() in jobs:
             name = f"{short}-{len(jobs) + 1}"
-        files: Any = {
-            one: _named(path, name)
-            for one in WRITTEN
-            if (path := getattr(options, one)) is not None
-        }
-        jobs[name.casefold()] = _named(output, name), replace(options, model=model, **files)
+        files: dict[str, Any] = {}
+        for option in WRITTEN:
+            path = getattr(options, option)
+            if path is not None:
+                files[option] = _with_name(path, name)
+        jobs[name.casefold()] = _with_name(output, name), replace(options, model=model, **files)
     return list(jobs.values())
 
 
-def _named(path: str, name: str) -> str:
-    return str(Path(path).with_name(f"{Path(path).stem}.{name}{Path(path).suffix}"))
+def _with_name(path: str, name: str) -> str:
+    """The path with a name before its suffix."""
+    file = Path(path)
+    return str(file.with_name(f"{file.stem}.{name}{file.suffix}"))
 
 
 @calling
@@ -73,31 +81,26 @@ async def compare(
     ended: Callable[[RunReport | AgacError], None] = lambda _: None,
     **more: Any,
 ) -> ComparisonReport:
-    """Runs `process` with the same arguments and each of the models in turn, whatever becomes of
-    the others: results go into `results.MODEL.jsonl` beside the OUTPUT `results.jsonl`. `ended` is
-    told each report, or error. A budget is for all of them: each may spend what the others left.
-    Ctrl-C ends the comparison."""
+    """Runs `process` with the same arguments and each of the models in turn, even if another one
+    fails: results go into `results.MODEL.jsonl` next to the OUTPUT `results.jsonl`. `ended` gets
+    each report, or error. A budget is for all of them: each may spend what the others left. Ctrl-C
+    ends the comparison."""
     options = options or ProcessOptions()
-    # all are at work before one is waited for
-    if options.wait and options.run_mode == "batch" and not options.quote:
-        sent = await asynchronous(compare)(
-            input, output, replace(options, wait=False), models=models, **more
-        )
+    is_waiting = options.wait and options.run_mode == "batch"
+    if is_waiting and not options.quote:  # all batches are sent before the first is waited for
+        sending = replace(options, wait=False)
+        sent = await asynchronous(compare)(input, output, sending, models=models, **more)
         if sent.exit_code is ExitCode.INTERRUPTED:
             return sent
         options = replace(options, fresh=False)
-        more = more | {"began": None}
-    budget = options.budget
+        more |= {"began": None}
     lines = list[dict[str, Any]]()
-    codes = []
+    codes = list[ExitCode]()
     reports = list[RunReport]()
     jobs = jobs_of(str(output), options, models)
     for place, job in jobs:
         try:
-            if isinstance(budget, Budget):
-                root = job_root(job, more.get("project"))
-                others = [Job(root, str(input), *one, None) for one in jobs if one[0] != place]
-                job = replace(job, budget=await _left(budget, others))
+            job = await _within_budget(str(input), place, jobs, more.get("project"))
             report = await asynchronous(process)(input, place, job, **more)
         except AgacError as error:
             lines.append({"model": job.model, "output": place, "error": str(error)})
@@ -107,21 +110,15 @@ async def compare(
         ended(report)
         reports.append(report)
         codes.append(report.exit_code)
-        facts = {name: report.summary[name] for name in ("job", "rows", "calls", "timing_ms")}
-        if report is not reports[0]:
-            agreement = await _agreement(reports[0], report)
-        else:
-            agreement = None
-        lines.append({"model": job.model, "output": place, **facts, "agreement": agreement})
+        lines.append({"model": job.model, "output": place, **await _facts(reports[0], report)})
         if report.exit_code is ExitCode.INTERRUPTED:
             break
     code = min(codes, key=WORST_FIRST.index)
-    return ComparisonReport(
-        {"output": str(output), "models": lines, "exit_code": int(code)}, reports, code
-    )
+    summary = {"output": str(output), "models": lines, "exit_code": int(code)}
+    return ComparisonReport(summary, reports, code)
 
 
-_HOW = (
+_OF_AN_INVOCATION = (
     "budget",
     "max_errors",
     "max_retries",
@@ -131,38 +128,58 @@ _HOW = (
     "row_timeout",
     "run_mode",
 )
-"""Options of a job with which it goes on in the same run."""
+"""Options of a job that may change while it continues the same run."""
+
+
+async def _within_budget(
+    source: str,
+    output: str,
+    jobs: Sequence[tuple[str, ProcessOptions]],
+    project: Path | str | None,
+) -> ProcessOptions:
+    """The options of the job that writes `output`, with what the other jobs left of the budget."""
+    options = dict(jobs)[output]
+    if not isinstance(options.budget, Budget):
+        return options
+    root = job_root(options, project)
+    others = [
+        Job(root, source, other_output, other_options, None)
+        for other_output, other_options in jobs
+        if other_output != output
+    ]
+    return replace(options, budget=await _left(options.budget, others))
 
 
 async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
-    """What is left of a budget after what the runs spent with which these jobs would go on."""
+    """What is left of a budget after the runs that these jobs would continue."""
     counts = list[runs.Count]()
     for job in others:
         async with open_for_reading(database_path(job.root)) as database:
-            last = await runs.last_invocation(database, job.name) if database else None
-            if last:
-                before = last.invocation.body.get("given", {}).get("job", {})
-            else:
-                before = {}
-            how = dict.fromkeys(_HOW)
-            if database is None or last is None or before | how != job.given["job"] | how:
+            if database is None:
                 continue
-            counts += await runs.counters(database, last.run)
+            last = await runs.last_invocation(database, job.name)
+            if last is None:
+                continue
+            before = last.invocation.body.get("given", {}).get("job", {})
+            ignored = dict.fromkeys(_OF_AN_INVOCATION)
+            if before | ignored == job.given["job"] | ignored:
+                counts += await runs.counters(database, last.run)
     (balance,) = loaded([BudgetBalance("", budget)], counts, 0)
-    caps: Any = {
-        unit: cap and max(0, cap - getattr(balance.spent, unit))
-        for unit, cap in asdict(budget).items()
-    }
+    caps: dict[str, Any] = {}
+    for unit, cap in asdict(budget).items():
+        caps[unit] = cap and max(0, cap - getattr(balance.spent, unit))
     return Budget(**caps)
 
 
-async def _agreement(first: RunReport, other: RunReport) -> dict[str, Any]:
-    """How many rows both have done, and which share of their results is equal."""
-    runs_of_both = (one.summary["run"] for one in (first, other))
-    found = (
-        (await asynchronous(compare_runs)(*runs_of_both, limit=0, project=first.project))
-        .stages[0]
-        .agreement
-    )
-    shares = {name: one.share for name, one in found.fields.items()}
-    return {"rows": found.rows, "share": found.share, "fields": shares}
+async def _facts(first: RunReport, report: RunReport) -> dict[str, Any]:
+    """What the summary has of a model that ran: parts of its own summary, and how far its results
+    agree with those of the first model."""
+    facts = {name: report.summary[name] for name in ("job", "rows", "calls", "timing_ms")}
+    if report is first:
+        return {**facts, "agreement": None}
+    runs_of_both = (first.summary["run"], report.summary["run"])
+    compared = await asynchronous(compare_runs)(*runs_of_both, limit=0, project=first.project)
+    agreement = compared.stages[0].agreement
+    fields = {name: of_field.share for name, of_field in agreement.fields.items()}
+    shares = {"rows": agreement.rows, "share": agreement.share, "fields": fields}
+    return {**facts, "agreement": shares}
