@@ -22,7 +22,7 @@ from agac.cli.main import cli
 from agac.core.types import Params
 from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
 from agac.providers.table import ELSEWHERE, SHIPPED
-from agac.simulator import faults
+from agac.simulator import fault_files, faults
 from agac.simulator.settings import setting_flags
 from agac.spec.card_models import CARD_MODELS, CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
 from agac.spec.file_model import FileModel
@@ -325,15 +325,15 @@ def simulator_settings() -> str:
 
 def fault_kinds() -> str:
     """What a simulator can do wrong, and the keys that say when."""
-    return _fault_table(in_batches=False, keys=faults.KEYS)
+    return _fault_table(in_batches=False, keys=fault_files.KEYS)
 
 
 def batch_fault_kinds() -> str:
     """What a simulator can do wrong with batches, and how the requests or batches are chosen."""
-    return _fault_table(in_batches=True, keys=faults.BATCH_KEYS)
+    return _fault_table(in_batches=True, keys=fault_files.BATCH_KEYS)
 
 
-def _fault_table(*, in_batches: bool, keys: Mapping[str, faults.Check]) -> str:
+def _fault_table(*, in_batches: bool, keys: Mapping[str, fault_files.Kind]) -> str:
     """The kinds of the table of faults, the phases that they have, and the values of their keys."""
     found = {kind: spec for kind, spec in faults.FAULTS.items() if (spec.phase in faults.SINGLE_PHASES) != in_batches}
     rows = [

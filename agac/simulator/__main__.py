@@ -19,7 +19,12 @@ def main(written: str = "{}") -> int:
         sys.stdout.flush()
 
     try:
-        run_simulator(Settings.read(written), report_ready, key=os.environ.get(KEY_VARIABLE, ""), exit_with_stdin=True)
+        run_simulator(
+            Settings.read(written),
+            report_ready,
+            key=os.environ.get(KEY_VARIABLE, ""),
+            exit_with_stdin=True,
+        )
     except SimulatorError as error:
         sys.stderr.write("".join(f"error: {problem}\n" for problem in error.problems))
         return error.exit_code

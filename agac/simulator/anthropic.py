@@ -14,8 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from agac.simulator import replies
-from agac.simulator.batch_store import RESULTS_KEPT, Batch
-from agac.simulator.replies import ApiError, Conversation, Event, Kind, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.replies import (
+    ApiError,
+    Conversation,
+    Event,
+    Kind,
+    ModelAnswer,
+    ModelApi,
+    ModelCall,
+)
 from agac.simulator.schema_compiler import listed, walk_schema
 from agac.simulator.schema_values import word_set
 from agac.simulator.serving import LIFETIMES
@@ -47,7 +54,10 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("output_config", "thinking", "metadata", "tool_choice"), replies.OBJECT),
     "stream": replies.TRUTH,
     "stop_sequences": (
-        lambda value: isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value),
+        lambda value: (
+            isinstance(value, list)
+            and all(isinstance(text, str) and text.strip() for text in value)
+        ),
         "a list of strings that are not blank",
     ),
     "service_tier": (lambda value: value in ("auto", "standard_only"), "'auto' or 'standard_only'"),
@@ -95,7 +105,9 @@ def bad(place: str, problem: str) -> ApiError:
 
 def message_error(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic writes it. A code that is the name of a type is the type, whatever the status."""
-    kind = ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    kind = ERROR_TYPES.get(
+        error.status, "api_error" if error.status >= 500 else "invalid_request_error"
+    )
     code = "enforced_spend_limit_reached" if error.code == "insufficient_quota" else error.code
     if code in ERROR_TYPES.values():
         kind, code = str(code), None
@@ -125,9 +137,14 @@ def moment(seconds: float | None, timespec: str = "microseconds") -> str | None:
 
 def read_body(body: bytes, seed: int, headers: Mapping[str, str]) -> ModelCall:
     """Reads a request; raises ApiError as Anthropic would answer it."""
+    check_version(headers)
+    return read_message_request(replies.read_object(body), seed)
+
+
+def check_version(headers: Mapping[str, str]) -> None:
+    """Raises ApiError for a request without the header that says the API's version."""
     if not headers.get("anthropic-version"):
         raise bad("anthropic-version", "header is required")
-    return read_message_request(replies.read_object(body), seed)
 
 
 def read_message_request(data: dict[str, Any], seed: int) -> ModelCall:
@@ -140,7 +157,10 @@ def read_message_request(data: dict[str, Any], seed: int) -> ModelCall:
         if schema is None
         else {"schema": schema, "schema_key": replies.canonical(schema)}
     )
-    form |= {"max_tokens": data["max_tokens"], "stop": tuple(data.get("stop_sequences") or ())} | read_offered(data)
+    form |= {
+        "max_tokens": data["max_tokens"],
+        "stop": tuple(data.get("stop_sequences") or ()),
+    } | read_offered(data)
     thinks = (data.get("thinking") or {}).get("type") in ("adaptive", "enabled")
     return replies.model_call(data, seed, talk, extras={"thinks": True} if thinks else {}, **form)
 
@@ -160,44 +180,66 @@ def read_conversation(data: Mapping[str, Any]) -> Conversation:
             check_sealed(block, place)
             if block["type"] == "tool_use":
                 call_id, name, given = block.get("id"), block.get("name"), block.get("input")
-                if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
-                    raise bad(place, "`tool_use` blocks should have an id and a name, and an object as their input")
+                if not (
+                    isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)
+                ):
+                    raise bad(
+                        place,
+                        "`tool_use` blocks should have an id and a name, and an object as their input",
+                    )
                 if not TOOL_NAME.fullmatch(name):
                     raise bad(f"{place}.name", f"String should match pattern '{TOOL_NAME.pattern}'")
                 calls.append(AskedTool(call_id, name, replies.plain_json(given)))
             elif block["type"] == "tool_result":
                 text = read_content(block["content"], place) if block.get("content") else ""
                 talk.result(block.get("tool_use_id"), text, place)
-            elif block["type"] == "thinking" and block.get("signature") != replies.signature(str(block["thinking"])):
+            elif block["type"] == "thinking" and block.get("signature") != replies.signature(
+                str(block["thinking"])
+            ):
                 raise bad(place, "Invalid `signature` in `thinking` block")
         talk.check(place)
         if (calls and thinking and not blocks[0]["type"].endswith("thinking")) or (
             "tool_result" in [block["type"] for block in blocks[1:]] and blocks[0]["type"] == "text"
         ):
-            raise bad(place, "thoughts must come before calls, and `tool_result` blocks before text")
+            raise bad(
+                place, "thoughts must come before calls, and `tool_result` blocks before text"
+            )
         if said or role == "assistant":
             talk.say(role, "".join(said), calls)
     talk.check("messages")
     if talk.turns and not data.get("tools"):
-        raise bad("tools", "Requests which include `tool_use` or `tool_result` blocks must define tools")
+        raise bad(
+            "tools", "Requests which include `tool_use` or `tool_result` blocks must define tools"
+        )
     return talk
 
 
 def read_offered(data: Mapping[str, Any]) -> dict[str, Any]:
     """The tools that are offered and how they are to be used, as fields of a ModelCall."""
-    tools = tuple(read_tool(tool, f"tools.{index}") for index, tool in enumerate(data.get("tools") or []))
+    tools = tuple(
+        read_tool(tool, f"tools.{index}") for index, tool in enumerate(data.get("tools") or [])
+    )
     choice = data.get("tool_choice") or {"type": "auto"}
     if choice.get("type") not in ("auto", "none"):
-        raise bad("tool_choice", "Input should have the type 'auto' or 'none': no other is simulated")
+        raise bad(
+            "tool_choice", "Input should have the type 'auto' or 'none': no other is simulated"
+        )
     parallel = not choice.get("disable_parallel_tool_use")
-    return {"tools": tools, "may_call": choice["type"] == "auto", "parallel": parallel} if tools else {}
+    return (
+        {"tools": tools, "may_call": choice["type"] == "auto", "parallel": parallel}
+        if tools
+        else {}
+    )
 
 
 def read_tool(tool: Any, place: str) -> OfferedTool:
     kind = (tool.get("type") or "custom") if isinstance(tool, dict) else ""
     hosted = next((name for name in HOSTED_TOOLS if str(kind).startswith(f"{name}_2")), "")
     if not hosted and kind != "custom":
-        raise bad(place, "Input should be a tool of type 'custom', or a web search or fetch: no other is simulated")
+        raise bad(
+            place,
+            "Input should be a tool of type 'custom', or a web search or fetch: no other is simulated",
+        )
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name) or (hosted and name != hosted):
         raise bad(f"{place}.name", f"String should match pattern '{hosted or TOOL_NAME.pattern}'")
@@ -219,20 +261,30 @@ def check_values(data: Mapping[str, Any]) -> None:
     if not isinstance(data["messages"], list) or not data["messages"]:
         raise bad("messages", "at least one message is required")
     for name, wanted in replies.wrong_parameters(data, UNSUPPORTED, KINDS):
-        raise bad(name, f"Input should be {wanted}" if wanted else "not supported by the simulator: leave it out")
+        raise bad(
+            name,
+            f"Input should be {wanted}"
+            if wanted
+            else "not supported by the simulator: leave it out",
+        )
     check_thinking(data.get("thinking") or {"type": "disabled"}, data["max_tokens"])
 
 
 def check_thinking(thinking: Any, max_tokens: int) -> None:
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if kind not in ("adaptive", "enabled", "disabled", "between_tools"):
-        raise bad("thinking.type", "Input should be 'adaptive', 'enabled', 'disabled' or 'between_tools'")
+        raise bad(
+            "thinking.type", "Input should be 'adaptive', 'enabled', 'disabled' or 'between_tools'"
+        )
     if kind != "enabled":
         if budget is not None:
             raise bad(f"thinking.{kind}.budget_tokens", "Extra inputs are not permitted")
         return
     if type(budget) is not int or budget < MIN_THINKING_TOKENS:
-        raise bad("thinking.enabled.budget_tokens", f"Input should be greater than or equal to {MIN_THINKING_TOKENS}")
+        raise bad(
+            "thinking.enabled.budget_tokens",
+            f"Input should be greater than or equal to {MIN_THINKING_TOKENS}",
+        )
     if budget >= max_tokens:
         raise ApiError(400, "`max_tokens` must be greater than `thinking.budget_tokens`.")
 
@@ -250,7 +302,10 @@ def read_output_format(data: Mapping[str, Any]) -> Any:
     if not isinstance(form, dict) or form.get("type") != "json_schema":
         raise bad("output_config.format.type", "Input should be 'json_schema'")
     if set(form) != {"type", "schema"} or not isinstance(form["schema"], dict):
-        raise bad("output_config.format", "Input should be an object with 'type' and 'schema' and nothing else")
+        raise bad(
+            "output_config.format",
+            "Input should be an object with 'type' and 'schema' and nothing else",
+        )
     text = replies.canonical(form["schema"])
     problem = schema_problem(text)
     if problem is not None:
@@ -262,7 +317,9 @@ def read_blocks(content: Any, place: str, kinds: tuple[str, ...]) -> list[dict[s
     """The blocks of a content, of these kinds; a text is one block. Blocks of other kinds are not simulated."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(
-        isinstance(b, dict) and b.get("type") in kinds and (b["type"] != "text" or replies.TEXT[0](b.get("text")))
+        isinstance(b, dict)
+        and b.get("type") in kinds
+        and (b["type"] != "text" or replies.TEXT[0](b.get("text")))
         for b in blocks
     ):
         raise bad(place, "Input should be a string or a list of text blocks")
@@ -278,7 +335,9 @@ def read_content(content: Any, place: str) -> str:
 def message_object(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     """The message object of an answer. One that was refused says so in `stop_reason`, and has no text."""
     content = {"content": answer_blocks(call, answer)}
-    return message_frame(call) | content | stop_fields(answer) | {"usage": message_usage(call, answer)}
+    return (
+        message_frame(call) | content | stop_fields(answer) | {"usage": message_usage(call, answer)}
+    )
 
 
 def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
@@ -286,12 +345,20 @@ def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if call.tools and call.extras.get("thinks"):
         thought = f"Which of the {len(call.tools)} tools? {call.digest.hex()}"
-        blocks.append({"type": "thinking", "thinking": thought, "signature": replies.signature(thought)})
+        blocks.append(
+            {"type": "thinking", "thinking": thought, "signature": replies.signature(thought)}
+        )
     for index, use in enumerate(answer.hosted):
         use_id = f"srvtoolu_sim{call.digest.hex()[:16]}{index}"
         kind, asked = {"type": f"{use.kind}_result"}, {"query": use.query}
         told: Any = [
-            {**kind, "url": page.url, "title": page.title, "page_age": None, "encrypted_content": sealed(page.url)}
+            {
+                **kind,
+                "url": page.url,
+                "title": page.title,
+                "page_age": None,
+                "encrypted_content": sealed(page.url),
+            }
             for page in use.pages
         ]
         if use.kind == "web_fetch":
@@ -302,13 +369,17 @@ def answer_blocks(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
         blocks.append({"type": "server_tool_use", "id": use_id, "name": use.kind, "input": asked})
         blocks.append({"type": f"{use.kind}_tool_result", "tool_use_id": use_id, "content": told})
     if answer.content:
-        blocks.append({"type": "text", "text": answer.content, "citations": citations(answer) or None})
+        blocks.append(
+            {"type": "text", "text": answer.content, "citations": citations(answer) or None}
+        )
     for asked_tool in answer.calls:
         given = None
         with suppress(ValueError):
             given = json.loads(asked_tool.arguments)
         given = given if isinstance(given, dict) else {"INVALID_JSON": asked_tool.arguments}
-        blocks.append({"type": "tool_use", "id": asked_tool.id, "name": asked_tool.name, "input": given})
+        blocks.append(
+            {"type": "tool_use", "id": asked_tool.id, "name": asked_tool.name, "input": given}
+        )
     return blocks
 
 
@@ -330,7 +401,11 @@ def citations(answer: ModelAnswer) -> list[dict[str, Any]]:
 
 def check_sealed(block: dict[str, Any], place: str) -> None:
     """Refuses a page, or a reference to one, that does not come back as it was sent."""
-    told = block.get("content") if block["type"] == "web_search_tool_result" else block.get("citations")
+    told = (
+        block.get("content")
+        if block["type"] == "web_search_tool_result"
+        else block.get("citations")
+    )
     for one in told if isinstance(told, list) else []:
         seal = one.get("encrypted_content", one.get("encrypted_index"))
         if seal != sealed(str(one.get("url"))):
@@ -347,7 +422,11 @@ def message_frame(call: ModelCall) -> dict[str, Any]:
 
 def stop_fields(answer: ModelAnswer) -> dict[str, Any]:
     if answer.has_word or (answer.refusal is None and answer.finish != "content_filter"):
-        return {"stop_reason": answer.ended_with(STOPS[answer.finish]), "stop_sequence": None, "stop_details": None}
+        return {
+            "stop_reason": answer.ended_with(STOPS[answer.finish]),
+            "stop_sequence": None,
+            "stop_details": None,
+        }
     category = None if answer.refusal is not None else "general_harms"
     details = {"type": "refusal", "category": category, "explanation": answer.refusal}
     return {"stop_reason": "refusal", "stop_sequence": None, "stop_details": details}
@@ -358,7 +437,9 @@ def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     written = sum(call.cache_written.values())
     split = {f"ephemeral_{ttl}_input_tokens": call.cache_written.get(ttl, 0) for ttl in LIFETIMES}
     uses = Counter(f"{use.kind}_requests" for use in answer.hosted)
-    served = {"server_tool_use": {f"{name}_requests": uses[f"{name}_requests"] for name in HOSTED_TOOLS}}
+    served = {
+        "server_tool_use": {f"{name}_requests": uses[f"{name}_requests"] for name in HOSTED_TOOLS}
+    }
     counts = {
         "input_tokens": call.prompt_tokens - call.cached_tokens - written,
         "cache_creation_input_tokens": written, "cache_read_input_tokens": call.cached_tokens,
@@ -371,17 +452,25 @@ def message_usage(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
 
 def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     usage = message_usage(call, answer)
-    yield {"type": "message_start", "message": message_frame(call) | {"usage": usage | {"output_tokens": 1}}}
+    yield {
+        "type": "message_start",
+        "message": message_frame(call) | {"usage": usage | {"output_tokens": 1}},
+    }
     yield {"type": "ping"}
     for index, block in enumerate(answer_blocks(call, answer)):
         empty, deltas = dict(block), list[dict[str, Any]]()
         if block["type"] in ("tool_use", "server_tool_use"):
             empty["input"], written = {}, replies.plain_json(block["input"])
             written = block["input"].get("INVALID_JSON", written)
-            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in replies.pieces(written)]
+            deltas = [
+                {"type": "input_json_delta", "partial_json": piece}
+                for piece in replies.pieces(written)
+            ]
         elif (name := block["type"]) in ("text", "thinking"):
             empty[name] = ""
-            deltas = [{"type": f"{name}_delta", name: piece} for piece in replies.pieces(block[name])]
+            deltas = [
+                {"type": f"{name}_delta", name: piece} for piece in replies.pieces(block[name])
+            ]
             if cited := block.get("citations"):
                 empty["citations"] = []
                 deltas += [{"type": "citations_delta", "citation": one} for one in cited]
@@ -389,9 +478,15 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
                 empty["signature"] = ""
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
         yield {"type": "content_block_start", "index": index, "content_block": empty}
-        yield from ({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas)
+        yield from (
+            {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
+        )
         yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": stop_fields(answer), "usage": {"output_tokens": usage["output_tokens"]}}
+    yield {
+        "type": "message_delta",
+        "delta": stop_fields(answer),
+        "usage": {"output_tokens": usage["output_tokens"]},
+    }
     yield {"type": "message_stop"}
 
 
@@ -402,11 +497,17 @@ def schema_problem(text: str) -> str | None:
     for node in nodes:
         for problem in node_problems(node):
             return problem
-    optional = sum(len(set(node.get("properties") or ()) - set(node.get("required") or ())) for node in nodes)
+    optional = sum(
+        len(set(node.get("properties") or ()) - set(node.get("required") or ())) for node in nodes
+    )
     if optional > MAX_OPTIONAL:
         return f"Schema has {optional} optional parameters, the limit is {MAX_OPTIONAL}"
     unions = sum("anyOf" in node or isinstance(node.get("type"), list) for node in nodes)
-    return f"Schema has {unions} union types, the limit is {MAX_UNIONS}" if unions > MAX_UNIONS else None
+    return (
+        f"Schema has {unions} union types, the limit is {MAX_UNIONS}"
+        if unions > MAX_UNIONS
+        else None
+    )
 
 
 def node_problems(node: dict[str, Any]) -> Iterator[str]:
@@ -447,87 +548,9 @@ def described_bounds(description: Any) -> dict[str, Any]:
 
 
 MESSAGES = ModelApi(
-    read=read_body, reply=message_object, events=message_events, error=message_error, headers=anthropic_headers
+    read=read_body,
+    reply=message_object,
+    events=message_events,
+    error=message_error,
+    headers=anthropic_headers,
 )
-
-MESSAGE_STATUSES = {"validating": "in_progress", "finalizing": "in_progress", "cancelling": "canceling"}
-MESSAGE_STATUSES |= dict.fromkeys(("completed", "expired", "cancelled", "failed"), "ended")
-
-
-class MessageBatches:
-    """Anthropic's batches, with the same members: all results are in one file."""
-
-    one_file = True
-    foreign_line = b'{"custom_id":"nobody-asked-this","result":{"type":"expired"}}\n'
-    body_key = "params"
-
-    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
-        """The Messages API, in the service tier of batches."""
-
-        def read(params: dict[str, Any], seed: int) -> ModelCall:
-            call = read_message_request(params, seed)
-            call.extras["service_tier"] = "batch"
-            return call
-
-        return read, message_object
-
-    def good_line(self, batch: Batch, number: int, custom_id: str, body: Any) -> bytes:
-        return self._line(custom_id, {"type": "succeeded", "message": body})
-
-    def _line(self, custom_id: str, result: dict[str, Any]) -> bytes:
-        return replies.encoded({"custom_id": custom_id, "result": result}) + b"\n"
-
-    def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
-        about = message_error(error) | {"request_id": f"req_{batch.mark(number)}"}
-        return self._line(custom_id, {"type": "errored", "error": about})
-
-    def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
-        kind = code if code in ERROR_TYPES.values() else "timeout_error"
-        return self.error_line(batch, number, custom_id, ApiError(408, message, code=kind))
-
-    def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        """A request about which the result says nothing, as near to it as Anthropic comes."""
-        return self.error_line(batch, number, custom_id, ApiError(500, "Internal server error"))
-
-    def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        return self._line(custom_id, {"type": "expired" if batch.ended == "expired" else "canceled"})
-
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
-        hidden = bool(batch.masked_status(now))
-        status = batch.status(now)
-        counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
-        told = batch.total * 2 // 3 if batch.fault("batch_counts_short") else batch.total
-        if not batch.ended or hidden:
-            counts |= {"processing": told}  # all of them, until the whole batch has ended
-        elif batch.fault("batch_counts_lie"):
-            counts |= {"succeeded": batch.total}
-        else:
-            left = "expired" if batch.ended == "expired" else "canceled"
-            counts |= {"succeeded": min(batch.good, told), "errored": batch.bad, left: batch.total - batch.executed}
-        return {
-            "id": batch.id, "type": "message_batch", "processing_status": MESSAGE_STATUSES.get(status, status),
-            "request_counts": counts, "created_at": moment(batch.created_at), "expires_at": moment(batch.expires_at),
-            "ended_at": None if hidden else moment(batch.ended_at), "cancel_initiated_at": moment(batch.cancel_at),
-            "archived_at": moment(archived_at(batch, now)),
-            "results_url": None if hidden else results_url(batch, now, address),
-        }  # fmt: skip
-
-    def not_found(self, batch_id: str) -> ApiError:
-        return ApiError(404, f"Message Batch {batch_id} not found.")
-
-    def not_open(self, batch: Batch) -> ApiError:
-        return ApiError(400, f"Message Batch {batch.id} has ended: it cannot be canceled.")
-
-
-def archived_at(batch: Batch, now: float) -> float | None:
-    """When its results were deleted, None as long as they exist."""
-    if batch.ended and batch.fault("batch_gone"):
-        return batch.ended_at
-    return batch.created_at + RESULTS_KEPT if now >= batch.created_at + RESULTS_KEPT else None
-
-
-def results_url(batch: Batch, now: float, address: str) -> str | None:
-    """The address of its results, None if there are none."""
-    if not batch.ended or archived_at(batch, now) is not None or batch.fault("batch_null_output"):
-        return None
-    return "" if batch.fault("batch_empty_output_id") else f"{address}/v1/messages/batches/{batch.id}/results"

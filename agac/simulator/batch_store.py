@@ -1,5 +1,7 @@
-"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder next to it. Functions
-that read and write files and batches work within the caller's transaction."""
+"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder.
+
+Functions that read and write files and batches work within the caller's transaction.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
 from agac.core.state_files import make_file, make_folder
+from agac.simulator.batch_state import DAY, RESULTS_KEPT, Batch
 from agac.simulator.faults import FAULTS
 from agac.simulator.settings import SimulatorError
 
@@ -26,11 +29,10 @@ if sys.platform != "win32":
     import fcntl
 
 VERSION = 1
-APPLICATION = 0x53494D41  # by which SQLite's file header names the program that owns the file
+APPLICATION = 0x53494D41  # SQLite's file header names the program that owns the file by it
 WRITE_TIMEOUT_S = 60.0
+FILES_KEPT = 30 * DAY
 LOCK_INTERVAL_S = 0.02  # seconds between attempts to take the lock that another process holds
-DAY = 86_400.0
-RESULTS_KEPT = 29 * DAY  # how long Anthropic keeps results
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};
@@ -39,22 +41,40 @@ CREATE TABLE setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE counter (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE charged (digest INTEGER PRIMARY KEY);
 CREATE TABLE file (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
-    bytes INTEGER NOT NULL, created_at REAL NOT NULL, expires_at REAL, lag INTEGER NOT NULL DEFAULT 0,
-    deleted INTEGER NOT NULL DEFAULT 0
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, name TEXT NOT NULL,
+    purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at REAL NOT NULL, expires_at REAL,
+    lag INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE batch (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, family TEXT NOT NULL, ended INTEGER NOT NULL,
-    told TEXT NOT NULL
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, family TEXT NOT NULL,
+    ended INTEGER NOT NULL, told TEXT NOT NULL
 );
 CREATE INDEX batch_open ON batch (ended, seq);
 """
 """`told` is a batch as JSON: its fields."""
 
+TUNING = """
+PRAGMA journal_mode = WAL;
+PRAGMA cache_size = -16384;
+PRAGMA synchronous = OFF;
+"""
+"""For each connection. The cache is in KiB: charged digests are looked up all over the file.
+
+Without `synchronous` a kill loses nothing; a power cut may, and costs simulated money.
+"""
+
+FILES = """
+SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file
+WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?1) AND purpose = COALESCE(?2, purpose)
+AND id = COALESCE(?3, id) AND (?4 IS NULL OR seq < (SELECT seq FROM file WHERE id = ?4))
+ORDER BY seq DESC
+"""
+"""The files by time, purpose, id, and the file of the page before."""
+
 
 @dataclass(slots=True)
 class StoredFile:
-    """An uploaded or written file. `lag` is how many creates still do not find it."""
+    """An uploaded or written file."""
 
     seq: int
     id: str
@@ -64,91 +84,15 @@ class StoredFile:
     created_at: float
     expires_at: float | None
     lag: int = 0
-
-
-@dataclass(slots=True)
-class Batch:
-    """A batch: what was requested, and how far it is. Times are seconds by the simulator's clock; sizes are bytes.
-    `family` is openai, azure or anthropic. `seconds` is how long all of it takes, `faults` the rules that were picked
-    for it, `executed` how many of its `total` requests are done: `good` ones (charged) and `bad` ones. By then its
-    input was `read`, and its results were written, so far. `ended`: empty, completed, failed, expired or cancelled."""
-
-    id: str
-    family: str
-    endpoint: str
-    input_id: str
-    created_at: float
-    seconds: float
-    expires_at: float | None
-    metadata: dict[str, str] | None = None
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    number: int = 0
-    model: str = ""
-    validated: bool = False
-    total: int = 0
-    enqueued_tokens: int = 0
-    executed: int = 0
-    read: int = 0
-    out_size: int = 0
-    err_size: int = 0
-    good: int = 0
-    bad: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cancel_at: float | None = None
-    ended: str = ""
-    ended_at: float | None = None
-    output_id: str | None = None
-    error_id: str | None = None
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    seq: int = 0
-
-    def fault(self, kind: str) -> dict[str, Any] | None:
-        return next((rule for rule in self.faults if rule["kind"] == kind), None)
-
-    def hidden_by(self, kind: str, now: float) -> bool:
-        """Whether a fault with `seconds` still applies: it counts them from the creation."""
-        rule = self.fault(kind)
-        return rule is not None and now < self.created_at + rule["seconds"]
-
-    @property
-    def reachable(self) -> int:
-        """How many of its requests will ever be done."""
-        usual = {"batch_expire": self.total // 2, "batch_stuck": self.total if self.stuck_status == "finalizing" else 0}
-        rules = [(rule, after) for kind, after in usual.items() if (rule := self.fault(kind)) is not None]
-        return min([self.total, *(after if rule.get("after") is None else rule["after"] for rule, after in rules)])
-
-    @property
-    def stuck_status(self) -> str:
-        """The status at which it stays, empty for a batch that continues."""
-        rule = self.fault("batch_stuck")
-        return (rule.get("word") or "finalizing") if rule else ""
-
-    def status(self, now: float) -> str:
-        """Its status, in OpenAI's words or in those of a fault."""
-        if masked := self.masked_status(now):
-            return masked
-        if self.ended or self.cancel_at is not None:
-            return self.ended or "cancelling"
-        stuck = self.stuck_status
-        if stuck and (stuck == "validating" or (self.validated and self.executed >= self.reachable)):
-            return stuck
-        if not self.validated:
-            return "validating"
-        return "finalizing" if self.executed >= self.total else "in_progress"
-
-    def masked_status(self, now: float) -> str:
-        """An unknown status, for as long as a fault says it."""
-        rule = self.fault("batch_unknown_status")
-        return str(rule["word"]) if rule and self.hidden_by("batch_unknown_status", now) else ""
-
-    def mark(self, number: int) -> str:
-        return blake2b(f"{self.id}/{number}".encode(), digest_size=12).hexdigest()
+    """how many creates still do not find it"""
 
 
 class BatchStore:
-    """A state file and its folder; without a path both are temporary. Nothing is created before it is needed. Every
-    thread has a connection of its own; several processes may share a file: writes are short transactions."""
+    """A state file and its folder; without a path both are temporary.
+
+    Nothing is created before it is needed. Every thread has a connection of its own. Several
+    processes may share a file: writes are short transactions.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -160,12 +104,12 @@ class BatchStore:
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything to look at yet."""
+        """True if there is anything to look at."""
         return self._temporary is not None or (self._path is not None and self._path.exists())
 
     @property
     def path(self) -> Path:
-        """The state file; a temporary folder for it is made now if no path was given."""
+        """The state file; without a path, this makes a temporary folder for it."""
         if self._path is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="agac-simulator-"))
             self._path = self._temporary / "state.db"
@@ -178,9 +122,16 @@ class BatchStore:
     def file_path(self, name: str) -> Path:
         return self.folder / name
 
-    def open_part(self, batch: Batch, suffix: str) -> IO[bytes]:
-        """Where its "output" or its "errors" are gathered, to append to; what was not committed of them is cut off."""
-        path = self.file_path(f"{batch.id}.{suffix}")
+    def results_path(self, batch: Batch, suffix: str) -> Path:
+        """Returns where a batch's "output" or its "errors" are gathered."""
+        return self.file_path(f"{batch.id}.{suffix}")
+
+    def open_results(self, batch: Batch, suffix: str) -> IO[bytes]:
+        """Opens a batch's "output" or its "errors" to append to.
+
+        What was not committed of them is cut off.
+        """
+        path = self.results_path(batch, suffix)
         make_file(path)
         file = path.open("r+b")
         file.truncate(batch.out_size if suffix == "output" else batch.err_size)
@@ -191,60 +142,74 @@ class BatchStore:
         """Raises SimulatorError for a state file that cannot be used; creates nothing."""
         if self.exists:
             self.db()
-        elif self._path is not None:
-            existing = next(folder for folder in self._path.absolute().parents if folder.exists())
-            if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-                problem = f"state file {self._path} cannot be created in {existing}"
-                raise SimulatorError([f"{problem}; name one in a folder that can be written to"])
+            return
+        if self._path is None:
+            return
+        parent = next(folder for folder in self._path.absolute().parents if folder.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            problem = f"state file {self._path} cannot be created in {parent}"
+            raise SimulatorError([f"{problem}; name one in a folder that can be written to"])
 
     def db(self) -> sqlite3.Connection:
-        """This thread's connection; creates the file. Raises SimulatorError for a file of another program."""
-        found: sqlite3.Connection | None = getattr(self._local, "db", None)
-        if found is None:
+        """Returns this thread's connection; creates the file.
+
+        Raises SimulatorError for a file of another program.
+        """
+        connection: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if connection is None:
             with self._opening:
-                found = self._local.db = self._connect()
-        return found
+                connection = self._connect()
+            self._local.db = connection
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
-        """A connection; makes the tables of a new file, and leaves a file of another program as it is."""
+        """Opens a connection, and makes the tables of a new file."""
         db: sqlite3.Connection | None = None
         try:
             make_folder(self.path.parent)
             make_file(self.path)
-            db = sqlite3.connect(self.path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(
+                self.path, timeout=WRITE_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
             db.execute("BEGIN IMMEDIATE")
-            version, owner = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id"))
-            if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                for statement in SCHEMA.split(";"):
-                    db.execute(statement)
-                db.execute("INSERT INTO setting VALUES ('instance', ?)", (os.urandom(8),))
-            elif owner != APPLICATION:
-                raise self._unusable("it is a database of another program")
-            elif version != VERSION:
-                raise self._unusable("another version of the simulator wrote it")
+            self._make_tables(db)
             db.execute("COMMIT")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA cache_size = -16384")  # KiB: charged digests are looked up all over the file
-            db.execute("PRAGMA synchronous = OFF")  # a kill loses nothing; a power cut may, and costs simulated money
-            self._instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()[0]
+            run_statements(db, TUNING)
+            instance = db.execute("SELECT value FROM setting WHERE name = 'instance'").fetchone()
             make_folder(self.folder)
         except (OSError, sqlite3.DatabaseError, SimulatorError) as error:
             if db is not None:
                 db.close()
-            raise error if isinstance(error, SimulatorError) else self._unusable(str(error)) from error
+            if isinstance(error, SimulatorError):
+                raise
+            raise self._unusable(str(error)) from error
+        self._instance = instance[0]
         self._open.append(db)
         return db
 
+    def _make_tables(self, db: sqlite3.Connection) -> None:
+        """Makes the tables of an empty file; leaves a file of another program as it is."""
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        owner = db.execute("PRAGMA application_id").fetchone()[0]
+        if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            run_statements(db, SCHEMA)
+            db.execute("INSERT INTO setting VALUES ('instance', ?)", (os.urandom(8),))
+        elif owner != APPLICATION:
+            raise self._unusable("it is a database of another program")
+        elif version != VERSION:
+            raise self._unusable("another version of the simulator wrote it")
+
     def _unusable(self, why: str) -> SimulatorError:
-        return SimulatorError([f"state file {self.path} cannot be used: {why}; name another one"])
+        problem = f"state file {self.path} cannot be used: {why}; name another one"
+        return SimulatorError([problem])
 
     def rows(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query; none, and nothing is created, if there is no state yet."""
+        """Returns the rows of a query: none if there is no state, and none is created."""
         return self.db().execute(statement, values).fetchall() if self.exists else []
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction that may write: all of it happens, or nothing."""
+        """Makes the block one transaction that may write: all of it happens, or nothing."""
         db = self.db()
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -256,7 +221,10 @@ class BatchStore:
 
     @contextmanager
     def working(self, stopping: threading.Event) -> Iterator[bool]:
-        """Held by the one process that works on batches, until its end; False: the simulator was stopped before."""
+        """Makes this the one process that works on batches, for the block.
+
+        Gives False if the simulator was stopped before its turn came.
+        """
         if sys.platform == "win32":  # there, one process uses a state file
             yield True
             return
@@ -274,26 +242,31 @@ class BatchStore:
             yield False
 
     def now(self) -> float:
-        """Seconds since 1970 by the simulator's clock: the machine's, moved forward by `advance`."""
+        """Seconds since 1970 by the simulator's clock: the machine's, moved by `advance`."""
         ahead = self.rows("SELECT value FROM setting WHERE name = 'ahead'")
         return time.time() + (ahead[0][0] if ahead else 0.0)
 
     def advance(self, seconds: float) -> float:
+        """Moves the clock forward; returns what it shows then."""
         with self.write() as db:
             db.execute(
-                "INSERT INTO setting VALUES ('ahead', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                "INSERT INTO setting VALUES ('ahead', ?) "
+                "ON CONFLICT DO UPDATE SET value = value + excluded.value",
                 (seconds,),
             )
         return self.now()
 
     def new_id(self, prefix: str, *parts: object) -> str:
-        """A name that no other state file gives; the same again for the same parts."""
-        return prefix + blake2b(repr(parts).encode(), digest_size=12, key=self._instance).hexdigest()
+        """Returns a name that no other state file gives; the same again for the same parts."""
+        digest = blake2b(repr(parts).encode(), digest_size=12, key=self._instance)
+        return prefix + digest.hexdigest()
 
     def count(self, name: str, more: int = 1) -> int:
-        """Adds to a counter; gives its new value. Within a transaction."""
+        """Adds to a counter; returns its new value. Within a transaction."""
         row = self.db().execute(
-            "INSERT INTO counter VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n RETURNING n", (name, more)
+            "INSERT INTO counter VALUES (?, ?) "
+            "ON CONFLICT DO UPDATE SET n = n + excluded.n RETURNING n",
+            (name, more),
         )
         return int(row.fetchone()[0])
 
@@ -312,9 +285,9 @@ class BatchStore:
                 self.count(f"fault.{rule['kind']}")
 
     def charge(self, digests: list[bytes]) -> int:
-        """Stores charged digests; gives how many of them are new. Within a transaction."""
-        made = self.db().executemany("INSERT OR IGNORE INTO charged VALUES (?)", zip(map(short, digests), strict=True))
-        return made.rowcount
+        """Stores charged digests; returns how many are new. Within a transaction."""
+        values = [(short(digest),) for digest in digests]
+        return self.db().executemany("INSERT OR IGNORE INTO charged VALUES (?)", values).rowcount
 
     def was_charged(self, digest: bytes) -> bool:
         return bool(self.rows("SELECT 1 FROM charged WHERE digest = ?", (short(digest),)))
@@ -333,14 +306,15 @@ class BatchStore:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add_file(
-        self, file_id: str, path: Path, name: str, purpose: str, made: float, kept: float, lag: int = 0
+        self, path: Path, file_id: str, name: str, purpose: str, created_at: float
     ) -> StoredFile:
-        """Moves in a file that was `made` at that time, in seconds since 1970, and is `kept` for so many seconds."""
-        values = (file_id, name, purpose, path.stat().st_size, made, made + kept, lag)
+        """Moves in a file that was created at that time."""
+        expires_at = created_at + FILES_KEPT
+        values = (file_id, name, purpose, path.stat().st_size, created_at, expires_at)
         path.replace(self.file_path(file_id))
         row = self.db().execute(
-            "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at, lag) VALUES (?, ?, ?, ?, ?, ?, ?) "
-            "RETURNING seq",
+            "INSERT INTO file (id, name, purpose, bytes, created_at, expires_at) "
+            "VALUES (?, ?, ?, ?, ?, ?) RETURNING seq",
             values,
         )
         return StoredFile(row.fetchone()[0], *values)
@@ -351,18 +325,16 @@ class BatchStore:
     def files(
         self, purpose: str | None = None, after: str | None = None, *, file_id: str | None = None
     ) -> list[StoredFile]:
-        """The one with an id, or those of one purpose or of all after the one named, the newest first."""
-        rows = self.rows(
-            "SELECT seq, id, name, purpose, bytes, created_at, expires_at, lag FROM file "
-            "WHERE NOT deleted AND (expires_at IS NULL OR expires_at > ?1) AND purpose = COALESCE(?2, purpose) "
-            "AND id = COALESCE(?3, id) AND (?4 IS NULL OR seq < (SELECT seq FROM file WHERE id = ?4)) "
-            "ORDER BY seq DESC",
-            (self.now(), purpose, file_id, after),
-        )
+        """Returns files, the newest first.
+
+        Either the file with an id, or those of one purpose (None: all) that are older than the
+        file `after`.
+        """
+        rows = self.rows(FILES, (self.now(), purpose, file_id, after))
         return [StoredFile(*row) for row in rows]
 
-    def lower_lag(self, file: StoredFile) -> None:
-        self.db().execute("UPDATE file SET lag = ? WHERE seq = ?", (file.lag - 1, file.seq))
+    def set_lag(self, file: StoredFile, lag: int) -> None:
+        self.db().execute("UPDATE file SET lag = ? WHERE seq = ?", (lag, file.seq))
 
     def delete_file(self, file_id: str) -> None:
         """Deletes a file; its bytes stay for as long as an open batch reads them."""
@@ -371,18 +343,21 @@ class BatchStore:
 
     def drop_bytes(self, file_id: str) -> None:
         """Deletes the bytes of a deleted file that no open batch reads."""
-        gone = self.db().execute("SELECT 1 FROM file WHERE id = ? AND NOT deleted", (file_id,)).fetchone() is None
-        if gone and not any(batch.input_id == file_id for batch in self.open_batches()):
+        if self.rows("SELECT 1 FROM file WHERE id = ? AND NOT deleted", (file_id,)):
+            return
+        if not any(batch.input_id == file_id for batch in self.open_batches()):
             self.file_path(file_id).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Deletes the bytes of files that have expired, archived results, and the remains of broken uploads."""
+        """Deletes the bytes of what has expired, and the remains of broken uploads."""
         now = self.now()
-        for (file_id,) in self.rows("SELECT id FROM file WHERE NOT deleted AND expires_at <= ?", (now,)):
+        expired = "SELECT id FROM file WHERE NOT deleted AND expires_at <= ?"
+        for (file_id,) in self.rows(expired, (now,)):
             self.delete_file(file_id)
-        for batch in self.batches("anthropic"):
-            if batch.output_id and now >= batch.created_at + RESULTS_KEPT:
-                self.file_path(batch.output_id).unlink(missing_ok=True)
+        for batch in read_batches(self.rows("SELECT told FROM batch WHERE ended = 1")):
+            has_own_results = batch.output_id is not None and batch.output_id.startswith(batch.id)
+            if has_own_results and now >= batch.created_at + RESULTS_KEPT:
+                self.file_path(str(batch.output_id)).unlink(missing_ok=True)
         for path in self.folder.glob(".*-*"):
             if path.stat().st_mtime < time.time() - DAY:
                 path.unlink(missing_ok=True)
@@ -392,7 +367,8 @@ class BatchStore:
         self.count("created")
         self.count_faults(batch, "created")
         row = self.db().execute(
-            "INSERT INTO batch (id, family, ended, told) VALUES (?, ?, 0, '') RETURNING seq", (batch.id, batch.family)
+            "INSERT INTO batch (id, family, ended, told) VALUES (?, ?, 0, '') RETURNING seq",
+            (batch.id, batch.family),
         )
         batch.seq = row.fetchone()[0]
         self.save(batch)
@@ -411,32 +387,53 @@ class BatchStore:
         )
 
     def batch(self, batch_id: str, family: str | None = None) -> Batch | None:
-        """A batch of a family, or of any, as it is now."""
+        """Returns a batch of a family, or of any, as it is now."""
         statement = "SELECT told FROM batch WHERE id = ?1 AND family = COALESCE(?2, family)"
-        return next((read_batch(stored) for (stored,) in self.rows(statement, (batch_id, family))), None)
+        return next(read_batches(self.rows(statement, (batch_id, family))), None)
 
     def fresh(self, batch_id: str) -> Batch:
-        """A batch that exists, as it is now."""
+        """Returns a batch that exists, as it is now."""
         batch = self.batch(batch_id)
         assert batch is not None
         return batch
 
     def batches(self, family: str, *, before: int | None = None) -> list[Batch]:
-        """Batches, the newest first: all, or those older than number `before`."""
-        rows = self.rows(
-            "SELECT told FROM batch WHERE family = ? AND seq < ? ORDER BY seq DESC",
-            (family, 2**62 if before is None else before),
-        )
-        return [read_batch(stored) for (stored,) in rows]
+        """Returns batches, the newest first: all, or those older than number `before`."""
+        statement = "SELECT told FROM batch WHERE family = ? AND seq < ? ORDER BY seq DESC"
+        newest = 2**62 if before is None else before
+        return list(read_batches(self.rows(statement, (family, newest))))
 
     def open_batches(self) -> list[Batch]:
-        return [read_batch(stored) for (stored,) in self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")]
+        rows = self.rows("SELECT told FROM batch WHERE ended = 0 ORDER BY seq")
+        return list(read_batches(rows))
+
+    def enqueued_tokens(self, model: str) -> int:
+        """Returns the tokens of the open batches of a model; of all of them for no model."""
+        return sum(
+            batch.enqueued_tokens
+            for batch in self.open_batches()
+            if not model or batch.model == model
+        )
+
+
+def run_statements(db: sqlite3.Connection, statements: str) -> None:
+    """Runs statements within the open transaction, if there is one."""
+    for statement in statements.split(";"):
+        db.execute(statement)
+
+
+def read_batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[Batch]:
+    return (read_batch(row[0]) for row in rows)
 
 
 def read_batch(stored: str) -> Batch:
-    return Batch(**{name: value for name, value in json.loads(stored).items() if name in Batch.__slots__})
+    fields = json.loads(stored)
+    return Batch(**{name: fields[name] for name in fields if name in Batch.__slots__})
 
 
 def short(digest: bytes) -> int:
-    """A digest's first 8 bytes as SQLite keeps integers: compact, and as good as unique for millions of contents."""
+    """Returns a digest's first 8 bytes as SQLite keeps integers.
+
+    That is compact, and as good as unique for millions of contents.
+    """
     return int.from_bytes(digest[:8], signed=True)

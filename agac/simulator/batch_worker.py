@@ -1,11 +1,13 @@
-"""The work on batches: a thread checks inputs, answers requests, charges them once, and writes results and their files.
-How far a batch is at a moment follows from its fields, its faults and the clock (`due`, `ending`, `is_behind`)."""
+"""The work on batches.
+
+A thread checks inputs, answers requests, charges them once, and writes results and their files.
+How far a batch is at a moment follows from its fields, its faults and the clock (`batch_state`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,22 +18,31 @@ from random import Random
 from typing import Any
 
 from agac.core.state_files import make_file
-from agac.simulator.anthropic import MessageBatches
-from agac.simulator.batch_store import DAY, Batch, BatchStore
-from agac.simulator.faults import FaultPlan, FaultRule, changed_answer, error_of, line_rules
-from agac.simulator.openai import OpenAiBatches
-from agac.simulator.replies import AnswerWriter, ApiError, BatchEndpoint, encoded, unknown_model
+from agac.simulator.anthropic_batches import MessageBatches
+from agac.simulator.batch_state import Batch, BatchDialect
+from agac.simulator.batch_store import BatchStore
+from agac.simulator.fault_plan import FaultPlan, line_rules
+from agac.simulator.faults import FAULTS, FaultRule, changed_answer, error_of
+from agac.simulator.openai_batches import CheckedInput, OpenAiBatches, input_problem
+from agac.simulator.replies import (
+    AnswerWriter,
+    ApiError,
+    BatchEndpoint,
+    ModelCall,
+    encoded,
+    unknown_model,
+)
 from agac.simulator.serving import PromptCache, prompt_ends
 
-FAMILIES: dict[str, OpenAiBatches | MessageBatches] = {
-    **dict.fromkeys(("openai", "azure"), OpenAiBatches()),
+DIALECTS: dict[str, BatchDialect] = {
+    "openai": OpenAiBatches(),
+    "azure": OpenAiBatches(),
     "anthropic": MessageBatches(),
 }
 
 CHUNK = 500  # requests between two commits: what a kill may have to do again, uncharged
-LOOK_SECONDS = 10.0  # how long a look at a batch waits for the work that is due; then it reports how far the batch is
-RESULTS_FILE_KEPT = 30 * DAY
-BOM = b"\xef\xbb\xbf"
+LOOK_SECONDS = 10.0
+"""How long a look at a batch waits for the work that is due; then it says how far the batch is."""
 
 FOREIGN_LINES = {
     "null": b"null\n",
@@ -39,214 +50,200 @@ FOREIGN_LINES = {
     "no_custom_id": b'{"id":"batch_req_0","response":{"status_code":200,"body":{}},"error":null}\n',
     "not_utf8": b'{"custom_id":"\xff\xfe"}\n',
 }
-"""Lines that are not results, by the `form` of `batch_foreign_line`; the form `unknown` is one of the provider's."""
+"""Lines that are not results, by `form`; the form `unknown` is one of the provider's."""
 
-SHAPING = frozenset({"batch_shuffle", "batch_bom", "batch_blank_lines", "batch_foreign_line"})
+LINE_EDITS: dict[str, Callable[[bytes], bytes]] = {
+    "batch_corrupt_line": lambda line: line[: len(line) // 2] + b"\n",
+    "batch_omit": lambda line: b"",
+    "batch_dup_line": lambda line: line * 2,
+}
+"""What faults make of the line of one result, in this order."""
 
-MAX_ERRORS = 100
-MAX_ID_LENGTH = 64
-MAX_INPUT_BYTES = 200_000_000
-MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
-
-
-def input_problem(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
-    return {"code": code, "line": line, "message": message, "param": param}
-
-
-class CheckedInput:
-    """The input of OpenAI's or Azure's batch, read in one pass: `errors` as a batch lists them, the hashes of its
-    requests' ids, their model and their tokens."""
-
-    def __init__(self, path: Path, batch: Batch) -> None:
-        self.endpoint = batch.endpoint
-        self.errors: list[dict[str, Any]] = []
-        self.model = ""
-        self.tokens = 0
-        self.ids: set[int] = set()
-        if path.stat().st_size > MAX_INPUT_BYTES:
-            message = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
-            self.errors = [input_problem("file_too_large", message)]
-            return
-        written, limit = False, MAX_REQUESTS[batch.family]
-        with path.open("rb") as lines:
-            for number, raw in enumerate(lines, 1):
-                if number > limit:
-                    message = f"The file holds more than {limit:,} requests, the most."
-                    self.errors = [input_problem("too_many_tasks", message)]
-                    return
-                written = written or not raw.isspace()
-                self.errors += self._line_problems(number, raw)
-                if len(self.errors) >= MAX_ERRORS:
-                    break
-        if not written:
-            self.errors = [input_problem("empty_file", "The batch input file is empty.")]
-        if not self.errors and "missing" in self.model:
-            self.errors = [input_problem("model_not_found", unknown_model(self.model).message, 1, "body.model")]
-
-    def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
-        try:
-            line = json.loads(raw.decode())  # a byte order mark is not JSON
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict):
-            yield input_problem("invalid_json_line", "This line is not parseable as valid JSON.", number)
-            return
-        if lacking := [name for name in ("custom_id", "method", "url", "body") if not line.get(name)]:
-            message = f"Missing required parameter: '{lacking[0]}'."
-            yield input_problem("missing_required_parameter", message, number, lacking[0])
-            return
-        custom_id, body = line["custom_id"], line["body"]
-        if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
-            message = f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
-            yield input_problem("invalid_custom_id", message, number, "custom_id")
-        elif hash(custom_id) in self.ids:
-            message = f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
-            yield input_problem("duplicate_custom_id", message + "Every custom_id must be unique.", number, "custom_id")
-        else:
-            self.ids.add(hash(custom_id))
-        if line["method"] != "POST":
-            yield input_problem("invalid_method", "Invalid 'method': expected 'POST'.", number, "method")
-        if line["url"] != self.endpoint:
-            message = f"The URL provided for this request does not match the batch endpoint {self.endpoint}."
-            yield input_problem("url_mismatch", message, number, "url")
-        model = body.get("model") if isinstance(body, dict) else None
-        if not isinstance(model, str) or not model:
-            yield input_problem("invalid_request", "Invalid 'body': expected an object with a 'model'.", number, "body")
-        elif model != (self.model or model):
-            message = f"The model '{model}' does not match '{self.model}': all requests of a batch ask the same model."
-            yield input_problem("model_mismatch", message, number, "body.model")
-        else:
-            self.model = model
-        self.tokens += len(raw) // 4
+RESULT_EDITS: dict[str, Callable[[Batch, list[bytes]], list[bytes]]] = {
+    "batch_shuffle": lambda batch, lines: shuffled(batch, lines),
+    "batch_blank_lines": lambda batch, lines: [line + b"\n" for line in lines],
+    "batch_foreign_line": lambda batch, lines: [*foreign_lines(batch), *lines],
+    "batch_bom": lambda batch, lines: [b"\xef\xbb\xbf", *lines],
+}
+"""What faults make of all lines of results, in this order."""
 
 
-def due(batch: Batch, now: float) -> int:
-    """How many requests are done by then: evenly over the seconds that it takes; cancelled batches do no more."""
-    if batch.cancel_at is not None:
-        return batch.executed
-    passed = (now if batch.expires_at is None else min(now, batch.expires_at)) - batch.created_at
-    if batch.seconds <= 0 or passed >= batch.seconds:
-        return batch.reachable
-    return min(batch.reachable, math.floor(batch.total * max(0.0, passed) / batch.seconds + 1e-9))
+def shuffled(batch: Batch, lines: list[bytes]) -> list[bytes]:
+    lines = list(lines)
+    Random(batch.number).shuffle(lines)  # noqa: S311 (nothing to guess)
+    return lines
 
 
-def ending(batch: Batch, now: float) -> tuple[str, float] | None:
-    """How and when a batch ends, None if it does not."""
-    if batch.cancel_at is not None:
-        return "cancelled", batch.cancel_at
-    if batch.stuck_status:
-        return None
-    done_at = batch.created_at + max(0.0, batch.seconds)
-    if batch.expires_at is not None and done_at > batch.expires_at:
-        return ("expired", batch.expires_at) if now >= batch.expires_at else None
-    if now < done_at:
-        return None
-    return ("expired" if batch.fault("batch_expire") else "completed"), done_at
+def foreign_lines(batch: Batch) -> list[bytes]:
+    foreign_line = DIALECTS[batch.family].foreign_line
+    return [
+        FOREIGN_LINES.get(rule["form"], foreign_line)
+        for rule in batch.faults
+        if rule["kind"] == "batch_foreign_line"
+    ]
 
 
-def is_behind(batch: Batch, now: float) -> bool:
-    if not batch.validated:
-        return batch.stuck_status != "validating" or batch.cancel_at is not None
-    return batch.executed < due(batch, now) or ending(batch, now) is not None
+def edited_results(batch: Batch, path: Path) -> Path:
+    """Returns the file of the results as faults leave them: `path` itself without such a fault."""
+    kinds = [kind for kind in RESULT_EDITS if batch.fault(kind)]
+    if not kinds:
+        return path
+    edited = path.with_suffix(".shaped")
+    make_file(edited)
+    with path.open("rb") as results:
+        lines = list(results)
+    for kind in kinds:
+        lines = RESULT_EDITS[kind](batch, lines)
+    with edited.open("wb") as results:
+        results.writelines(lines)
+    return edited
+
+
+def refusal(store: BatchStore, batch: Batch, model: str, tokens: int) -> ApiError | None:
+    """Returns the refusal by the faults of a batch that are about its check."""
+    dialect = DIALECTS[batch.family]
+    rejection = batch.fault("batch_reject")
+    if rejection is not None:
+        return dialect.rejected(rejection)
+    cap = batch.fault("batch_enqueued_cap")
+    if cap is not None and store.enqueued_tokens(model) + tokens > cap["tokens"]:
+        return dialect.over_cap(model, cap["tokens"])
+    return None
 
 
 @dataclass(slots=True)
 class AnsweredChunk:
-    """Some requests of a batch, and what they came to: what is still to be written and charged. `added` are numbers to
-    add to the batch's, `known` digests that were charged outside of batches."""
+    """Some requests of a batch, and what is still to be written and charged of them."""
 
     batch: Batch
-    format: OpenAiBatches | MessageBatches
+    dialect: BatchDialect
     endpoint: BatchEndpoint
     line_rules: list[FaultRule]
     output: list[bytes] = field(default_factory=list)
     errors: list[bytes] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     known: set[bytes] = field(default_factory=set)
+    """digests that were charged outside of batches"""
     added: Counter[str] = field(default_factory=Counter)
+    """numbers to add to the batch's"""
     faults: Counter[str] = field(default_factory=Counter)
 
 
 class BatchWorker:
-    """Works on the batches of one state file, with the same answers, seed and rules (`plan`) as for single requests;
-    `charged_before` says whether a content was charged there, `stopping` that the rest is to be left for later."""
+    """Works on the batches of one state file, with the answers, seed and rules of single requests.
+
+    `charged_before` says whether a content was charged for a single request, `stopping` that the
+    rest is to be left for later.
+    """
 
     def __init__(
-        self, store: BatchStore, plan: FaultPlan, charged_before: Callable[[bytes], bool], stopping: threading.Event,
+        self,
+        store: BatchStore,
+        plan: FaultPlan,
+        charged_before: Callable[[bytes], bool],
+        stopping: threading.Event,
         writer: AnswerWriter,
-    ) -> None:  # fmt: skip
-        self.store, self.plan, self.charged_before, self.stopping = store, plan, charged_before, stopping
-        self.writer, self.prompts, self.unread = writer, PromptCache(), dict[str, dict[bytes, str]]()
+    ) -> None:
+        self.store = store
+        self.plan = plan
+        self.charged_before = charged_before
+        self.stopping = stopping
+        self.writer = writer
+        self.prompts = PromptCache()
+        self.unread: dict[str, dict[bytes, str]] = {}
+        """entries of the cache that can be read once their batch has ended"""
 
     def catch_up(self, batch_id: str | None) -> None:
-        """Does what is due by now, in the batch named or in all; a kill leaves nothing charged that is not written."""
+        """Does what is due by now, in the batch named or in all.
+
+        A kill leaves nothing charged that is not written.
+        """
         now = self.store.now()
-        waiting = [batch for batch in self.store.open_batches() if batch_id in (None, batch.id)]
-        if not any(is_behind(batch, now) for batch in waiting):
+        batches = self.store.open_batches()
+        waiting = [batch for batch in batches if batch_id in (None, batch.id)]
+        if not any(batch.is_behind(now) for batch in waiting):
             return
-        with self.store.working(self.stopping) as alone:
-            for batch in waiting if alone else ():
-                self.finish_due(batch.id, now)
+        with self.store.working(self.stopping) as is_alone:
+            if is_alone:
+                for batch in waiting:
+                    self.finish_due(batch.id, now)
 
     def finish_due(self, batch_id: str, now: float) -> None:
         """Does all that is due in one batch; one whose files were deleted has failed."""
         try:
             while not self.stopping.is_set():
                 batch = self.store.batch(batch_id)
-                if batch is None or batch.ended or not is_behind(batch, now):
+                if batch is None or batch.ended or not batch.is_behind(now):
                     return
-                if not batch.validated:
-                    self.validate(batch)
-                elif batch.executed < due(batch, now):
-                    self.execute(batch, now)
-                elif (end := ending(batch, now)) is not None:
-                    self.end(batch, *end)
+                self.next_step(batch, now)
         except FileNotFoundError as error:
             message = f"The files of the simulator are not there any more: {error.filename}"
-            self.settle_input(batch_id, [input_problem("input_file_gone", message)])
+            self.fail(batch_id, [input_problem("input_file_gone", message)])
+
+    def next_step(self, batch: Batch, now: float) -> None:
+        if not batch.validated:
+            self.validate(batch)
+            return
+        if batch.executed < batch.due(now):
+            self.execute(batch, now)
+            return
+        end = batch.ending(now)
+        if end is not None:
+            self.end(batch, *end)
 
     def validate(self, batch: Batch) -> None:
         """Reads the whole input; a batch with errors in it has failed, and nothing of it ran."""
         checked = CheckedInput(self.store.file_path(batch.input_id), batch)
         errors = checked.errors
-        rejection, cap = batch.fault("batch_reject"), batch.fault("batch_enqueued_cap")
-        if rejection is not None:
-            message = rejection.get("message") or "The batch was rejected."
-            errors = [input_problem(rejection.get("code") or "invalid_request", message, rejection.get("line"))]
-        elif not errors and cap is not None:
-            waiting = sum(one.enqueued_tokens for one in self.store.open_batches() if one.model == checked.model)
-            if waiting + checked.tokens > cap["tokens"]:
-                limit = f"Enqueued token limit reached for {checked.model}. Limit: {cap['tokens']:,} enqueued tokens."
-                message = f"{limit} Please try again once some batches have completed."
-                errors = [input_problem("token_limit_exceeded", message)]
-        self.settle_input(batch.id, errors, total=len(checked.ids), model=checked.model, enqueued_tokens=checked.tokens)
-
-    def settle_input(self, batch_id: str, errors: list[dict[str, Any]], **found: Any) -> None:
-        """Writes what was found about the input of a batch, which has failed if there are errors."""
+        rejection = batch.fault("batch_reject")
+        if rejection is not None or not errors:
+            refused = refusal(self.store, batch, checked.model, checked.tokens)
+            if refused is not None:
+                line = rejection.get("line") if rejection else None
+                errors = [input_problem(refused.code, refused.message, line)]
+        if errors:
+            self.fail(batch.id, errors)
+            return
         with self.store.write():
-            batch = self.store.fresh(batch_id)
-            if errors:
-                batch = replace(batch, validated=True, errors=errors, ended="failed", ended_at=self.store.now())
-                self.store.count("rejected")
-                self.store.count_faults(batch, "checked")
-            else:
-                batch = replace(batch, validated=True, **found)
-                self.store.count("requests", batch.total)
+            batch = replace(
+                self.store.fresh(batch.id),
+                validated=True,
+                total=len(checked.ids),
+                model=checked.model,
+                enqueued_tokens=checked.tokens,
+            )
+            self.store.count("requests", batch.total)
+            self.store.save(batch)
+
+    def fail(self, batch_id: str, errors: list[dict[str, Any]]) -> None:
+        """Ends a batch for the errors in its input."""
+        with self.store.write():
+            batch = replace(
+                self.store.fresh(batch_id),
+                validated=True,
+                errors=errors,
+                ended="failed",
+                ended_at=self.store.now(),
+            )
+            self.store.count("rejected")
+            self.store.count_faults(batch, "checked")
             self.store.save(batch)
 
     def execute(self, batch: Batch, now: float) -> None:
-        """Answers what is due by then, in chunks, whose lines are on disk before they are charged."""
-        family = FAMILIES[batch.family]
-        about = family, family.endpoint(batch), line_rules(batch.faults)
+        """Answers what is due by then, in chunks whose lines are on disk before the charge."""
+        dialect = DIALECTS[batch.family]
+        endpoint = dialect.endpoint(batch)
+        rules = line_rules(batch.faults)
         with (
             self.store.file_path(batch.input_id).open("rb") as requests,
-            self.store.open_part(batch, "output") as output,
-            self.store.open_part(batch, "errors") as errors,
+            self.store.open_results(batch, "output") as output,
+            self.store.open_results(batch, "errors") as errors,
         ):
             requests.seek(batch.read)
-            while batch.executed < (goal := due(batch, now)) and not self.stopping.is_set():
-                chunk = AnsweredChunk(batch, *about)
-                for number in range(batch.executed + 1, min(batch.executed + CHUNK, goal) + 1):
+            while batch.executed < (due := batch.due(now)) and not self.stopping.is_set():
+                chunk = AnsweredChunk(batch, dialect, endpoint, rules)
+                last = min(batch.executed + CHUNK, due)
+                for number in range(batch.executed + 1, last + 1):
                     self.answer(number, requests.readline(), chunk)
                 output.writelines(chunk.output)
                 errors.writelines(chunk.errors)
@@ -255,56 +252,61 @@ class BatchWorker:
                 batch = self.commit(chunk, output.tell(), errors.tell())
 
     def answer(self, number: int, raw: bytes, chunk: AnsweredChunk) -> None:
-        """One request: its line of results, good or not, joins the chunk."""
-        line = json.loads(raw)
-        custom_id, good = line["custom_id"], False
-        about = chunk.batch, number, custom_id
+        """Answers one request: its line of results, good or not, joins the chunk."""
+        request = json.loads(raw)
+        custom_id = request["custom_id"]
         rules = self.plan.of_line(chunk.line_rules, number, raw, custom_id)
-        kinds = [rule.kind for rule in rules]
-        chunk.faults.update(kinds)
+        kinds = {rule.kind for rule in rules}
+        chunk.faults.update(rule.kind for rule in rules)
+        named = chunk.batch.request(number, custom_id)
         instead = next((rule for rule in rules if rule.phase == "result"), None)
+        is_good = False
         try:
-            if instead is None:
-                reply = self.reply(line[chunk.format.body_key], chunk)
-                body = encoded(reply).decode() if "batch_body_text" in kinds else reply
-                result, good = chunk.format.good_line(*about, body), True
-            elif instead.kind == "batch_line_zero":
-                result = chunk.format.zero_line(*about)
-            elif instead.kind == "batch_line_error":
-                message = instead.value("message") or "The model did not answer in time."
-                result = chunk.format.failed_line(*about, instead.value("code"), message)
+            if instead is not None:
+                line = self.line_instead(instead, chunk, named)
             else:
-                raise error_of(instead)
+                body: Any = self.reply(request[chunk.dialect.body_key], chunk)
+                if "batch_body_text" in kinds:
+                    body = encoded(body).decode()
+                line = chunk.dialect.good_line(named, body)
+                is_good = True
         except ApiError as error:
-            result = chunk.format.error_line(*about, error)
-        if "batch_corrupt_line" in kinds:
-            result = result[: len(result) // 2] + b"\n"
-        if "batch_omit" in kinds:
-            result = b""
+            line = chunk.dialect.error_line(named, error)
+        for kind, edit in LINE_EDITS.items():
+            if kind in kinds:
+                line = edit(line)
         chunk.added["executed"] += 1
         chunk.added["read"] += len(raw)
-        chunk.added["good" if good else "bad"] += 1
-        lines = chunk.output if good or chunk.format.one_file else chunk.errors
-        lines.append(result * 2 if "batch_dup_line" in kinds else result)
+        chunk.added["good" if is_good else "bad"] += 1
+        lines = chunk.output if is_good or chunk.dialect.one_file else chunk.errors
+        lines.append(line)
+
+    def line_instead(self, rule: FaultRule, chunk: AnsweredChunk, named: Any) -> bytes:
+        """Returns the line that a fault gives instead of an answer; raises ApiError."""
+        make = FAULTS[rule.kind].effect
+        if make is None:
+            raise error_of(rule)
+        line: bytes = make(rule, chunk.dialect, named)
+        return line
 
     def reply(self, body: dict[str, Any], chunk: AnsweredChunk) -> dict[str, Any]:
-        """The reply to one request, which is charged now; raises ApiError for a request that is refused."""
+        """Returns the reply to one request, which is charged now.
+
+        Raises ApiError for a request that is refused.
+        """
         if body.get("stream"):
-            raise ApiError(400, "Streaming is not supported in batches: leave 'stream' out.", param="stream")
+            message = "Streaming is not supported in batches: leave 'stream' out."
+            raise ApiError(400, message, param="stream")
         read, write = chunk.endpoint
         call = read(body, self.plan.seed)
         if chunk.batch.family == "anthropic":
-            batch, done = chunk.batch, chunk.batch.executed + chunk.added["executed"] + 1
-            at = batch.created_at + max(0.0, batch.seconds) * done / batch.total
-            served, kept = self.prompts.look_up(call, *prompt_ends(call.data, None), at)
-            self.unread.setdefault(batch.id, {}).update(kept)  # what it writes is read after its batch's end
-            call = served if kept else call
+            call = self.with_cache(call, chunk)
         if "missing" in call.model:
             raise unknown_model(call.model)
         answer = self.writer.answer(call)
-        # requests of batches have no numbers among single ones: rules with `at` leave them alone
+        # requests of batches have no numbers among single ones: rules with `at` spare them
         rule = self.plan.pick(0, call)
-        if rule is not None and rule.phase in ("error", "answer"):  # the others are about connections
+        if rule is not None and rule.phase in ("error", "answer"):  # not about connections
             chunk.faults[rule.kind] += 1
             if rule.phase == "error":
                 raise error_of(rule, call.model)
@@ -316,118 +318,139 @@ class BatchWorker:
             chunk.known.add(call.digest)
         return write(call, answer)
 
+    def with_cache(self, call: ModelCall, chunk: AnsweredChunk) -> ModelCall:
+        """Returns the request with what the cache holds of its prompt."""
+        batch = chunk.batch
+        done = batch.executed + chunk.added["executed"] + 1
+        moment = batch.created_at + max(0.0, batch.seconds) * done / batch.total
+        looked_up, entries = self.prompts.look_up(call, *prompt_ends(call.data, None), moment)
+        self.unread.setdefault(batch.id, {}).update(entries)
+        return looked_up if entries else call
+
     def commit(self, chunk: AnsweredChunk, out_size: int, err_size: int) -> Batch:
         """Charges a chunk and stores that it is done, in one transaction."""
-        with self.store.write():
-            fresh = self.store.fresh(chunk.batch.id)
+        store = self.store
+        with store.write():
+            fresh = store.fresh(chunk.batch.id)
             added = {name: getattr(fresh, name) + more for name, more in chunk.added.items()}
             fresh = replace(fresh, out_size=out_size, err_size=err_size, **added)
-            self.store.save(fresh)
-            known = sum(not self.store.was_charged(digest) for digest in chunk.known)
-            self.store.count("charged", len(chunk.digests))
-            self.store.count("duplicates", len(chunk.digests) - self.store.charge(chunk.digests) + known)
+            store.save(fresh)
+            new_elsewhere = sum(not store.was_charged(digest) for digest in chunk.known)
+            duplicates = len(chunk.digests) - store.charge(chunk.digests) + new_elsewhere
+            store.count("charged", len(chunk.digests))
+            store.count("duplicates", duplicates)
             for name in ("prompt_tokens", "completion_tokens"):
-                self.store.count(name, chunk.added[name])
+                store.count(name, chunk.added[name])
             for kind, times in chunk.faults.items():
-                self.store.count(f"fault.{kind}", times)
+                store.count(f"fault.{kind}", times)
         return fresh
 
     def end(self, batch: Batch, ended: str, when: float) -> None:
-        """Writes what is left, and makes files of results; what a kill left uncommitted is taken back first."""
-        family, store = FAMILIES[batch.family], self.store
-        batch.ended, batch.ended_at = ended, when
+        """Writes what is left, and makes files of results.
+
+        What a kill left uncommitted is taken back first.
+        """
+        store = self.store
+        batch.ended = ended
+        batch.ended_at = when
         self.prompts.keep(self.unread.pop(batch.id, {}), when)
-        output, errors = (store.file_path(f"{batch.id}.{suffix}") for suffix in ("output", "errors"))
-        for path, kind in ((output, "output"), (errors, "error")):
-            made = store.file_path(self.result_id(batch, kind))
-            if made.exists() and not path.exists():
-                made.replace(path)
-            with self.store.open_part(batch, path.suffix[1:]) as lines:
-                if ended != "completed" and family.one_file == (kind == "output"):
-                    lines.writelines(self.unfinished(batch))
-        shaped = shape(batch, output)
+        output = self.complete(batch, "output", "output")
+        errors = self.complete(batch, "errors", "error")
+        edited = edited_results(batch, output)
         with store.write():
-            if family.one_file:
-                batch.output_id = shaped.name
+            if DIALECTS[batch.family].one_file:
+                batch.output_id = edited.name
                 errors.unlink()
             else:
-                keep_empty = batch.family == "azure" or bool(batch.fault("batch_zero_error_file"))
-                batch.output_id = self.result_file(batch, shaped, "output")
-                batch.error_id = self.result_file(batch, errors, "error", keep_empty=keep_empty)
+                batch.output_id = self.output_file(batch, edited)
+                batch.error_id = self.error_file(batch, errors)
             store.count_faults(batch, "ended")
             store.save(batch)
             store.drop_bytes(batch.input_id)
-        if shaped != output:
+        if edited != output:
             output.unlink(missing_ok=True)
 
+    def complete(self, batch: Batch, suffix: str, kind: str) -> Path:
+        """Returns where results are gathered, with the requests that were not done."""
+        path = self.store.results_path(batch, suffix)
+        made = self.store.file_path(self.result_id(batch, kind))
+        if made.exists() and not path.exists():  # a kill came after it was moved away
+            made.replace(path)
+        with self.store.open_results(batch, suffix) as lines:
+            takes_unfinished = DIALECTS[batch.family].one_file == (kind == "output")
+            if batch.ended != "completed" and takes_unfinished:
+                lines.writelines(self.unfinished(batch))
+        return path
+
     def unfinished(self, batch: Batch) -> Iterator[bytes]:
+        """Gives the lines of the requests that were not done."""
+        dialect = DIALECTS[batch.family]
         with self.store.file_path(batch.input_id).open("rb") as requests:
             requests.seek(batch.read)
             for number in range(batch.executed + 1, batch.total + 1):
                 custom_id = json.loads(requests.readline())["custom_id"]
-                yield FAMILIES[batch.family].unfinished_line(batch, number, custom_id)
+                yield dialect.unfinished_line(batch.request(number, custom_id), batch.ended)
 
     def result_id(self, batch: Batch, kind: str) -> str:
-        """The id of a file of its results: the same however often it is made."""
+        """Returns the id of a file of results: the same however often it is made."""
         return self.store.new_id("file-", batch.id, kind)
 
-    def result_file(self, batch: Batch, path: Path, kind: str, *, keep_empty: bool = False) -> str | None:
-        """Makes a file of results, None without any; of one that is gone only the name is left."""
-        if kind == "output" and batch.fault("batch_empty_output_id"):
+    def output_file(self, batch: Batch, path: Path) -> str | None:
+        if batch.fault("batch_empty_output_id"):
             return ""
-        named = kind != "output" or not batch.fault("batch_null_output")
-        if not named or (path.stat().st_size == 0 and not keep_empty):
+        if batch.fault("batch_null_output") or path.stat().st_size == 0:
             path.unlink()
             return None
+        return self.result_file(batch, path, "output")
+
+    def error_file(self, batch: Batch, path: Path) -> str | None:
+        keeps_empty = batch.family == "azure" or batch.fault("batch_zero_error_file") is not None
+        if path.stat().st_size == 0 and not keeps_empty:
+            path.unlink()
+            return None
+        return self.result_file(batch, path, "error")
+
+    def result_file(self, batch: Batch, path: Path, kind: str) -> str:
+        """Makes a file of results; of one that is gone only the name is left."""
         file_id = self.result_id(batch, kind)
         if self.store.file(file_id) is None:
             assert batch.ended_at is not None
             name = f"{batch.id}_{kind}.jsonl"
-            self.store.add_file(file_id, path, name, "batch_output", batch.ended_at, RESULTS_FILE_KEPT)
+            self.store.add_file(path, file_id, name, "batch_output", batch.ended_at)
             if batch.fault("batch_gone"):
                 self.store.delete_file(file_id)
         return file_id
 
 
-def shape(batch: Batch, path: Path) -> Path:
-    """The results as faults leave them: in another order, with lines that do not belong, with marks before them."""
-    kinds = {rule["kind"] for rule in batch.faults}
-    if not kinds & SHAPING:
-        return path
-    shaped = path.with_suffix(".shaped")
-    make_file(shaped)
-    with path.open("rb") as lines, shaped.open("wb") as results:
-        results.write(BOM if "batch_bom" in kinds else b"")
-        for rule in batch.faults:
-            if rule["kind"] == "batch_foreign_line":
-                results.write(FOREIGN_LINES.get(rule["form"], FAMILIES[batch.family].foreign_line))
-        found = list(lines)
-        if "batch_shuffle" in kinds:
-            Random(batch.number).shuffle(found)  # noqa: S311 (nothing to guess)
-        for line in found:
-            results.write(line)
-            results.write(b"\n" if "batch_blank_lines" in kinds else b"")
-    return shaped
-
-
 class SimulatedBatches:
-    """The batches of one simulator. The thread that works on them is started when the first one is."""
+    """The batches of one simulator. Their thread is started when the first one is."""
 
     def __init__(
-        self, store: BatchStore, plan: FaultPlan, seconds: float, charged: Callable[[bytes], bool], writer: AnswerWriter
+        self,
+        store: BatchStore,
+        plan: FaultPlan,
+        seconds: float,
+        charged_before: Callable[[bytes], bool],
+        writer: AnswerWriter,
     ) -> None:
-        self.store, self.faults, self.seconds = store, plan, seconds
+        self.store = store
+        self.faults = plan
+        self.seconds = seconds
         self._stopping = threading.Event()
-        self._worker = BatchWorker(store, plan, charged, self._stopping, writer)
+        self._worker = BatchWorker(store, plan, charged_before, self._stopping, writer)
         self._thread = ThreadPoolExecutor(1, "simulator-batches")
         self._early: Counter[str] = Counter()
+        """calls before there was a state file"""
 
     def start(self, batch_id: str | None = None) -> Future[None]:
         """Queues the work that is due now, in one batch or in all."""
         return self._thread.submit(self._worker.catch_up, batch_id)
 
     async def caught_up(self, batch_id: str | None = None) -> bool:
-        """Waits for the work that is due now; False if it takes longer than a look may wait."""
+        """Waits for the work that is due now.
+
+        Returns False if it takes longer than a look may wait.
+        """
         if not self.store.exists:
             return True
         done = asyncio.wrap_future(self.start(batch_id))
@@ -440,32 +463,43 @@ class SimulatedBatches:
         return True
 
     def count(self, operation: str) -> int:
-        """The number of this call among those of its operation, from 1. Looking alone creates no state."""
+        """Returns the number of this call among those of its operation, from 1.
+
+        Looking alone creates no state.
+        """
         if not self.store.exists and operation not in ("create", "upload"):
             self._early[operation] += 1
             return self._early[operation]
         return self._early[operation] + self.store.counted(f"calls.{operation}")
 
     async def account(self) -> dict[str, Any]:
-        """The requests and charges of batches. `behind`: work is due that is not done yet."""
-        behind = not await self.caught_up()
-        counters = self.store.counters()
-        calls, faults = self._early.copy(), {}
-        for name, n in counters.items():
+        """Returns the requests and charges of batches. `behind`: work is due that is not done."""
+        is_behind = not await self.caught_up()
+        counters = Counter(self.store.counters())
+        calls = self._early.copy()
+        faults: dict[str, int] = {}
+        for name, count in counters.items():
             kind, _, what = name.partition(".")
             if kind == "calls":
-                calls[what] += n
+                calls[what] += count
             elif kind == "fault":
-                faults[what] = n
-        names = ("created", "cancelled", "rejected", "requests", "charged", "duplicates", "prompt_tokens")
+                faults[what] = count
         return {
-            "posts": counters.get("calls.create", 0),
-            **{name: counters.get(name, 0) for name in (*names, "completion_tokens", "files")},
+            "posts": counters["calls.create"],
+            "created": counters["created"],
+            "cancelled": counters["cancelled"],
+            "rejected": counters["rejected"],
+            "requests": counters["requests"],
+            "charged": counters["charged"],
+            "duplicates": counters["duplicates"],
+            "prompt_tokens": counters["prompt_tokens"],
+            "completion_tokens": counters["completion_tokens"],
+            "files": counters["files"],
             "kept": len(self.store.files("batch")),
             "open": len(self.store.open_batches()),
             "calls": dict(sorted(calls.items())),
             "faults": dict(sorted(faults.items())),
-            "behind": behind,
+            "behind": is_behind,
         }
 
     async def reset(self) -> None:

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agac.simulator import replies
-from agac.simulator.replies import COUNT, OBJECT, ApiError, Conversation, Event, Kind, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.replies import (
+    COUNT,
+    OBJECT,
+    ApiError,
+    Conversation,
+    Event,
+    Kind,
+    ModelAnswer,
+    ModelApi,
+    ModelCall,
+)
 from agac.simulator.schema_values import word_set
 from agac.simulator.tool_calls import AskedTool, OfferedTool, cited_pages
 
@@ -47,16 +57,28 @@ def missing(param: str) -> ApiError:
 
 
 def error_object(error: ApiError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
 
 
 def check_parameters(
-    data: Mapping[str, Any], unsupported: Mapping[str, Any], kinds: Mapping[str, Kind], code: str | None = None
+    data: Mapping[str, Any],
+    unsupported: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
+    code: str | None = None,
 ) -> None:
     """Refuses parameters that are not simulated, and values of a wrong kind; the latter with `code`."""
     for name, wanted in replies.wrong_parameters(data, unsupported, kinds):
         if not wanted:
-            raise ApiError(400, f"{name} is not supported by the simulator: leave it out.", param=name)
+            raise ApiError(
+                400, f"{name} is not supported by the simulator: leave it out.", param=name
+            )
         raise invalid(name, wanted, code)
 
 
@@ -83,7 +105,9 @@ def read_tools(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
         told, place = (tool.get(within), f"{place}.{within}") if within else (tool, place)
         if not isinstance(told, dict) or not TOOL_NAME.fullmatch(str(told.get("name"))):
             raise invalid(f"{place}.name", f"a string that matches '{TOOL_NAME.pattern}'")
-        tools.append(OfferedTool(told["name"], told.get("parameters"), strict=bool(told.get("strict"))))
+        tools.append(
+            OfferedTool(told["name"], told.get("parameters"), strict=bool(told.get("strict")))
+        )
     if choice not in ("auto", "none"):
         raise invalid("tool_choice", "auto or none: no other is simulated")
     parallel = data.get("parallel_tool_calls") is not False
@@ -93,7 +117,11 @@ def read_tools(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
 def read_call(call: Any, key: str, within: str, place: str) -> AskedTool:
     """A call that an assistant has made: its id has this key, name and arguments are in it or `within` one of it."""
     told = (call.get(within) if within else call) if isinstance(call, dict) else None
-    texts = (call.get(key), told.get("name"), told.get("arguments")) if isinstance(told, dict) else (None,)
+    texts = (
+        (call.get(key), told.get("name"), told.get("arguments"))
+        if isinstance(told, dict)
+        else (None,)
+    )
     if not all(isinstance(text, str) for text in texts):
         raise invalid(place, "an id, and a function's name and arguments, as strings")
     asked = AskedTool(*texts)
@@ -105,7 +133,8 @@ def read_call(call: Any, key: str, within: str, place: str) -> AskedTool:
 def read_text(content: Any, kinds: tuple[str, ...], param: str) -> str:
     """The text of a message; parts of these kinds are joined, others are not simulated."""
     if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in content
+        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
+        for part in content
     ):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
@@ -139,14 +168,21 @@ def read_messages(data: Mapping[str, Any]) -> Conversation:
         talk.check(param)
         if role == "assistant":
             content = "" if content is None else content
-            calls = [read_call(one, "id", "function", f"{param}.tool_calls") for one in told.get("tool_calls") or ()]
+            calls = [
+                read_call(one, "id", "function", f"{param}.tool_calls")
+                for one in told.get("tool_calls") or ()
+            ]
         talk.say(role, read_text(content, TEXTS, f"{param}.content"), calls)
     talk.check("messages")
     return talk
 
 
 def read_format(
-    form: Any, place: str, messages: Sequence[tuple[str, str]], within: str = "", needed: tuple[str, ...] = ("name",)
+    form: Any,
+    place: str,
+    messages: Sequence[tuple[str, str]],
+    within: str = "",
+    needed: tuple[str, ...] = ("name",),
 ) -> dict[str, Any]:
     """What the parameter `place` requests, as fields of a ModelCall; `needed` describes a schema, in it or `within`."""
     if form is None:
@@ -163,10 +199,17 @@ def read_format(
     schema = described.get("schema", {})
     strict_name = str(described["name"]) if described.get("strict") else None
     schema_key = f"{strict_name or ''}:{replies.canonical(schema)}"
-    return {"schema": schema, "schema_key": schema_key, "strict_name": strict_name, "wants_json": True}
+    return {
+        "schema": schema,
+        "schema_key": schema_key,
+        "strict_name": strict_name,
+        "wants_json": True,
+    }
 
 
-OF_LOOK_ALIKES = word_set("top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking")
+OF_LOOK_ALIKES = word_set(
+    "top_k min_p repetition_penalty chat_template_kwargs enable_thinking thinking"
+)
 """Parameters that OpenAI's own API does not have, and others that speak its protocol do: their models are rehearsed
 here, too, and answered as without them."""
 
@@ -175,21 +218,40 @@ _OPENAIS = re.compile(r"(gpt-\d|chatgpt|o\d)")
 
 def read_chat(data: dict[str, Any], seed: int) -> ModelCall:
     """A request for a chat completion; raises ApiError as OpenAI would answer it."""
-    known = CHAT_PARAMETERS if _OPENAIS.match(str(data.get("model"))) else CHAT_PARAMETERS | OF_LOOK_ALIKES
+    known = (
+        CHAT_PARAMETERS
+        if _OPENAIS.match(str(data.get("model")))
+        else CHAT_PARAMETERS | OF_LOOK_ALIKES
+    )
     if unknown := sorted(set(data) - known):
-        raise ApiError(400, f"Unrecognized request argument supplied: {', '.join(unknown)}", param=unknown[0])
+        raise ApiError(
+            400, f"Unrecognized request argument supplied: {', '.join(unknown)}", param=unknown[0]
+        )
     if not isinstance(data.get("model"), str) or not data["model"]:
         raise ApiError(400, "you must provide a model parameter", param="model")
     check_parameters(data, CHAT_UNSUPPORTED, CHAT_KINDS)
     if data.get("stream_options") and not data.get("stream"):
-        raise ApiError(400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream")
+        raise ApiError(
+            400,
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream",
+        )
     talk = read_messages(data)
     stream_options = data.pop("stream_options", None) or {}
-    form = read_format(data.get("response_format"), "response_format", talk.messages, within="json_schema")
+    form = read_format(
+        data.get("response_format"), "response_format", talk.messages, within="json_schema"
+    )
     stops = [data["stop"]] if isinstance(data.get("stop"), str) else data.get("stop") or []
-    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) for stop in stops):
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 4
+        or not all(isinstance(stop, str) for stop in stops)
+    ):
         raise invalid("stop", "a string or an array of up to 4 strings")
-    form |= {"stop": tuple(filter(None, stops)), "include_usage": bool(stream_options.get("include_usage"))}
+    form |= {
+        "stop": tuple(filter(None, stops)),
+        "include_usage": bool(stream_options.get("include_usage")),
+    }
     form |= read_tools(data, "function")
     if data["model"].endswith(SEARCHING):
         form["tools"] = (*form.get("tools", ()), OfferedTool("web_search", kind="web_search"))
@@ -217,12 +279,21 @@ def chat_frame(call: ModelCall, kind: str) -> dict[str, Any]:
 
 
 def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": answer.refusal}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.content,
+        "refusal": answer.refusal,
+    }
     if answer.calls:
         message["tool_calls"] = [chat_tool_call(asked) for asked in answer.calls]
     if cited := chat_annotations(answer):
         message["annotations"] = cited
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(answer)}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_reason(answer),
+    }
     frame = chat_frame(call, "chat.completion") | found_pages(answer)
     return frame | {"choices": [choice], "usage": chat_usage(call, answer)}
 
@@ -230,13 +301,19 @@ def chat_completion(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
 def url_citations(answer: ModelAnswer, text: str) -> list[dict[str, Any]]:
     """How a text refers to the pages that were found, each by all of the text."""
     pages = cited_pages(answer.hosted)
-    return [{"url": page.url, "title": page.title, "start_index": 0, "end_index": len(text)} for page in pages]
+    return [
+        {"url": page.url, "title": page.title, "start_index": 0, "end_index": len(text)}
+        for page in pages
+    ]
 
 
 def chat_annotations(answer: ModelAnswer) -> list[dict[str, Any]]:
     if answer.content is None:
         return []
-    return [{"type": "url_citation", "url_citation": one} for one in url_citations(answer, answer.content)]
+    return [
+        {"type": "url_citation", "url_citation": one}
+        for one in url_citations(answer, answer.content)
+    ]
 
 
 def found_pages(answer: ModelAnswer) -> dict[str, Any]:
@@ -250,12 +327,18 @@ def finish_reason(answer: ModelAnswer) -> str | None:
 
 
 def chat_tool_call(asked: AskedTool) -> dict[str, Any]:
-    return {"id": asked.id, "type": "function", "function": {"name": asked.name, "arguments": asked.arguments}}
+    return {
+        "id": asked.id,
+        "type": "function",
+        "function": {"name": asked.name, "arguments": asked.arguments},
+    }
 
 
 def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     """The same completion in chunks: the role, pieces of text, the end, usage if requested, and the last line."""
-    name, text = ("content", answer.content) if answer.refusal is None else ("refusal", answer.refusal)
+    name, text = (
+        ("content", answer.content) if answer.refusal is None else ("refusal", answer.refusal)
+    )
     usage = {"usage": None} if call.include_usage else {}
 
     def chunk(delta: dict[str, Any], finish: str | None = None) -> Event:
@@ -266,14 +349,19 @@ def chat_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     for piece in replies.pieces(text or ""):
         yield chunk({name: piece})
     for index, asked in enumerate(answer.calls):
-        yield chunk({"tool_calls": [{"index": index, **chat_tool_call(asked._replace(arguments=""))}]})
+        yield chunk(
+            {"tool_calls": [{"index": index, **chat_tool_call(asked._replace(arguments=""))}]}
+        )
         for piece in replies.pieces(asked.arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     if cited := chat_annotations(answer):
         yield chunk({"annotations": cited})
     yield chunk({}, finish_reason(answer)) | found_pages(answer)
     if call.include_usage:
-        yield chat_frame(call, "chat.completion.chunk") | {"choices": [], "usage": chat_usage(call, answer)}
+        yield chat_frame(call, "chat.completion.chunk") | {
+            "choices": [],
+            "usage": chat_usage(call, answer),
+        }
     yield "[DONE]"
 
 

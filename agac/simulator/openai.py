@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from agac.simulator import chat, replies
-from agac.simulator.batch_store import DAY, Batch, StoredFile
 from agac.simulator.replies import ApiError, Conversation, Event, Kind, ModelAnswer, ModelCall
 from agac.simulator.schema_values import word_set
 from agac.simulator.tool_calls import AskedTool, HostedUse
@@ -52,12 +51,20 @@ def read_response(data: dict[str, Any], seed: int) -> ModelCall:
     form = (data.get("text") or {}).get("format")
     asked = chat.read_format(form, "text.format", talk.messages, needed=("name", "schema"))
     said = talk.messages[1 if data.get("instructions") else 0 :]
-    if form and form["type"] == "json_object" and not any("json" in text.lower() for _, text in said):
+    if (
+        form
+        and form["type"] == "json_object"
+        and not any("json" in text.lower() for _, text in said)
+    ):
         message = "Response input messages must contain the word 'json' in some form to use 'text.format' of type "
         raise ApiError(400, f"{message}'json_object'.", param="input")
     asked |= chat.read_tools(data)
-    extras = {name: value for name, value in data.items() if name not in ("model", "input", "stream")}
-    return replies.model_call(data, seed, talk, max_tokens=data.get("max_output_tokens"), extras=extras, **asked)
+    extras = {
+        name: value for name, value in data.items() if name not in ("model", "input", "stream")
+    }
+    return replies.model_call(
+        data, seed, talk, max_tokens=data.get("max_output_tokens"), extras=extras, **asked
+    )
 
 
 def read_items(talk: Conversation, items: Sequence[Any], *, stored: bool) -> None:
@@ -68,8 +75,13 @@ def read_items(talk: Conversation, items: Sequence[Any], *, stored: bool) -> Non
         param, told = f"input[{index}]", item if isinstance(item, dict) else {}
         kind, item_id = told.get("type") or "message", str(told.get("id"))
         if kind == "function_call":
-            if item_id.startswith(THOUGHT_OUT) and item_id.removeprefix(THOUGHT_OUT)[:32] not in thoughts:
-                raise ApiError(400, f"Item '{item_id}' was provided without its 'reasoning' item.", param=param)
+            if (
+                item_id.startswith(THOUGHT_OUT)
+                and item_id.removeprefix(THOUGHT_OUT)[:32] not in thoughts
+            ):
+                raise ApiError(
+                    400, f"Item '{item_id}' was provided without its 'reasoning' item.", param=param
+                )
             calls.append(chat.read_call(item, "call_id", "", param))
             continue
         if calls:
@@ -98,22 +110,31 @@ def read_socket_message(message: bytes, seed: int, headers: Mapping[str, str]) -
     data = replies.read_object(message)
     kind = data.pop("type", None)
     if kind != "response.create":
-        raise ApiError(400, f"Invalid event type: {kind!r}. Expected 'response.create'.", param="type")
+        raise ApiError(
+            400, f"Invalid event type: {kind!r}. Expected 'response.create'.", param="type"
+        )
     return replace(read_response(data, seed), stream=True)
 
 
 def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
     finished = answer.word is None and (answer.has_word or answer.finish in ("stop", "tool_calls"))
-    reason = answer.ended_with("content_filter" if answer.finish == "content_filter" else "max_output_tokens")
+    reason = answer.ended_with(
+        "content_filter" if answer.finish == "content_filter" else "max_output_tokens"
+    )
     usage: dict[str, Any] = {
         "input_tokens": call.prompt_tokens,
         "input_tokens_details": {"cached_tokens": call.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": answer.tokens, "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": call.prompt_tokens + answer.tokens,
     }  # fmt: skip
-    if any(tool.kind == "x_search" for tool in call.tools):  # this is xAI's, which counts the uses of its tools
+    if any(
+        tool.kind == "x_search" for tool in call.tools
+    ):  # this is xAI's, which counts the uses of its tools
         uses = Counter(f"{use.kind}_calls" for use in answer.hosted)
-        usage |= {"num_server_side_tools_used": uses.total(), "server_side_tool_usage_details": dict(uses)}
+        usage |= {
+            "num_server_side_tools_used": uses.total(),
+            "server_side_tool_usage_details": dict(uses),
+        }
     return response_frame(call, "completed" if finished else "incomplete") | {
         "completed_at": replies.CREATED if finished else None,
         "incomplete_details": None if finished else {"reason": reason},
@@ -125,7 +146,10 @@ def response(call: ModelCall, answer: ModelAnswer) -> dict[str, Any]:
 def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]:
     """What a response holds: what the model thinks, uses of the provider's own tools, messages, calls."""
     digest, output = call.digest.hex(), list[dict[str, Any]]()
-    thinks = bool(call.tools) and (call.extras.get("reasoning") or {}).get("effort") not in (None, "none")
+    thinks = bool(call.tools) and (call.extras.get("reasoning") or {}).get("effort") not in (
+        None,
+        "none",
+    )
     if thinks:
         sealed = {"encrypted_content": replies.signature(f"rs_{digest}")}
         output.append({"id": f"rs_{digest}", "type": "reasoning", "summary": [], **sealed})
@@ -140,14 +164,22 @@ def response_items(call: ModelCall, answer: ModelAnswer) -> list[dict[str, Any]]
     for index, message in enumerate(answer.messages):
         cited = chat.url_citations(answer, message.text) if index == last else []
         annotations = [{"type": "url_citation", **one} for one in cited]
-        part: dict[str, Any] = {"type": "output_text", "text": message.text, "annotations": annotations, "logprobs": []}
+        part: dict[str, Any] = {
+            "type": "output_text",
+            "text": message.text,
+            "annotations": annotations,
+            "logprobs": [],
+        }
         if message.refusal is not None:
             part = {"type": "refusal", "refusal": message.refusal}
         item = {"id": f"msg_sim{digest}{index}", "type": "message"}
         status = {"status": "incomplete" if message.cut else "completed"}
         output.append({**item, **status, "role": "assistant", "content": [part]})
     for index, asked in enumerate(answer.calls):
-        about = {"id": f"{THOUGHT_OUT if thinks else 'fc_sim'}{digest}{index}", "type": "function_call"}
+        about = {
+            "id": f"{THOUGHT_OUT if thinks else 'fc_sim'}{digest}{index}",
+            "type": "function_call",
+        }
         told = {"call_id": asked.id, "name": asked.name, "arguments": asked.arguments}
         output.append({**about, "status": "completed", **told})
     return output
@@ -192,7 +224,9 @@ def response_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
     for index, done in enumerate(whole["output"]):
         begun = done | {"status": "in_progress"} if "status" in done else done
         steps = list(item_steps(done, {"item_id": done["id"], "output_index": index}))
-        begun |= {name: type(done[name])() for name in ("content", "arguments") if steps and name in done}
+        begun |= {
+            name: type(done[name])() for name in ("content", "arguments") if steps and name in done
+        }
         events += [
             {"type": "response.output_item.added", "output_index": index, "item": begun},
             *steps,
@@ -207,7 +241,12 @@ def item_steps(item: dict[str, Any], where: dict[str, Any]) -> Iterator[Event]:
         name = "response.function_call_arguments"
         for piece in replies.pieces(item["arguments"]):
             yield {"type": f"{name}.delta", **where, "delta": piece}
-        yield {"type": f"{name}.done", **where, "name": item["name"], "arguments": item["arguments"]}
+        yield {
+            "type": f"{name}.done",
+            **where,
+            "name": item["name"],
+            "arguments": item["arguments"],
+        }
     elif item["type"] == "web_search_call":
         yield from ({"type": f"response.web_search_call.{step}", **where} for step in SEARCH_STEPS)
     elif item["type"] == "message":
@@ -237,116 +276,22 @@ RESPONSES = replace(
     reply=response,
     events=response_events,
     failed=lambda call, error: (
-        response_frame(call, "failed") | {"error": {"code": error.code or "server_error", "message": error.message}}
+        response_frame(call, "failed")
+        | {"error": {"code": error.code or "server_error", "message": error.message}}
     ),
-    stream_error=lambda error: {"type": "error", "code": error.code, "message": error.message, "param": None},
+    stream_error=lambda error: {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "param": None,
+    },
 )
 SOCKET_RESPONSES = replace(
     RESPONSES,
     read=read_socket_message,
     error=socket_error,
-    stream_error=lambda error: {"type": "error", "error": socket_error(error)["error"]},  # the model was at work
+    stream_error=lambda error: {
+        "type": "error",
+        "error": socket_error(error)["error"],
+    },  # the model was at work
 )
-
-OPENAI_ENDPOINTS: dict[str, replies.BatchEndpoint] = {
-    "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
-    "/v1/responses": (read_response, response),
-}
-"""What batches of OpenAI and Azure may request."""
-
-
-class OpenAiBatches:
-    """OpenAI's batches, and Azure's: good results and others are in files of their own (not `one_file`). Result lines,
-    with their line end, are of a request that was answered, got an error with a status (`error_line`), got none
-    (`failed_line`), or was not done when its batch ended. `foreign_line` is of a request that was never sent."""
-
-    one_file = False
-    foreign_line = (
-        b'{"id":"batch_req_0","custom_id":"nobody-asked-this","response":{"status_code":200,"request_id":"req_0",'
-        b'"body":{}},"error":null}\n'
-    )
-    body_key = "body"
-
-    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
-        """How its requests are read, and their answers are written."""
-        return OPENAI_ENDPOINTS[batch.endpoint]
-
-    def _line(self, batch: Batch, number: int, custom_id: str, response: Any, error: Any = None) -> bytes:
-        line = {"id": f"batch_req_{batch.mark(number)}", "custom_id": custom_id, "response": response, "error": error}
-        return replies.encoded(line) + b"\n"
-
-    def good_line(self, batch: Batch, number: int, custom_id: str, body: Any, status: int = 200) -> bytes:
-        response = {"status_code": status, "request_id": f"req_{batch.mark(number)}", "body": body}
-        return self._line(batch, number, custom_id, response)
-
-    def error_line(self, batch: Batch, number: int, custom_id: str, error: ApiError) -> bytes:
-        return self.good_line(batch, number, custom_id, chat.error_object(error), error.status)
-
-    def failed_line(self, batch: Batch, number: int, custom_id: str, code: str, message: str) -> bytes:
-        return self._line(batch, number, custom_id, None, {"code": code, "message": message})
-
-    def zero_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        """A request about which the result says nothing: OpenAI's batches have had such lines."""
-        return self._line(batch, number, custom_id, {"status_code": 0, "request_id": "", "body": {}})
-
-    def unfinished_line(self, batch: Batch, number: int, custom_id: str) -> bytes:
-        message = "This request could not be executed before the completion window expired."
-        if batch.ended != "expired":
-            message = "This request was cancelled before it was executed."
-        return self.failed_line(batch, number, custom_id, f"batch_{batch.ended}", message)
-
-    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
-        """A batch as it is, but for its faults; `address` is where the simulator is served."""
-        hidden = bool(batch.masked_status(now))
-        usage = {
-            "input_tokens": batch.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": batch.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": batch.prompt_tokens + batch.completion_tokens,
-        }  # fmt: skip
-        ended: dict[str, int | None] = {f"{word}_at": None for word in ("completed", "failed", "expired", "cancelled")}
-        if batch.ended and not hidden:
-            ended[f"{batch.ended}_at"] = whole(batch.ended_at)
-        closed = batch.ended in ("completed", "expired", "cancelled")
-        return {
-            "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "model": batch.model or None,
-            "errors": {"object": "list", "data": batch.errors} if batch.errors and not hidden else None,
-            "input_file_id": batch.input_id, "completion_window": "24h", "status": batch.status(now),
-            "output_file_id": None if hidden else batch.output_id, "error_file_id": None if hidden else batch.error_id,
-            "created_at": int(batch.created_at),
-            "in_progress_at": int(batch.created_at) if batch.validated and batch.ended != "failed" else None,
-            "expires_at": whole(batch.expires_at or batch.created_at + DAY),
-            "finalizing_at": whole(batch.ended_at) if closed and not hidden else None, **ended,
-            "cancelling_at": whole(batch.cancel_at), "request_counts": _request_counts(batch),
-            "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
-            "usage": usage if batch.ended and not hidden else None,
-        }  # fmt: skip
-
-    def not_found(self, batch_id: str) -> ApiError:
-        return ApiError(404, f"No batch found with id '{batch_id}'.", param="id")
-
-    def not_open(self, batch: Batch) -> ApiError:
-        return ApiError(400, f"Cannot cancel a batch with status '{batch.ended}'.")
-
-
-def _request_counts(batch: Batch) -> dict[str, int | None]:
-    """How many of its requests are done, as the provider says; Azure says nothing of a batch that it refused."""
-    counts: dict[str, int | None] = {"total": batch.total, "completed": batch.good, "failed": batch.bad}
-    if batch.ended == "failed" and batch.family == "azure":
-        return dict.fromkeys(counts)
-    if batch.fault("batch_counts_lie") and batch.ended:
-        counts |= {"completed": batch.total, "failed": 0}
-    if batch.fault("batch_counts_short"):
-        counts["total"] = batch.total * 2 // 3
-    return counts
-
-
-def whole(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds)
-
-
-def file_object(file: StoredFile) -> dict[str, Any]:
-    return {
-        "object": "file", "id": file.id, "purpose": file.purpose, "filename": file.name, "bytes": file.bytes,
-        "created_at": int(file.created_at), "expires_at": whole(file.expires_at), "status": "processed",
-        "status_details": None,
-    }  # fmt: skip

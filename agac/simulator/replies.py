@@ -18,14 +18,18 @@ from agac.simulator.schema_values import Draft, NoMatch, word_set
 from agac.simulator.settings import RateLimits, Refusal, is_number
 from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
 
-FINGERPRINT = "agac-simulator"  # the `system_fingerprint` by which a client sees that a reply was simulated
+FINGERPRINT = (
+    "agac-simulator"  # the `system_fingerprint` by which a client sees that a reply was simulated
+)
 MARK = {"x-agac-simulated": "true"}
 CREATED = 1_735_689_600  # the creation time of every reply: a reply depends on seed and content, not on time
 KEPT_SCHEMAS = 256
 TRIES = 40  # how many values are tried where only validating tells whether one is right
 PIECE = 24  # characters in one event of a stream
 ECHO = "echo"  # the model, and the property, that repeat the user's text
-Event = Any  # one event of a stream: a JSON object, or the text that ends a stream of chat completions
+Event = (
+    Any  # one event of a stream: a JSON object, or the text that ends a stream of chat completions
+)
 
 
 @dataclass(eq=False)
@@ -66,10 +70,14 @@ def status_error(
     status: int, *, kind: str | None = None, code: str | None = None, message: str | None = None
 ) -> ApiError:
     """The error of a status, with what OpenAI says about it where nothing is given."""
-    usual_kind, usual_code, usual_message = STATUS_ERRORS.get(status, ("server_error", None, SERVER_ERROR))
+    usual_kind, usual_code, usual_message = STATUS_ERRORS.get(
+        status, ("server_error", None, SERVER_ERROR)
+    )
     if code in QUOTA_CODES:
         usual_kind, usual_code = "insufficient_quota", code
-    return ApiError(status, message or usual_message, kind=kind or usual_kind, code=code or usual_code)
+    return ApiError(
+        status, message or usual_message, kind=kind or usual_kind, code=code or usual_code
+    )
 
 
 def unknown_model(model: str) -> ApiError:
@@ -103,7 +111,9 @@ def limit_error(refusal: Refusal, model: str) -> ApiError:
         message = f"Request too large for {model} on {used}. It must be reduced in order to run successfully."
         return ApiError(429, message, kind=refusal.unit, code="rate_limit_exceeded")
     message = f"Rate limit reached for {model} on {used}. Please try again in {refusal.wait:.3f}s."
-    headers = retry_headers(refusal.wait, in_ms=True) | {"retry-after": str(math.ceil(refusal.wait))}
+    headers = retry_headers(refusal.wait, in_ms=True) | {
+        "retry-after": str(math.ceil(refusal.wait))
+    }
     return ApiError(429, message, kind=refusal.unit, code="rate_limit_exceeded", headers=headers)
 
 
@@ -153,10 +163,15 @@ class ModelCall:
     def question(self) -> bytes:
         """The same when this is sent again, also with an unusable answer quoted; each turn with tools is a new one."""
         roles = [role for role, _ in self.messages]
-        return self._until_answered(len(roles) - roles[::-1].index("tool") if "tool" in roles else 0)
+        return self._until_answered(
+            len(roles) - roles[::-1].index("tool") if "tool" in roles else 0
+        )
 
     def _until_answered(self, start: int) -> bytes:
-        said = next((i for i, (role, _) in enumerate(self.messages) if i >= start and role == "assistant"), None)
+        said = next(
+            (i for i, (role, _) in enumerate(self.messages) if i >= start and role == "assistant"),
+            None,
+        )
         return content_digest(0, [self.model, self.messages[:said]])
 
     @property
@@ -169,7 +184,9 @@ class ModelCall:
     @property
     def user_text(self) -> str:
         """What the model was told last: the user's message, or the results of its calls."""
-        return next((text for role, text in reversed(self.messages) if role in ("user", "tool")), "")
+        return next(
+            (text for role, text in reversed(self.messages) if role in ("user", "tool")), ""
+        )
 
 
 def zeroed(counts: dict[str, Any]) -> dict[str, Any]:
@@ -220,13 +237,20 @@ class ModelAnswer:
     def tokens(self) -> int:
         """An estimate of what it cost to write."""
         called = sum(token_count(call.name + call.arguments) for call in self.calls)
-        return token_count(self.content or self.refusal or "") + sum(token_count(m.text) for m in self.earlier) + called
+        return (
+            token_count(self.content or self.refusal or "")
+            + sum(token_count(m.text) for m in self.earlier)
+            + called
+        )
 
     @property
     def messages(self) -> tuple[AnswerMessage, ...]:
         if self.calls and self.content is None:
             return self.earlier
-        return (*self.earlier, AnswerMessage(self.content or "", self.refusal, cut=self.finish != "stop"))
+        return (
+            *self.earlier,
+            AnswerMessage(self.content or "", self.refusal, cut=self.finish != "stop"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +278,10 @@ class ModelApi:
         if self.failed is None or self.stream_error is None:
             return [*begun, self.error(error)]
         failed = {"type": "response.failed", "response": self.failed(call, error)}
-        return [*begun, (failed if as_response else self.stream_error(error)) | {"sequence_number": len(begun)}]
+        return [
+            *begun,
+            (failed if as_response else self.stream_error(error)) | {"sequence_number": len(begun)},
+        ]
 
 
 @dataclass(slots=True)
@@ -270,12 +297,16 @@ class Conversation:
         if calls:
             self.turns.append(tuple(calls))
             self.open_ids += [call.id for call in calls]
-        self.messages.append((role, text + "".join(f"\n{call.name}({call.arguments})" for call in calls)))
+        self.messages.append(
+            (role, text + "".join(f"\n{call.name}({call.arguments})" for call in calls))
+        )
 
     def result(self, call_id: Any, text: str, place: str) -> None:
         """What a call came to, one message with the results before it."""
         if call_id not in self.open_ids:
-            raise ApiError(400, f"{place}: no tool call found for the result of {call_id!r}.", param=place)
+            raise ApiError(
+                400, f"{place}: no tool call found for the result of {call_id!r}.", param=place
+            )
         self.open_ids.remove(call_id)
         if self.messages[-1][0] == "tool":
             text = f"{self.messages.pop()[1]}\n{text}"
@@ -288,7 +319,9 @@ class Conversation:
             raise ApiError(400, message, param=place)
 
 
-BatchEndpoint = tuple[Callable[[dict[str, Any], int], ModelCall], Callable[[ModelCall, ModelAnswer], dict[str, Any]]]
+BatchEndpoint = tuple[
+    Callable[[dict[str, Any], int], ModelCall], Callable[[ModelCall, ModelAnswer], dict[str, Any]]
+]
 """An API whose requests a batch may hold: how a body is read, how an answer is written."""
 
 
@@ -320,7 +353,9 @@ def encoded(value: Any) -> bytes:
 
 def content_digest(seed: int, content: Any) -> bytes:
     """16 bytes for a content, whatever the order of its keys."""
-    return blake2b(canonical(content).encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)).digest()
+    return blake2b(
+        canonical(content).encode(), digest_size=16, salt=(seed & (2**64 - 1)).to_bytes(8)
+    ).digest()
 
 
 def as_written(value: Any) -> str:
@@ -343,15 +378,25 @@ def model_call(data: dict[str, Any], seed: int, talk: Conversation, **more: Any)
     tokens = max(1, sum(token_count(text) for _, text in talk.messages))
     tokens += token_count(canonical(data["tools"])) if data.get("tools") else 0
     digest = content_digest(seed, data)
-    about: Any = {"prompt_tokens": tokens, "stream": stream, "turns": tuple(talk.turns), "data": data}
+    about: Any = {
+        "prompt_tokens": tokens,
+        "stream": stream,
+        "turns": tuple(talk.turns),
+        "data": data,
+    }
     return ModelCall(data["model"], tuple(talk.messages), digest, **about, **more)
 
 
-Kind = tuple[Callable[[Any], bool], str]  # what a parameter must be when it is given, and the words for it
+Kind = tuple[
+    Callable[[Any], bool], str
+]  # what a parameter must be when it is given, and the words for it
 
 
 def between(low: float, high: float) -> Kind:
-    return (lambda value: is_number(value) and low <= value <= high, f"a number from {low} to {high}")
+    return (
+        lambda value: is_number(value) and low <= value <= high,
+        f"a number from {low} to {high}",
+    )
 
 
 COUNT: Kind = (lambda value: is_number(value, int) and value >= 1, "an integer of at least 1")
@@ -418,7 +463,9 @@ class AnswerWriter:
         hosted: tuple[HostedUse, ...] = ()
         if call.may_call and any(tool.kind for tool in call.tools):
             draft = draft_for(call, 0)
-            hosted = tuple(HostedUse(tool.kind, draft.phrase(2, 5)) for tool in call.tools if tool.kind)
+            hosted = tuple(
+                HostedUse(tool.kind, draft.phrase(2, 5)) for tool in call.tools if tool.kind
+            )
         if calls := self.calls(call, rule):
             return ModelAnswer(None, "tool_calls", calls=calls, hosted=hosted)
         if rule is not None:
@@ -451,7 +498,10 @@ class AnswerWriter:
             asked = [(one["name"], as_written(one.get("arguments", {}))) for one in rule.calls]
         elif tools and call.may_call:
             asked = self.next_calls(call, tools)
-        return tuple(AskedTool(f"call_sim{call.digest.hex()[:16]}{index}", *one) for index, one in enumerate(asked))
+        return tuple(
+            AskedTool(f"call_sim{call.digest.hex()[:16]}{index}", *one)
+            for index, one in enumerate(asked)
+        )
 
     def next_calls(self, call: ModelCall, tools: list[OfferedTool]) -> list[tuple[str, str]]:
         """Names and arguments of the calls that the conversation asks for now, or else of those that settings do."""
@@ -463,25 +513,41 @@ class AnswerWriter:
         if turns[number]:
             return turns[number]
         count = self.tool_calls if call.parallel else 1
-        chosen = [(tools[place % len(tools)], place) for place in range(number * count, (number + 1) * count)]
+        chosen = [
+            (tools[place % len(tools)], place)
+            for place in range(number * count, (number + 1) * count)
+        ]
         return [(tool.name, self.arguments(call, tool, place)) for tool, place in chosen]
 
     def arguments(self, call: ModelCall, tool: OfferedTool, number: int) -> str:
         """Arguments that a tool's schema allows, made of the conversation's words, for the n-th call of all."""
         schema = {"type": "object"} if tool.parameters is None else tool.parameters
-        about: dict[str, Any] = {"schema": schema, "strict_name": tool.name if tool.strict else None}
+        about: dict[str, Any] = {
+            "schema": schema,
+            "strict_name": tool.name if tool.strict else None,
+        }
         digest = content_digest(number, call.digest.hex())
         try:
-            return plain_json(self.value(replace(call, schema_key=canonical(about), digest=digest, **about)))
+            return plain_json(
+                self.value(replace(call, schema_key=canonical(about), digest=digest, **about))
+            )
         except ApiError as error:
-            message = f"Invalid schema for function '{tool.name}': {error.message.partition(': ')[2]}"
-            raise ApiError(400, message, code="invalid_function_parameters", param="tools") from error
+            message = (
+                f"Invalid schema for function '{tool.name}': {error.message.partition(': ')[2]}"
+            )
+            raise ApiError(
+                400, message, code="invalid_function_parameters", param="tools"
+            ) from error
 
     def second_answer(self, call: ModelCall, answer: ModelAnswer) -> ModelAnswer:
         """The answer after one that is as good and says something else; the same twice if there is only one."""
         texts = (f"{mood} {call.user_text}" for mood in ("Awful:", "Lovely:", "So:"))
         calls = (replace(call, messages=(("user", text),)) for text in texts)
-        drawn = (replace(one, digest=content_digest(index, call.digest.hex())) for one in calls for index in range(8))
+        drawn = (
+            replace(one, digest=content_digest(index, call.digest.hex()))
+            for one in calls
+            for index in range(8)
+        )
         others = (self.answer(other).content or "" for other in drawn)
         first = next((text for text in others if text != answer.content), answer.content or "")
         return replace(answer, earlier=(AnswerMessage(first),))
@@ -512,7 +578,10 @@ class AnswerWriter:
         found = self.kept.get(call.schema_key)
         if found is None:
             try:
-                if call.strict_name is not None and (problem := strict_problem(call.schema)) is not None:
+                if (
+                    call.strict_name is not None
+                    and (problem := strict_problem(call.schema)) is not None
+                ):
                     raise schema_refused(problem, f" '{call.strict_name}'")
                 found = SchemaCompiler(call.schema)
                 if found.unsure:

@@ -15,7 +15,14 @@ from functools import cached_property, reduce
 from typing import Any
 from urllib.parse import unquote
 
-from agac.simulator.schema_values import FORMATS, Draft, matching_text, number_writer, text_of, word_set
+from agac.simulator.schema_values import (
+    FORMATS,
+    Draft,
+    matching_text,
+    number_writer,
+    text_of,
+    word_set,
+)
 
 ENDLESS = math.inf  # the height of a shape that has no finite value
 FLAT = 4  # below this depth only what must be is written
@@ -60,7 +67,10 @@ def merge(one: Any, other: Any) -> dict[str, Any]:
             merged[keyword] = value
         elif one[keyword] != value:
             merged[keyword] = JOINS[keyword](one[keyword], value)
-    for schema in (one, other):  # without the optional properties that one of the two does not know and forbids
+    for schema in (
+        one,
+        other,
+    ):  # without the optional properties that one of the two does not know and forbids
         named, known = merged.get("properties"), schema.get("properties") or {}
         if schema.get("additionalProperties") is False and isinstance(named, dict):
             merged["properties"] = {key: value for key, value in named.items() if key in known}
@@ -79,7 +89,11 @@ def join_types(one: Any, other: Any) -> list[str]:
 
 def join_properties(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Properties of both; what both name must satisfy both."""
-    shared = {key: {"allOf": [one[key], other[key]]} for key in one.keys() & other.keys() if one[key] != other[key]}
+    shared = {
+        key: {"allOf": [one[key], other[key]]}
+        for key in one.keys() & other.keys()
+        if one[key] != other[key]
+    }
     return {**one, **other, **shared}
 
 
@@ -97,7 +111,9 @@ JOINS: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
     "items": lambda one, other: {"allOf": [one, other]},
-    "additionalProperties": lambda one, other: (one is not False and other is not False) and {"allOf": [one, other]},
+    "additionalProperties": lambda one, other: (
+        (one is not False and other is not False) and {"allOf": [one, other]}
+    ),
     "uniqueItems": lambda one, other: one or other,
     "anyOf": join_branches,
     "oneOf": join_branches,
@@ -128,14 +144,22 @@ COUNT = (lambda value: TYPES["integer"](value) and value >= 0, "a whole number o
 FULL_LIST = (lambda value: TYPES["array"](value) and value != [], "a list with something in it")
 KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(HINTS["number"], NUMBER),
-    **dict.fromkeys(word_set("minLength maxLength minItems maxItems minProperties maxProperties"), COUNT),
+    **dict.fromkeys(
+        word_set("minLength maxLength minItems maxItems minProperties maxProperties"), COUNT
+    ),
     **dict.fromkeys(("allOf", "anyOf", "oneOf"), FULL_LIST),
     **dict.fromkeys(("enum", "prefixItems"), (TYPES["array"], "a list")),
     "multipleOf": (lambda value: NUMBER[0](value) and value > 0, "more than 0"),
     "properties": (TYPES["object"], "an object"),
-    "required": (lambda value: TYPES["array"](value) and all(map(TYPES["string"], value)), "a list of property names"),
+    "required": (
+        lambda value: TYPES["array"](value) and all(map(TYPES["string"], value)),
+        "a list of property names",
+    ),
     "pattern": (TYPES["string"], "a string"),
-    "type": (lambda value: all(name in [*TYPES] for name in listed(value)), f"of {', '.join(TYPES)}"),
+    "type": (
+        lambda value: all(name in [*TYPES] for name in listed(value)),
+        f"of {', '.join(TYPES)}",
+    ),
 }
 
 
@@ -179,7 +203,9 @@ def telling(schema: Any) -> dict[str, Any]:
     if isinstance(schema, bool):
         return {} if schema else {"enum": []}
     if not isinstance(schema, dict):
-        raise SchemaError(f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false")
+        raise SchemaError(
+            f"{json.dumps(schema)[:40]} is not a schema; a schema is an object, true or false"
+        )
     for keyword in schema.keys() & KEYWORDS.keys():
         fits, wanted = KEYWORDS[keyword]
         if not fits(schema[keyword]):
@@ -252,7 +278,9 @@ class SchemaCompiler:
         parts = [telling(part) for part in together]
         if len(parts) == 1 and not rest:
             return self.expand(parts[0], depth + 1)
-        return self.expand(reduce(merge, [self.inline(part, depth + 1) for part in parts], rest), depth + 1)
+        return self.expand(
+            reduce(merge, [self.inline(part, depth + 1) for part in parts], rest), depth + 1
+        )
 
     def inline(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         """The schema with a lone reference replaced by what it refers to, so that it can be merged."""
@@ -271,7 +299,9 @@ class SchemaCompiler:
             rest = {key: value for key, value in schema.items() if key != branching}
             self.unsure = self.unsure or bool(rest)
             branches = schema[branching]
-            self.alternatives(shape, (merge(rest, branch) if rest else branch for branch in branches), depth)
+            self.alternatives(
+                shape, (merge(rest, branch) if rest else branch for branch in branches), depth
+            )
         elif "const" in schema or "enum" in schema:
             self.fixed(shape, self.listed_values(schema))
         elif len(types := read_types(schema)) != 1:
@@ -313,7 +343,11 @@ class SchemaCompiler:
             valid = validity(self.document | others if isinstance(self.document, dict) else others)
             return [value for value in values if valid(value)]
         types = read_types(others) if "type" in others else None
-        return values if types is None else [value for value in values if any(TYPES[name](value) for name in types)]
+        return (
+            values
+            if types is None
+            else [value for value in values if any(TYPES[name](value) for name in types)]
+        )
 
     def fixed(self, shape: ValueShape, values: list[Any]) -> None:
         """One of some values; without any, there is no value at all."""
@@ -322,8 +356,12 @@ class SchemaCompiler:
         shape.only_null = values == [None]
 
     def number(self, shape: ValueShape, schema: dict[str, Any], *, whole: bool) -> None:
-        said = {keyword: Fraction(repr(schema[keyword])) for keyword in HINTS["number"] & schema.keys()}
-        low, high = ([said.get(f"m{end}imum"), said.get(f"exclusiveM{end}imum")] for end in ("in", "ax"))
+        said = {
+            keyword: Fraction(repr(schema[keyword])) for keyword in HINTS["number"] & schema.keys()
+        }
+        low, high = (
+            [said.get(f"m{end}imum"), said.get(f"exclusiveM{end}imum")] for end in ("in", "ax")
+        )
         draw = number_writer(whole, low, high, said.get("multipleOf"))
         shape.draw, shape.measure = draw or shape.draw, lambda: 0 if draw else ENDLESS
 
@@ -331,7 +369,9 @@ class SchemaCompiler:
         """An object: what is required, and more of it while there is room; a map alone gets keys that are not named."""
         required = dict.fromkeys(schema.get("required", ()))
         allowed = schema.get("additionalProperties", True)
-        named = shape.named = {name: self.shape(part, depth) for name, part in schema.get("properties", {}).items()}
+        named = shape.named = {
+            name: self.shape(part, depth) for name, part in schema.get("properties", {}).items()
+        }
         others = self.shape({"type": "string"} if allowed in (True, {}) else allowed, depth)
         least, most = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
         is_map = allowed not in (True, {}) and not named
@@ -350,16 +390,24 @@ class SchemaCompiler:
             generous = depth < FLAT and draft.left > 0
             # those required, and of the others the ones that lead least deep
             chosen = set(required)
-            optional = [key for key, part in named.items() if part.height < ENDLESS and key not in chosen]
+            optional = [
+                key for key, part in named.items() if part.height < ENDLESS and key not in chosen
+            ]
             for key in sorted(optional, key=lambda key: named[key].height):
-                if len(chosen) < most and (len(chosen) < least or (generous and draft.random.random() < 0.8)):
+                if len(chosen) < most and (
+                    len(chosen) < least or (generous and draft.random.random() < 0.8)
+                ):
                     chosen.add(key)
-            keys = [key for key in named if key in chosen] + [key for key in required if key not in named]
+            keys = [key for key in named if key in chosen] + [
+                key for key in required if key not in named
+            ]
             invented = len(keys)
             wanted = min(max(least, len(keys) + 2 if generous and is_map else 0), most)
             while len(keys) < wanted and others.height < ENDLESS:
                 word = draft.one_of(draft.words).lower()
-                keys.append(f"{word}_{len(keys) - invented + 1}" if word in keys or word in named else word)
+                keys.append(
+                    f"{word}_{len(keys) - invented + 1}" if word in keys or word in named else word
+                )
             return {key: named.get(key, others).write(draft, depth + 1, key) for key in keys}
 
         shape.draw, shape.measure = draw, measure
@@ -414,8 +462,12 @@ class SchemaCompiler:
             try:
                 compiled, tree = re.compile(pattern), parser.parse(pattern)
             except (re.error, OverflowError, RecursionError) as error:
-                raise SchemaError(f"pattern {pattern!r} is no regular expression: {error}") from error
-            shape.draw = lambda draft, depth, name: matching_text(compiled, tree, draft, least, most)
+                raise SchemaError(
+                    f"pattern {pattern!r} is no regular expression: {error}"
+                ) from error
+            shape.draw = lambda draft, depth, name: matching_text(
+                compiled, tree, draft, least, most
+            )
         elif isinstance(form, str) and form in FORMATS:
             self.unsure = self.unsure or least > 0 or most < math.inf
             shape.draw, shape.measure = lambda draft, depth, name: FORMATS[form](draft), lambda: 0
@@ -423,7 +475,9 @@ class SchemaCompiler:
             shape.draw = lambda draft, depth, name: text_of(draft, name, least, most)
 
 
-def walk_schema(schema: Any, lists: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+def walk_schema(
+    schema: Any, lists: tuple[str, ...], path: tuple[str, ...] = ()
+) -> Iterator[tuple[Any, Any]]:
     """A schema and those within it, each with its path; `lists` are the keywords with lists of schemas to follow."""
     if not isinstance(schema, dict):
         return

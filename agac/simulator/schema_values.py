@@ -33,8 +33,29 @@ CROSS = word_set(
     "doesn't don't won't can't stopped horrible annoying crash crashes leaks rude damaged wrong unusable"
 )
 SHADES = {
-    1: ("positive", "pos", "good", "happy", "glad", "satisfied", "praise", "promoter", "favorable", "favourable"),
-    -1: ("negative", "neg", "bad", "unhappy", "angry", "dissatisfied", "complaint", "detractor", "unfavorable"),
+    1: (
+        "positive",
+        "pos",
+        "good",
+        "happy",
+        "glad",
+        "satisfied",
+        "praise",
+        "promoter",
+        "favorable",
+        "favourable",
+    ),
+    -1: (
+        "negative",
+        "neg",
+        "bad",
+        "unhappy",
+        "angry",
+        "dissatisfied",
+        "complaint",
+        "detractor",
+        "unfavorable",
+    ),
     0: ("neutral", "mixed", "okay", "ok", "average", "unclear", "passive"),
 }
 
@@ -83,13 +104,19 @@ class Draft:
         if shade is not None and sum(name in (*SHADES[1], *SHADES[-1]) for name in names) > 1:
             return values[shade]
         lowered = self.text[:READ_CHARACTERS].lower()
-        named = [i for i, name in enumerate(names) if name and re.search(rf"\b{re.escape(name)}\b", lowered)]
+        named = [
+            i
+            for i, name in enumerate(names)
+            if name and re.search(rf"\b{re.escape(name)}\b", lowered)
+        ]
         if 0 < len(named) < len(values):
             return values[named[0]]
         return self.one_of(values)
 
 
-SHORT_NAMES = re.compile(r"(name|title|label|tag|topic|keyword|categor|product|city|country|type|key|code)", re.I)
+SHORT_NAMES = re.compile(
+    r"(name|title|label|tag|topic|keyword|categor|product|city|country|type|key|code)", re.I
+)
 SHARE_NAMES = re.compile(r"confidence|probability|share|ratio|certainty", re.I)
 RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
 SPAN = 100  # how far from its only bound a number is taken
@@ -130,20 +157,27 @@ class NumberRange(NamedTuple):
         beside = (near, math.nextafter(near, math.inf), math.nextafter(near, -math.inf))
         return next(filter(self.holds, chain(rounded, beside)), near)
 
-    def multiple(self, grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str) -> int | float:
+    def multiple(
+        self, grid: Fraction, first: int, total: int, draft: Draft, depth: int, name: str
+    ) -> int | float:
         """One of `total` multiples of `grid`, from the `first` on."""
         drawn = min(int(self.share_of(draft, name) * total), total - 1)
         for place in range(drawn, drawn + min(total, 200)):
             count = first + place % total
             value = grid * count
             nearest = int(value) if value.denominator == 1 else float(value)
-            if grid.denominator == 1 or nearest / float(grid) == count:  # it survives being divided by the step again
+            if (
+                grid.denominator == 1 or nearest / float(grid) == count
+            ):  # it survives being divided by the step again
                 return nearest
         return float(grid * (first + drawn))
 
 
 def number_writer(
-    whole: bool, lows: Sequence[Fraction | None], highs: Sequence[Fraction | None], step: Fraction | None
+    whole: bool,
+    lows: Sequence[Fraction | None],
+    highs: Sequence[Fraction | None],
+    step: Fraction | None,
 ) -> NumberWriter | None:
     """Writes multiples of `step`, integers when `whole`; None if there are none. Of each two bounds one is excluded."""
     low = max((bound for bound in lows if bound is not None), default=None)
@@ -151,12 +185,16 @@ def number_writer(
     is_over, is_under = low is not None and low == lows[1], high is not None and high == highs[1]
     grid = Fraction(1 if step is None else step.numerator) if whole else step
     known = low if low is not None else high or Fraction(0)
-    reach = max(Fraction(SPAN), (grid or Fraction(1)) * 4, abs(known) / 10**6)  # at 1e300, 100 more is the same
+    reach = max(
+        Fraction(SPAN), (grid or Fraction(1)) * 4, abs(known) / 10**6
+    )  # at 1e300, 100 more is the same
     start = known if low is not None or high is None else known - reach
     end = start + reach if high is None else high
     numbers = NumberRange(start, end, low, high, is_over, is_under)
     if grid is None:
-        return None if start > end or (start == end and (is_over or is_under)) else numbers.any_number
+        return (
+            None if start > end or (start == end and (is_over or is_under)) else numbers.any_number
+        )
     first, last = math.ceil(start / grid), math.floor(end / grid)
     first += is_over and first * grid == start
     last -= is_under and last * grid == end
@@ -176,7 +214,11 @@ def text_of(draft: Draft, name: str, least: int, most: float) -> str:
 
 
 def ascii_word(draft: Draft) -> str:
-    kept = "".join(letter for letter in draft.one_of(draft.words).lower() if letter.isascii() and letter.isalnum())
+    kept = "".join(
+        letter
+        for letter in draft.one_of(draft.words).lower()
+        if letter.isascii() and letter.isalnum()
+    )
     return kept or "answer"
 
 
@@ -214,7 +256,9 @@ class NoMatch(ValueError):
     """No text was found that the pattern and the lengths both allow."""
 
 
-def matching_text(compiled: re.Pattern[str], tree: Any, draft: Draft, least: int, most: float) -> str:
+def matching_text(
+    compiled: re.Pattern[str], tree: Any, draft: Draft, least: int, most: float
+) -> str:
     """A text that the pattern is found in, within the lengths; raises NoMatch."""
     for extra in range(TRIES):
         text = pattern_text(tree, draft, FEW + extra * max(1, least // 8), {})
@@ -225,7 +269,9 @@ def matching_text(compiled: re.Pattern[str], tree: Any, draft: Draft, least: int
     raise NoMatch(f"no text found for pattern {compiled.pattern!r} of {least} to {most} characters")
 
 
-def pattern_text(tree: Iterable[tuple[Any, Any]], draft: Draft, few: int, groups: dict[int | None, str]) -> str:
+def pattern_text(
+    tree: Iterable[tuple[Any, Any]], draft: Draft, few: int, groups: dict[int | None, str]
+) -> str:
     """A text along a pattern's syntax tree, whose parts have the names that the standard library gives them. Parts that
     take no room (anchors, look-around) give none and are checked at the end; `groups` are kept for references back."""
     text = ""

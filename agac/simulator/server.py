@@ -24,16 +24,24 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"  # the simulator has no login, so it serves this machine alone
-KEY_VARIABLE = "AGAC_SIMULATOR_KEY"  # of the child: other users see its command, and not its environment
+KEY_VARIABLE = (
+    "AGAC_SIMULATOR_KEY"  # of the child: other users see its command, and not its environment
+)
 SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
-STAND_INS: list[str] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
+STAND_INS: list[
+    str
+] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000
 
 
 def run_simulator(
-    settings: Settings, on_ready: Callable[[str], None], *, key: str = "", exit_with_stdin: bool = False
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    *,
+    key: str = "",
+    exit_with_stdin: bool = False,
 ) -> None:
     """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, the end of standard input). To be called in the main
     thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered: of everybody,
@@ -51,7 +59,9 @@ def run_simulator(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        runner = web.AppRunner(Simulator(settings, key).app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = web.AppRunner(
+            Simulator(settings, key).app(), access_log=None, shutdown_timeout=SHUTDOWN_S
+        )
         await runner.setup()
         try:
             on_ready(await listen(runner, settings))
@@ -91,7 +101,9 @@ async def embedded_simulator(settings: Settings | None = None, key: str = "") ->
     command = [sys.executable, "-P", "-m", "agac.simulator", (settings or Settings()).written()]
     root, environ = Path(__file__).parents[2], dict(os.environ)
     if "site-packages" not in root.parts:  # so that this package is found where it is not installed
-        environ["PYTHONPATH"] = os.pathsep.join(path for path in (environ.get("PYTHONPATH"), str(root)) if path)
+        environ["PYTHONPATH"] = os.pathsep.join(
+            path for path in (environ.get("PYTHONPATH"), str(root)) if path
+        )
     # aiohttp reads the machine's certificates, twice, when it is imported: a fifth of the time that a start takes
     environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, KEY_VARIABLE: key}
     with tempfile.TemporaryFile() as errors:
@@ -117,8 +129,15 @@ async def read_base_url(process: Process, errors: IO[bytes]) -> str:
     except ValueError as error:
         code = await process.wait()
         errors.seek(0)
-        text = errors.read()[-MAX_ERROR_LENGTH:].decode(errors="replace").strip().removeprefix("error: ")
-        raise SimulatorError(text.split("\nerror: ") if text else [f"it ended with {code}"], exit_code=code) from error
+        text = (
+            errors.read()[-MAX_ERROR_LENGTH:]
+            .decode(errors="replace")
+            .strip()
+            .removeprefix("error: ")
+        )
+        raise SimulatorError(
+            text.split("\nerror: ") if text else [f"it ended with {code}"], exit_code=code
+        ) from error
 
 
 async def stop_process(process: Process) -> None:

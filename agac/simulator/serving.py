@@ -22,7 +22,10 @@ from agac.simulator.replies import ApiError, Kind, ModelAnswer, ModelCall, canon
 from agac.simulator.settings import SimulatorError, is_number
 
 CHARACTERS = 4  # of a token
-LIFETIMES = {"5m": 300.0, "1h": 3600.0}  # seconds that an entry of Anthropic's cache lives after its last use
+LIFETIMES = {
+    "5m": 300.0,
+    "1h": 3600.0,
+}  # seconds that an entry of Anthropic's cache lives after its last use
 LEAST_CACHED = 1024  # tokens of the shortest prompt that a hosted provider caches
 HOSTED_BLOCK = 128
 LOGGED = 20_000
@@ -104,7 +107,9 @@ class ServingEngine:
     to prompts, begun ones first; requests come in while some are left, with `ranked` those of a higher priority first.
     What a step has read can be hit once it has ended, until there is no room for it. Nothing is preempted."""
 
-    def __init__(self, speed: EngineSpeed, slots: int | None = None, *, ranked: bool = False) -> None:
+    def __init__(
+        self, speed: EngineSpeed, slots: int | None = None, *, ranked: bool = False
+    ) -> None:
         self.speed, self.block, self.now, self.ranked = speed, int(speed.block), 0.0, ranked
         self.cache: dict[bytes, None] = {}  # what was read last stands last
         self.waiting: deque[ServedRequest] = deque()
@@ -115,7 +120,10 @@ class ServingEngine:
 
     def step(self) -> list[ServedRequest]:
         """Does the next step and moves `now` to its end; gives the requests that were worked on, none without work."""
-        speed, ready = self.speed, self.waiting[0].queued + self.speed.overhead if self.waiting else math.inf
+        speed, ready = (
+            self.speed,
+            self.waiting[0].queued + self.speed.overhead if self.waiting else math.inf,
+        )
         if not self.running and ready < math.inf:
             self.now = max(self.now, ready)
         writing = [one for one in self.running if not one.unread]
@@ -125,7 +133,11 @@ class ServingEngine:
             reading.append((one, min(budget, one.unread)))
             budget -= reading[-1][1]
         if writing or reading:
-            self.now += speed.step + sum(n for _, n in reading) / speed.prefill + speed.decode * len(writing)
+            self.now += (
+                speed.step
+                + sum(n for _, n in reading) / speed.prefill
+                + speed.decode * len(writing)
+            )
         for one, tokens in reading:
             one.unread -= tokens
             self.keep(one.blocks[: (one.prompt_tokens - one.unread) // self.block])
@@ -155,15 +167,28 @@ class ServingEngine:
 
     def admit(self) -> ServedRequest | None:
         """Gives the next request a slot, if it is there by now; what is cached of its prompt need not be read."""
-        if not (self.free and self.waiting and self.waiting[0].queued + self.speed.overhead <= self.now):
+        if not (
+            self.free and self.waiting and self.waiting[0].queued + self.speed.overhead <= self.now
+        ):
             return None
-        there = [one for one in self.waiting if one.queued + self.speed.overhead <= self.now] if self.ranked else ()
+        there = (
+            [one for one in self.waiting if one.queued + self.speed.overhead <= self.now]
+            if self.ranked
+            else ()
+        )
         one = max(there, key=lambda one: one.priority, default=self.waiting[0])
         self.waiting.remove(one)
-        if one.priority < 0 and self.now - one.queued > 60:  # seconds until Dynamo gives up a next turn's prefill
+        if (
+            one.priority < 0 and self.now - one.queued > 60
+        ):  # seconds until Dynamo gives up a next turn's prefill
             return self.admit()
         one.slot, one.started = heapq.heappop(self.free), self.now
-        hit = next((i for i, name in enumerate(one.blocks) if name not in self.cache), len(one.blocks)) * self.block
+        hit = (
+            next(
+                (i for i, name in enumerate(one.blocks) if name not in self.cache), len(one.blocks)
+            )
+            * self.block
+        )
         one.cached_tokens = min(hit, one.prompt_tokens - 1)
         one.unread = one.prompt_tokens - one.cached_tokens
         self.prompt_tokens += one.prompt_tokens
@@ -181,7 +206,10 @@ class ServingEngine:
         while worked := self.step():
             await sleep_until(self.now)
             for request in worked:
-                for event, at in ((request.begun, request.first_token), (request.done, request.ended)):
+                for event, at in (
+                    (request.begun, request.first_token),
+                    (request.done, request.ended),
+                ):
                     if at is not None:
                         event.set()
         self.task = None
@@ -254,11 +282,21 @@ class PromptCache:
     def __init__(self) -> None:
         self.entries: dict[bytes, tuple[float, float]] = {}
 
-    def look_up(self, call: ModelCall, size: int, ends: PromptEnds, now: float) -> tuple[ModelCall, dict[bytes, str]]:
+    def look_up(
+        self, call: ModelCall, size: int, ends: PromptEnds, now: float
+    ) -> tuple[ModelCall, dict[bytes, str]]:
         """The request, of so many tokens, with those read and written of them; entries to keep when it is answered."""
-        marked = [index for index, (_, tokens, ttl) in enumerate(ends) if ttl and tokens >= LEAST_CACHED]
-        looked = (end for index in reversed(marked) for end in reversed(ends[max(0, index - LOOK_BACK) : index + 1]))
-        since_until = ((tokens, *self.entries.get(name, (math.inf, 0.0))) for name, tokens, _ in looked)
+        marked = [
+            index for index, (_, tokens, ttl) in enumerate(ends) if ttl and tokens >= LEAST_CACHED
+        ]
+        looked = (
+            end
+            for index in reversed(marked)
+            for end in reversed(ends[max(0, index - LOOK_BACK) : index + 1])
+        )
+        since_until = (
+            (tokens, *self.entries.get(name, (math.inf, 0.0))) for name, tokens, _ in looked
+        )
         read = next((tokens for tokens, since, until in since_until if since <= now < until), 0)
         written, at = dict[str, int](), read
         for _, tokens, ttl in (ends[index] for index in marked):
@@ -270,7 +308,10 @@ class PromptCache:
     def keep(self, entries: Mapping[bytes, str], now: float) -> None:
         """Makes entries readable, or live longer."""
         for name, ttl in entries.items():
-            self.entries[name] = (min(now, self.entries.get(name, (now, 0))[0]), now + LIFETIMES.get(ttl, 300.0))
+            self.entries[name] = (
+                min(now, self.entries.get(name, (now, 0))[0]),
+                now + LIFETIMES.get(ttl, 300.0),
+            )
 
 
 HINTS: dict[str, Kind] = {
@@ -284,17 +325,24 @@ def take_hints(body: bytes, version: str) -> tuple[bytes, dict[str, Any]]:
     """A request without `nvext`, and the hints in it. Raises ApiError for what a Dynamo of this version refuses."""
     if b'"nvext"' not in body:
         return body, {}
-    data, other = replies.read_object(body), "priority" if version == "1.0" else "latency_sensitivity"
+    data, other = (
+        replies.read_object(body),
+        "priority" if version == "1.0" else "latency_sensitivity",
+    )
     told = _checked(data.pop("nvext", {}), "nvext", {"agent_hints": replies.OBJECT})
     kinds = {name: kind for name, kind in HINTS.items() if name != other}
-    return json.dumps(data).encode(), _checked(told.get("agent_hints", {}), "nvext.agent_hints", kinds)
+    return json.dumps(data).encode(), _checked(
+        told.get("agent_hints", {}), "nvext.agent_hints", kinds
+    )
 
 
 def _checked(told: Any, place: str, kinds: Mapping[str, Kind]) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise invalid(place, "an object")
     if unknown := sorted(told.keys() - kinds.keys()):
-        raise ApiError(400, f"{place}: unknown field `{unknown[0]}`, expected one of {', '.join(kinds)}")
+        raise ApiError(
+            400, f"{place}: unknown field `{unknown[0]}`, expected one of {', '.join(kinds)}"
+        )
     for name, wanted in replies.wrong_parameters(told, {}, kinds):
         raise invalid(f"{place}.{name}", wanted)
     return told
@@ -305,7 +353,11 @@ class ModelServer:
 
     def __init__(self, serving: str | None, slots: int | None, dynamo: str | None = None) -> None:
         if dynamo is not None and not re.fullmatch(r"1\.\d{1,3}", dynamo):
-            raise SimulatorError([f"dynamo {dynamo!r} is no version whose hints the simulator knows; write 1.0 to 1.6"])
+            raise SimulatorError(
+                [
+                    f"dynamo {dynamo!r} is no version whose hints the simulator knows; write 1.0 to 1.6"
+                ]
+            )
         speed = parse_speed(serving) if serving else None
         self.engine = ServingEngine(speed, slots, ranked=dynamo is not None) if speed else None
         self.slots = FixedSlots(slots) if slots else None
@@ -324,9 +376,13 @@ class ModelServer:
             return call, None
         request = ServedRequest(call.conversation.hex(), clock(), call.prompt_tokens, answer.tokens)
         if self.prompts is not None:
-            request.prompt_tokens, ends = prompt_ends(call.data, self.engine.block if self.engine else HOSTED_BLOCK)
+            request.prompt_tokens, ends = prompt_ends(
+                call.data, self.engine.block if self.engine else HOSTED_BLOCK
+            )
             request.blocks = tuple(name for name, _, _ in ends) if self.engine else ()
-            request.priority = float(call.hints.get("priority", call.hints.get("latency_sensitivity", 0)))
+            request.priority = float(
+                call.hints.get("priority", call.hints.get("latency_sensitivity", 0))
+            )
             if self.engine and call.hints.get("speculative_prefill"):
                 request.then = next_turn(call, answer, self.engine.block)
             ends = prompt_ends(call.data, None)[1] if marked else ends
@@ -347,9 +403,16 @@ class ModelServer:
         offset = time.time() - asyncio.get_running_loop().time()
         found = []
         for one in self.log:
-            at = {name: getattr(one, name) for name in ("queued", "started", "first_token", "ended")}
-            shown = {name: getattr(one, name) for name in ("conversation", "slot", "prompt_tokens", "cached_tokens")}
-            found.append(shown | {name: None if when is None else when + offset for name, when in at.items()})
+            at = {
+                name: getattr(one, name) for name in ("queued", "started", "first_token", "ended")
+            }
+            shown = {
+                name: getattr(one, name)
+                for name in ("conversation", "slot", "prompt_tokens", "cached_tokens")
+            }
+            found.append(
+                shown | {name: None if when is None else when + offset for name, when in at.items()}
+            )
         return {"requests": found}
 
     def forget(self) -> None:

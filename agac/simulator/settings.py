@@ -48,26 +48,42 @@ class Settings:
 
     port: int = setting(0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535)
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")
-    latency: str = setting("0", str, "Seconds, or normal:M,SD lognormal:M,S uniform:A,B.", metavar="SECONDS")
-    slots: int | None = setting(None, int, "Requests served at once; the others wait.", metavar="N", least=1)
+    latency: str = setting(
+        "0", str, "Seconds, or normal:M,SD lognormal:M,S uniform:A,B.", metavar="SECONDS"
+    )
+    slots: int | None = setting(
+        None, int, "Requests served at once; the others wait.", metavar="N", least=1
+    )
     serving: str | None = setting(
         None, str, "Time and cache as an inference engine: h100, hosted (a cache alone), or prefill=8300,step=0.033,…",
         metavar="ENGINE",
     )  # fmt: skip
-    dynamo: str | None = setting(None, str, "Take the hints of this version of Dynamo: 1.0 to 1.6.", metavar="V")
+    dynamo: str | None = setting(
+        None, str, "Take the hints of this version of Dynamo: 1.0 to 1.6.", metavar="V"
+    )
     rpm: int | None = setting(None, int, "Requests per minute before 429.", metavar="N", least=1)
     tpm: int | None = setting(None, int, "Tokens per minute before 429.", metavar="N", least=1)
     burst: int | None = setting(
-        None, int, "Requests that may come at once; a minute's worth by default.", metavar="N", least=1
+        None,
+        int,
+        "Requests that may come at once; a minute's worth by default.",
+        metavar="N",
+        least=1,
     )
     batch_seconds: float = setting(
-        0.0, float, "How long a batch takes from its creation; 0: no time at all.", metavar="S", least=0
+        0.0,
+        float,
+        "How long a batch takes from its creation; 0: no time at all.",
+        metavar="S",
+        least=0,
     )
     state: Path | None = setting(None, Path, "Keep batches and files here, for the next time.")  # noqa: RUF009
     websocket: bool = setting(
         True, bool, "Accept no WebSockets, as a server that speaks HTTP alone.", name="no-websocket"
     )
-    tool_turns: int = setting(1, int, "Turns that ask for tools where a request offers some.", metavar="N", least=0)
+    tool_turns: int = setting(
+        1, int, "Turns that ask for tools where a request offers some.", metavar="N", least=0
+    )
     tool_calls: int = setting(1, int, "Calls in such a turn.", metavar="N", least=1)
     tools_with_schema: str = setting(
         "taken", str, "A response format beside tools: taken, refused, or ignored (the prompt alone counts).",
@@ -81,9 +97,15 @@ class Settings:
         found = []
         for name, flag, default in setting_flags():
             value, most = getattr(self, name), math.inf if flag.most is None else flag.most
-            fits = value is None or flag.least is None or (is_number(value, flag.kind) and flag.least <= value <= most)
+            fits = (
+                value is None
+                or flag.least is None
+                or (is_number(value, flag.kind) and flag.least <= value <= most)
+            )
             if not fits:
-                bounds = f"{flag.least} or more" if flag.most is None else f"{flag.least} to {flag.most}"
+                bounds = (
+                    f"{flag.least} or more" if flag.most is None else f"{flag.least} to {flag.most}"
+                )
                 remedy = ", or leave it out for no limit" if default is None else ""
                 found.append(f"{flag.name} is {value!r}; use {bounds}{remedy}")
         if self.tools_with_schema not in TOOLS_WITH_SCHEMA:
@@ -176,7 +198,9 @@ class Refusal(NamedTuple):
 class RateLimits:
     """Requests and tokens a minute; None: no limit. `burst`: so many may come at once. A refused one takes nothing."""
 
-    def __init__(self, rpm: int | None = None, tpm: int | None = None, burst: int | None = None) -> None:
+    def __init__(
+        self, rpm: int | None = None, tpm: int | None = None, burst: int | None = None
+    ) -> None:
         self._buckets = []
         for unit, per_minute, size in (("requests", rpm, burst), ("tokens", tpm, tpm)):
             if per_minute:
@@ -192,7 +216,9 @@ class RateLimits:
             missing = amount - bucket.level
             if amount > bucket.size or missing >= 1e-9:
                 wait = math.inf if amount > bucket.size else missing * 60 / bucket.per_minute
-                return Refusal(bucket.unit, bucket.per_minute, bucket.size - bucket.remaining, amount, wait)
+                return Refusal(
+                    bucket.unit, bucket.per_minute, bucket.size - bucket.remaining, amount, wait
+                )
             taken.append((bucket, amount))
         for bucket, amount in taken:
             bucket.level -= amount
@@ -218,8 +244,12 @@ class RateLimits:
 def read_limits(given: dict[str, Any]) -> RateLimits:
     """Limits from an object such as `{"rpm": 600}`, `{}` for none; raises SimulatorError with all that is wrong."""
     known = ("rpm", "tpm", "burst")
-    problems = [f"{name!r} is no limit; known: {', '.join(known)}" for name in given if name not in known]
-    problems += Settings(rpm=given.get("rpm"), tpm=given.get("tpm"), burst=given.get("burst")).problems()
+    problems = [
+        f"{name!r} is no limit; known: {', '.join(known)}" for name in given if name not in known
+    ]
+    problems += Settings(
+        rpm=given.get("rpm"), tpm=given.get("tpm"), burst=given.get("burst")
+    ).problems()
     if problems:
         raise SimulatorError(problems)
     return RateLimits(**given)

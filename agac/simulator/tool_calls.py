@@ -68,7 +68,9 @@ class ScriptRule:
         """Whether the rule is meant for a conversation as far as it is."""
         turn = 1 + sum(role == "assistant" for role, _ in messages)
         wanted = [self.match] if isinstance(self.match, str) else self.match
-        return self.turn in (None, turn) and all(any(one in text for _, text in messages) for one in wanted)
+        return self.turn in (None, turn) and all(
+            any(one in text for _, text in messages) for one in wanted
+        )
 
 
 MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")
@@ -94,6 +96,8 @@ def marked_arguments(text: str) -> str:
 def asked_turns(messages: Iterable[tuple[str, str]], automatic: int) -> list[list[tuple[str, str]]]:
     """The calls of each turn that a conversation asks for: those that the user's messages mark, or else so many
     `automatic` turns, without calls; then those that results mark, as a model makes them that believes all it reads."""
-    said = [(role, turn) for role, text in messages if "tool:" in text for turn in marked_turns(text)]
+    said = [
+        (role, turn) for role, text in messages if "tool:" in text for turn in marked_turns(text)
+    ]
     by_user, by_results = ([turn for role, turn in said if role == one] for one in ("user", "tool"))
     return (by_user or [[]] * automatic) + by_results

@@ -14,7 +14,7 @@ from pages import ROOT, Block, blocks, pages
 from agac import api
 from agac.api import validate
 from agac.api.project import open_project
-from agac.simulator.faults import load_rules, parse_rules, parse_script
+from agac.simulator.fault_files import load_rules, parse_rules, parse_script
 from agac.spec.test_files import find_cases
 from agac.spec.yaml import parse_yaml
 

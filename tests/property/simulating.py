@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from agac.simulator.app import Simulator
-from agac.simulator.batch_store import Batch, read_batch
+from agac.simulator.batch_state import Batch
+from agac.simulator.batch_store import read_batch
 from agac.simulator.server import listen
 from agac.simulator.settings import Settings
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from support.batchclient import BatchClient, as_jsonl, line, question, rows, statuses
 
-from agac.simulator import batch_worker
+from agac.simulator import openai_batches
 from agac.simulator.batch_store import BatchStore
 
 
@@ -128,7 +128,7 @@ async def test_a_batch_whose_input_is_wrong_fails_and_nothing_of_it_runs(
 async def test_files_of_nothing_and_of_too_much_are_refused(api: BatchClient, monkeypatch: pytest.MonkeyPatch) -> None:
     status, data = await api.try_upload(b"", purpose="batch")
     assert (status, data["error"]["message"]) == (400, "The file is empty.")
-    monkeypatch.setattr(batch_worker, "MAX_INPUT_BYTES", 100)
+    monkeypatch.setattr(openai_batches, "MAX_INPUT_BYTES", 100)
     for lines, code in ((as_jsonl(rows(2)), "file_too_large"), (b"\n \n", "empty_file")):
         assert [error["code"] for error in (await api.run(lines))["errors"]["data"]] == [code]
     monkeypatch.undo()

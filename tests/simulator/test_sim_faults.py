@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 
-from agac.simulator.faults import FAULTS, OPERATIONS, FaultPlan, FaultRule, load_rules, parse_rules
+from agac.simulator.fault_files import load_rules, parse_rules
+from agac.simulator.fault_plan import FaultPlan
+from agac.simulator.faults import FAULTS, OPERATIONS, FaultRule
 from agac.simulator.replies import ModelCall
 from agac.simulator.settings import SimulatorError
 

@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from agac.simulator import batch_api
+from agac.simulator import anthropic_batches
 
 HEADERS = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
 
@@ -186,7 +186,7 @@ async def test_bodies_that_anthropic_refuses_are_refused_at_once(client: Any, bo
 
 
 async def test_too_large_a_body_and_missing_headers_are_refused(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_api, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(anthropic_batches, "MAX_BODY_BYTES", 1000)
     status, data = await post(client, json.dumps({"requests": requests(20)}).encode())
     assert (status, data["error"]["type"]) == (413, "request_too_large")
     url = f"{client.root}/v1/messages/batches"

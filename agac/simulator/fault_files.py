@@ -1,0 +1,284 @@
+"""Files of faults and of scripts: read, checked, and made into rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agac.core.errors import nearest
+from agac.simulator import replies
+from agac.simulator.faults import (
+    FAULTS,
+    FOREIGN_FORMS,
+    JUNK_BODIES,
+    OPERATIONS,
+    SELECTORS,
+    SINGLE_PHASES,
+    FaultRule,
+)
+from agac.simulator.replies import Kind
+from agac.simulator.settings import SimulatorError, is_number
+from agac.simulator.tool_calls import ScriptRule
+
+if TYPE_CHECKING:
+    import yaml
+
+
+def parse_rules(data: Any, source: str) -> list[FaultRule]:
+    """Makes rules of a list; raises SimulatorError with every problem."""
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        example = "such as `- {kind: rate_limit, rate: 0.05}`"
+        raise SimulatorError([f"{source}: a faults file is a list of rules, {example}"])
+    problems = [
+        problem
+        for index, item in enumerate(data)
+        for problem in rule_problems(item, f"{source}: faults[{index}]")
+    ]
+    if problems:
+        raise SimulatorError(problems)
+    return [make_rule(index, item) for index, item in enumerate(data)]
+
+
+def make_rule(index: int, item: Mapping[str, Any]) -> FaultRule:
+    """Makes the rule of an item without problems."""
+    fault = FAULTS[item["kind"]]
+    conditions: dict[str, Any] = {}
+    values = dict(fault.defaults)
+    for key, value in item.items():
+        if key in fault.keys:
+            values[key] = value
+        elif key in ("at", "lines"):
+            conditions[key] = frozenset(value if isinstance(value, list) else [value])
+        elif key in ("first", "attempts"):
+            conditions["first"] = value
+        elif key not in ("kind", "always"):
+            conditions[key] = value
+    return FaultRule(item["kind"], index, values=values, **conditions)
+
+
+def parse_script(data: Any, source: str) -> list[ScriptRule]:
+    """Makes what a model says of a list of rules; raises SimulatorError with every problem."""
+    items = data if isinstance(data, list) else [data]
+    problems = [
+        problem
+        for index, item in enumerate(items)
+        for problem in script_problems(item, f"{source}: script[{index}]")
+    ]
+    if problems:
+        raise SimulatorError(problems)
+    return [ScriptRule(**item) for item in items]
+
+
+def script_problems(item: Any, where: str) -> Iterator[str]:
+    if not isinstance(item, dict) or ("reply" in item) == ("calls" in item):
+        example = "such as `{match: Paris, reply: France}`"
+        yield f"{where} must be a mapping with a `reply` or with `calls`, {example}"
+        return
+    for key, value in item.items():
+        if key not in SCRIPT_KEYS:
+            yield f"{where}.{key} must be left out; known: {', '.join(SCRIPT_KEYS)}"
+            continue
+        fits, wanted = SCRIPT_KEYS[key]
+        if not fits(value):
+            yield f"{where}.{key} must be {wanted}"
+
+
+def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] = parse_rules) -> list[Any]:
+    """Reads a file of faults or a script, JSON for `.json`, else YAML.
+
+    Raises SimulatorError with all that is wrong.
+    """
+    import yaml  # only who uses faults pays for it
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return parse(data, str(path))
+    except FileNotFoundError:
+        problem = f"no such file: {path}"
+    except OSError as error:
+        problem = f"{path}: the file cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError as error:
+        problem = f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
+    except json.JSONDecodeError as error:
+        problem = f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = f"{path}{place}: not valid YAML: {error.problem or error.context}"
+    except yaml.reader.ReaderError as error:
+        problem = f"{path}:{unreadable_character(text, error)}"
+    except ValueError as error:  # a date that does not exist, for one
+        problem = f"{path}: not valid YAML: {error}"
+    raise SimulatorError([problem])
+
+
+def unreadable_character(text: str, error: yaml.reader.ReaderError) -> str:
+    """Returns where a text holds a character that YAML does not allow, and which."""
+    before = text[: error.position]
+    line = before.count("\n") + 1
+    column = error.position - before.rfind("\n")
+    return f"{line}:{column}: not valid YAML: the character U+{error.character:04X}"
+
+
+def rule_problems(item: Any, where: str) -> Iterator[str]:
+    """Gives all that is wrong with an item of a faults file."""
+    if not isinstance(item, dict):
+        yield f"{where}: a rule is a mapping with a `kind`, not {item!r:.40}"
+        return
+    kind = item.get("kind")
+    if not isinstance(kind, str) or kind not in FAULTS:
+        what = "`kind` is missing"
+        if kind is not None:
+            what = f"unknown kind {kind!r:.40}{guess(kind, FAULTS)}"
+        yield f"{where}: {what}; known: {', '.join(FAULTS)}"
+        kind = None
+    right: dict[str, Any] = {}
+    for key, value in item.items():
+        if key == "kind":
+            continue
+        problem = key_problem(key, value, kind)
+        if problem:
+            yield f"{where}{problem}"
+        else:
+            right[key] = value
+    if "first" in item and "attempts" in item:
+        yield f"{where}: `first` and `attempts` mean the same; write one of them"
+    if right.get("in_ms") and right.get("retry_after") is None:
+        yield f"{where}.in_ms: says how `retry_after` is told, which is missing; add it"
+
+
+def key_problem(key: Any, value: Any, kind: str | None) -> str:
+    """Returns what is wrong with a key of a rule of this kind (None: an unknown one)."""
+    known = FAULTS[kind].all_keys if kind else SELECTORS
+    checks = KEYS | BATCH_KEYS
+    if kind is None or FAULTS[kind].phase in SINGLE_PHASES:
+        checks = BATCH_KEYS | KEYS
+    if key not in checks:
+        near = guess(key, known if kind else checks)
+        return f": unknown key {key!r}{near}; known: {', '.join(known)}"
+    if kind and key not in known:
+        takers = ", ".join(name for name, other in FAULTS.items() if key in other.all_keys)
+        return f": {kind!r} takes no key {key!r}; it is for: {takers}"
+    fits, wanted = checks[key]
+    if not fits(value):
+        return f".{key}: must be {wanted}, not {value!r:.40}"
+    return ""
+
+
+def guess(word: Any, known: Any) -> str:
+    """Returns `; did you mean …?` if a known word is near."""
+    near = nearest(str(word), known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def is_count(value: Any, minimum: int = 1) -> bool:
+    return is_number(value, int) and value >= minimum
+
+
+def is_count_or_zero(value: Any) -> bool:
+    return is_count(value, 0)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def is_text_or_texts(value: Any) -> bool:
+    return all(map(is_text, value if isinstance(value, list) else [value]))
+
+
+def is_status(value: Any, minimum: int) -> bool:
+    return is_count(value, minimum) and value <= 599
+
+
+def is_amount(value: Any) -> bool:
+    return is_number(value) and value >= 0
+
+
+def is_numbers_of_requests(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(is_count, value))
+    return is_count(value)
+
+
+def is_scripted_calls(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_scripted_call, value))
+
+
+def is_scripted_call(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    return set(value) <= {"name", "arguments"}
+
+
+def or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def one_of(choices: tuple[str, ...]) -> Kind:
+    return (lambda value: value in choices, f"one of {', '.join(choices)}")
+
+
+A_TEXT: Kind = (is_text, "a text")
+A_COUNT: Kind = (is_count, "a count of 1 or more")
+
+KEYS: dict[str, Kind] = {
+    "rate": (lambda value: is_amount(value) and value <= 1, "a share from 0 to 1"),
+    "at": (is_numbers_of_requests, "a list of request numbers, counted from 1"),
+    "match": (is_text, "a text to look for in the messages"),
+    "first": A_COUNT,
+    "attempts": A_COUNT,
+    "always": (lambda value: value is True, "true (or left out)"),
+    "status": (lambda value: is_status(value, 500), "a status from 500 to 599"),
+    "retry_after": (or_null(is_amount), "a number of seconds, or null"),
+    "in_ms": replies.TRUTH,
+    "seconds": (is_amount, "a number of seconds"),
+    "after_bytes": (or_null(is_count_or_zero), "a count of bytes, or null"),
+    "message": A_TEXT,
+    "code": A_TEXT,
+    "marked": replies.TRUTH,
+    "failed": replies.TRUTH,
+    "begun": replies.TRUTH,
+    "word": (or_null(replies.TEXT[0]), "a text, or null"),
+}
+
+SCRIPT_KEYS: dict[str, Kind] = {
+    "match": (is_text_or_texts, "a text, or a list of texts"),
+    "turn": A_COUNT,
+    "reply": (lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
+    "calls": (
+        is_scripted_calls,
+        "a list of calls such as {name: search, arguments: {query: lamps}}",
+    ),
+}
+
+BATCH_KEYS: dict[str, Kind] = {
+    "at": (
+        is_numbers_of_requests,
+        "a list of numbers of calls, counted from 1 for each operation",
+    ),
+    "match": (is_text, "a text to look for in the requests"),
+    "status": (lambda value: is_status(value, 400), "a status from 400 to 599"),
+    "lines": (
+        is_numbers_of_requests,
+        "a list of numbers of a batch's requests, counted from 1",
+    ),
+    "op": one_of(OPERATIONS),
+    "when": (lambda value: value in ("before", "after"), "before or after"),
+    "type": A_TEXT,
+    "times": A_COUNT,
+    "line": (is_count, "the number of a line, from 1"),
+    "tokens": (is_count_or_zero, "a count of tokens"),
+    "after": (is_count_or_zero, "a count of requests"),
+    "word": A_TEXT,
+    "form": one_of(FOREIGN_FORMS),
+    "body": one_of(JUNK_BODIES),
+    "size": A_COUNT,
+    "bytes": A_COUNT,
+}
+"""The keys of rules about batches, where they differ from KEYS or are for batches alone."""

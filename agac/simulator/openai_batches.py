@@ -1,0 +1,325 @@
+"""OpenAI's batches, and Azure's: how their input is checked, and how they and their results read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agac.simulator import chat, replies
+from agac.simulator.batch_state import DAY, Batch, BatchDialect, BatchOrder, BatchRequest
+from agac.simulator.batch_store import StoredFile
+from agac.simulator.openai import read_response, response
+from agac.simulator.replies import ApiError
+
+ENDPOINTS: dict[str, replies.BatchEndpoint] = {
+    "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
+    "/v1/responses": (read_response, response),
+}
+"""What batches may request."""
+
+CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata")
+MAX_METADATA = 16
+MAX_KEY_LENGTH = 64
+MAX_VALUE_LENGTH = 512
+
+MAX_ERRORS = 100
+MAX_ID_LENGTH = 64
+MAX_INPUT_BYTES = 200_000_000
+MAX_REQUESTS = {"openai": 50_000, "azure": 100_000}
+
+
+class OpenAiBatches(BatchDialect):
+    """OpenAI's batches, and Azure's: good results and the others are in two files."""
+
+    body_key = "body"
+    one_file = False
+    foreign_line = (
+        b'{"id":"batch_req_0","custom_id":"nobody-asked-this",'
+        b'"response":{"status_code":200,"request_id":"req_0","body":{}},"error":null}\n'
+    )
+    id_prefix = "batch_"
+    page_parameter = "after"
+    max_page = 100
+    page_frame: ClassVar[Mapping[str, Any]] = {"object": "list"}
+    headers = replies.MARK
+
+    def check_headers(self, headers: Mapping[str, str]) -> None:
+        """Takes all: OpenAI requires none."""
+
+    def read_order(self, body: bytes) -> BatchOrder:
+        return read_order(replies.read_object(body))
+
+    def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
+        return ENDPOINTS[batch.endpoint]
+
+    def good_line(self, request: BatchRequest, body: Any, status: int = 200) -> bytes:
+        about = {"status_code": status, "request_id": f"req_{request.mark}", "body": body}
+        return result_line(request, about)
+
+    def error_line(self, request: BatchRequest, error: ApiError) -> bytes:
+        return self.good_line(request, chat.error_object(error), error.status)
+
+    def failed_line(self, request: BatchRequest, code: str, message: str) -> bytes:
+        return result_line(request, None, {"code": code, "message": message})
+
+    def zero_line(self, request: BatchRequest) -> bytes:
+        # OpenAI's batches have had such lines
+        return result_line(request, {"status_code": 0, "request_id": "", "body": {}})
+
+    def unfinished_line(self, request: BatchRequest, ended: str) -> bytes:
+        message = "This request was cancelled before it was executed."
+        if ended == "expired":
+            message = "This request could not be executed before the completion window expired."
+        return self.failed_line(request, f"batch_{ended}", message)
+
+    def batch_object(self, batch: Batch, now: float, address: str) -> dict[str, Any]:
+        is_running = batch.validated and batch.ended != "failed"
+        return {
+            "id": batch.id,
+            "object": "batch",
+            "endpoint": batch.endpoint,
+            "model": batch.model or None,
+            "errors": None,
+            "input_file_id": batch.input_id,
+            "completion_window": "24h",
+            "status": batch.status(now),
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": int(batch.created_at),
+            "in_progress_at": int(batch.created_at) if is_running else None,
+            "expires_at": whole(batch.expires_at or batch.created_at + DAY),
+            "finalizing_at": None,
+            "completed_at": None,
+            "failed_at": None,
+            "expired_at": None,
+            "cancelled_at": None,
+            "cancelling_at": whole(batch.cancel_at),
+            "request_counts": request_counts(batch),
+            "metadata": None if batch.fault("batch_no_metadata") else batch.metadata,
+            "usage": None,
+        } | ({} if batch.masked_status(now) else end_fields(batch))
+
+    def not_found(self, batch_id: str) -> ApiError:
+        return ApiError(404, f"No batch found with id '{batch_id}'.", param="id")
+
+    def not_listed(self, batch_id: str) -> ApiError:
+        return ApiError(400, f"Invalid 'after': no such batch: {batch_id}", param="after")
+
+    def not_open(self, batch: Batch) -> ApiError:
+        return ApiError(400, f"Cannot cancel a batch with status '{batch.ended}'.")
+
+    def rejected(self, rule: Mapping[str, Any]) -> ApiError:
+        message = rule.get("message") or "The batch was rejected."
+        return ApiError(400, message, code=rule.get("code") or "invalid_request")
+
+    def over_cap(self, model: str, max_tokens: int) -> ApiError:
+        message = (
+            f"Enqueued token limit reached for {model}. Limit: {max_tokens:,} enqueued tokens. "
+            "Please try again once some batches have completed."
+        )
+        return ApiError(429, message, code="token_limit_exceeded")
+
+
+def result_line(request: BatchRequest, answer: Any, error: Any = None) -> bytes:
+    line = {
+        "id": f"batch_req_{request.mark}",
+        "custom_id": request.custom_id,
+        "response": answer,
+        "error": error,
+    }
+    return replies.encoded(line) + b"\n"
+
+
+def end_fields(batch: Batch) -> dict[str, Any]:
+    """Returns the fields of a batch that its end sets."""
+    fields: dict[str, Any] = {"output_file_id": batch.output_id, "error_file_id": batch.error_id}
+    if batch.errors:
+        fields["errors"] = {"object": "list", "data": batch.errors}
+    if batch.ended:
+        fields[f"{batch.ended}_at"] = whole(batch.ended_at)
+        fields["usage"] = batch_usage(batch)
+    if batch.ended in ("completed", "expired", "cancelled"):
+        fields["finalizing_at"] = whole(batch.ended_at)
+    return fields
+
+
+def batch_usage(batch: Batch) -> dict[str, Any]:
+    return {
+        "input_tokens": batch.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": batch.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+    }
+
+
+def request_counts(batch: Batch) -> dict[str, int | None]:
+    """Returns how many requests are done, as the provider or a fault says."""
+    if batch.ended == "failed" and batch.family == "azure":
+        return {"total": None, "completed": None, "failed": None}  # Azure says nothing of those
+    counts: dict[str, int | None]
+    counts = {"total": batch.total, "completed": batch.good, "failed": batch.bad}
+    if batch.fault("batch_counts_lie") and batch.ended:
+        counts |= {"completed": batch.total, "failed": 0}
+    if batch.fault("batch_counts_short"):
+        counts["total"] = batch.total * 2 // 3
+    return counts
+
+
+def whole(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    return {
+        "object": "file",
+        "id": file.id,
+        "purpose": file.purpose,
+        "filename": file.name,
+        "bytes": file.bytes,
+        "created_at": int(file.created_at),
+        "expires_at": whole(file.expires_at),
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def read_order(data: dict[str, Any]) -> BatchOrder:
+    """Reads the body of a create; raises ApiError."""
+    for name in CREATE_PARAMETERS[:3]:
+        if not isinstance(data.get(name), str) or not data[name]:
+            raise chat.missing(name)
+    for name in sorted(set(data) - set(CREATE_PARAMETERS)):
+        message = f"Unknown parameter: '{name}'."
+        raise ApiError(400, message, code="unknown_parameter", param=name)
+    endpoint = data["endpoint"]
+    if endpoint not in ENDPOINTS:
+        raise chat.invalid("endpoint", " or ".join(ENDPOINTS), "invalid_value")
+    if data["completion_window"] != "24h":
+        raise chat.invalid("completion_window", "'24h'", "invalid_value")
+    metadata = data.get("metadata")
+    if metadata is not None:
+        check_metadata(metadata)
+    return BatchOrder(endpoint, data["input_file_id"], metadata)
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raises ApiError for metadata that OpenAI refuses."""
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise chat.invalid("metadata", "an object of strings")
+    fits = len(metadata) <= MAX_METADATA and all(
+        len(key) <= MAX_KEY_LENGTH and len(value) <= MAX_VALUE_LENGTH
+        for key, value in metadata.items()
+    )
+    if not fits:
+        limits = (
+            f"at most {MAX_METADATA} properties, with keys of at most {MAX_KEY_LENGTH} characters "
+            f"and values of at most {MAX_VALUE_LENGTH}"
+        )
+        raise chat.invalid("metadata", limits)
+
+
+def input_problem(
+    code: str | None, message: str, line: int | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """Returns one of a batch's `errors`."""
+    return {"code": code, "line": line, "message": message, "param": param}
+
+
+class CheckedInput:
+    """The input of a batch, read in one pass."""
+
+    def __init__(self, path: Path, batch: Batch) -> None:
+        self.endpoint = batch.endpoint
+        self.errors: list[dict[str, Any]] = []
+        self.model = ""
+        self.tokens = 0
+        self.ids: set[int] = set()
+        """the hashes of its requests' ids"""
+        if path.stat().st_size > MAX_INPUT_BYTES:
+            message = f"The batch input file is larger than {MAX_INPUT_BYTES:,} bytes."
+            self.errors = [input_problem("file_too_large", message)]
+            return
+        self._read(path, MAX_REQUESTS[batch.family])
+        if not self.errors and "missing" in self.model:
+            message = replies.unknown_model(self.model).message
+            self.errors = [input_problem("model_not_found", message, 1, "body.model")]
+
+    def _read(self, path: Path, max_requests: int) -> None:
+        is_empty = True
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                if number > max_requests:
+                    message = f"The file holds more than {max_requests:,} requests, the most."
+                    self.errors = [input_problem("too_many_tasks", message)]
+                    return
+                is_empty = is_empty and raw.isspace()
+                self.errors += self._line_problems(number, raw)
+                if len(self.errors) >= MAX_ERRORS:
+                    break
+        if is_empty:
+            self.errors = [input_problem("empty_file", "The batch input file is empty.")]
+
+    def _line_problems(self, number: int, raw: bytes) -> Iterator[dict[str, Any]]:
+        line = read_line(raw)
+        if line is None:
+            message = "This line is not parseable as valid JSON."
+            yield input_problem("invalid_json_line", message, number)
+            return
+        for name in ("custom_id", "method", "url", "body"):
+            if not line.get(name):
+                message = f"Missing required parameter: '{name}'."
+                yield input_problem("missing_required_parameter", message, number, name)
+                return
+        yield from self._id_problems(number, line["custom_id"])
+        if line["method"] != "POST":
+            message = "Invalid 'method': expected 'POST'."
+            yield input_problem("invalid_method", message, number, "method")
+        if line["url"] != self.endpoint:
+            message = (
+                "The URL provided for this request does not match the batch endpoint "
+                f"{self.endpoint}."
+            )
+            yield input_problem("url_mismatch", message, number, "url")
+        yield from self._model_problems(number, line["body"])
+        self.tokens += len(raw) // 4
+
+    def _id_problems(self, number: int, custom_id: Any) -> Iterator[dict[str, Any]]:
+        if not isinstance(custom_id, str) or len(custom_id) > MAX_ID_LENGTH:
+            message = (
+                f"Invalid 'custom_id': expected a string of at most {MAX_ID_LENGTH} characters."
+            )
+            yield input_problem("invalid_custom_id", message, number, "custom_id")
+        elif hash(custom_id) in self.ids:
+            message = (
+                f"The custom_id '{custom_id}' for this request is a duplicate of another request. "
+                "Every custom_id must be unique."
+            )
+            yield input_problem("duplicate_custom_id", message, number, "custom_id")
+        else:
+            self.ids.add(hash(custom_id))
+
+    def _model_problems(self, number: int, body: Any) -> Iterator[dict[str, Any]]:
+        model = body.get("model") if isinstance(body, dict) else None
+        if not isinstance(model, str) or not model:
+            message = "Invalid 'body': expected an object with a 'model'."
+            yield input_problem("invalid_request", message, number, "body")
+        elif self.model and model != self.model:
+            message = (
+                f"The model '{model}' does not match '{self.model}': "
+                "all requests of a batch ask the same model."
+            )
+            yield input_problem("model_mismatch", message, number, "body.model")
+        else:
+            self.model = model
+
+
+def read_line(raw: bytes) -> dict[str, Any] | None:
+    """Returns the object in a line, None if there is none. A byte order mark is not JSON."""
+    try:
+        line = json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None
