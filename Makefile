@@ -1,5 +1,6 @@
 # make demo   run the shipped example on the embedded simulator: no key, no cost
-# make test   everything that CI checks: lint, types, import rules, tests
+# make test   what every change has to pass: lint, types, import rules, tests
+# make test-services   the tests that start a server, a browser, a cluster or the like: CI runs them after the others
 # make lowest the tests with the lowest versions of packages that pyproject.toml allows
 # make package   the wheel and the source archive into dist/, each installed and tried
 # make soak   the tests with all that they can look for: every kill, every combination, many random workflows
@@ -15,7 +16,7 @@ PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports unit pyright actions lowest package soak coverage test-all bench docs clean
+.PHONY: help demo test test-services lint types imports unit pyright actions lowest package soak coverage test-all bench docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,7 +46,7 @@ demo: $(VENV)/.installed ## Run the example workflow on the embedded simulator
 	@echo "Run it again and nothing is asked twice: $(BIN)/agac run -a product_reviews"
 
 # Types are checked beside the tests. What `types` prints is kept together; `+` lets the tests' dots come as they are.
-test: lint imports ## Everything that CI checks
+test: lint imports ## What every change has to pass
 	@$(MAKE) --no-print-directory -j2 --output-sync=target types unit
 
 lint: $(VENV)/.installed-dev ## Style
@@ -64,7 +65,11 @@ imports: $(VENV)/.installed-dev ## Imports go down
 
 unit: $(VENV)/.installed-dev ## Tests
 	+@echo "pytest ..."
-	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal
+	+@$(BIN)/pytest -n $(PARALLEL) --dist worksteal -m "not services"
+
+test-services: $(VENV)/.installed-dev ## Tests that start servers, browsers, clusters and programs of npm
+	@echo "pytest, services ..."
+	@$(BIN)/pytest -n $(PARALLEL) --dist worksteal -m services
 
 actions: $(VENV)/.installed-dev ## The definitions of CI, checked by an action linter
 	@$(BIN)/zizmor --offline --quiet .github action.yml

@@ -20,12 +20,15 @@ import yaml
 from support import soak  # noqa: F401 - loads the profile of hypothesis
 from support.batchcase import BatchCase, Start
 from support.batchrun import BatchProject, Make
+from support.buckets import serving as serving_bucket
 from support.commands import ForkedPython, clean_environment, template
 from support.killed import ready_stores  # noqa: F401 - makes the stores of this process
+from support.npm import Npm, npm_folder
 from support.postgres import PostgresServer
 from support.postgres import serving as serving_postgres
 from support.project import ProjectFolder
 from support.server import Faulty, Server, simulator
+from support.services import mark_users, runs, starts_service
 from support.virtual import run_virtually
 
 from agac.engine import retry_policy
@@ -68,6 +71,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """One process forks for all workers, and loads while they collect."""
     if getattr(config.option, "numprocesses", None):
         template()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before tests are chosen by their markers."""
+    mark_users(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    runs(item)
 
 
 def pytest_collection_finish() -> None:
@@ -148,6 +161,7 @@ def server(_shared_server: Server) -> Server:
 
 
 @pytest.fixture(scope="session")
+@starts_service
 def _postgres_server() -> Iterator[PostgresServer]:
     with serving_postgres() as server:
         yield server
@@ -160,6 +174,28 @@ def postgres(_postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) 
     for name, value in _postgres_server.env.items():
         monkeypatch.setenv(name, value)
     return _postgres_server
+
+
+@pytest.fixture
+@starts_service
+def bucket() -> Iterator[dict[str, str]]:
+    """The variables of the environment that lead to a bucket of S3."""
+    with serving_bucket() as variables:
+        yield variables
+
+
+@pytest.fixture(scope="session")
+@starts_service
+def npm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Npm:
+    """Gives the folder into which the packages of a package.json are installed."""
+    return lambda manifest: npm_folder(manifest, request, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+@starts_service
+def ray_installed() -> None:
+    """Skips the test where Ray does not install."""
+    pytest.importorskip("ray", reason="Ray does not install here")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.buckets import bucket
 from support.machines import Machine, edit
 from support.processes import asleep, asleep_at, ended
 from support.server import Server
@@ -56,15 +55,14 @@ def test_fresh_machines_go_on_with_what_others_submitted(machine: Start) -> None
     last.assert_whole(kept=first.before)
 
 
-def test_a_bucket_holds_the_state_too(machine: Start) -> None:
-    with bucket() as env:
-        first, second, third = (machine(name, env=env) for name in ("first", "second", "third"))
-        first.submit()
-        second.killed("remote.create.after:4", "batch", "retrieve")
-        third.finish("retrieve")
-        third.assert_whole(kept=first.before)
-        doctor = third.agac("remote", "doctor", "--json", code=0).json
-        assert doctor["control"] == {"reviews": "0 open batches; nobody works on it, ci was the last"}
+def test_a_bucket_holds_the_state_too(machine: Start, bucket: dict[str, str]) -> None:
+    first, second, third = (machine(name, env=bucket) for name in ("first", "second", "third"))
+    first.submit()
+    second.killed("remote.create.after:4", "batch", "retrieve")
+    third.finish("retrieve")
+    third.assert_whole(kept=first.before)
+    doctor = third.agac("remote", "doctor", "--json", code=0).json
+    assert doctor["control"] == {"reviews": "0 open batches; nobody works on it, ci was the last"}
 
 
 def test_who_comes_back_with_an_old_disk_takes_what_others_left(machine: Start) -> None:

@@ -22,6 +22,7 @@ from support.server import Server
 from agac.core.errors import AgacError, UsageError
 from agac.spec.project_models import ExecutorFile
 
+pytestmark = pytest.mark.usefixtures("ray_installed")
 FRAME = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of settings, with which a server of gRPC begins
 
 PYTHON = """
@@ -129,7 +130,6 @@ class Listener:
 
 
 def test_an_address_that_others_can_have_left_is_not_followed(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("ray", reason="Ray does not install here")
     from agac.engine.workers import ray
 
     env = {"RAY_TMPDIR": str(shared)}
@@ -149,7 +149,6 @@ def test_an_address_that_others_can_have_left_is_not_followed(shared: Path, capl
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_what_does_not_greet_as_ray_does_is_not_waited_for(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="Ray does not install here")
     from agac.engine.workers import ray
 
     monkeypatch.setattr(ray, "REACHED_S", 60.0 if says else 0.2)
@@ -172,7 +171,6 @@ except ray.AgacError as error:
 
 @pytest.mark.parametrize("begin", ["", "ray://"])
 def test_a_cluster_that_greets_and_says_no_more_ends_the_run(begin: str) -> None:
-    pytest.importorskip("ray", reason="Ray does not install here")
     with closing(Listener(FRAME)) as other:
         words = [sys.executable, "-c", CONNECT, begin + other.address]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -185,7 +183,6 @@ def test_a_cluster_that_greets_and_says_no_more_ends_the_run(begin: str) -> None
 def test_a_signal_ends_the_wait_for_a_cluster(
     number: signal.Signals, says: bytes, times: int, project: ProjectFolder
 ) -> None:
-    pytest.importorskip("ray", reason="Ray does not install here")
     project.workflow(rows=3)
     with closing(Listener(says)) as other:
         driver = project.start("run", "-a", "reviews", "--executor", "ray", env={"RAY_ADDRESS": other.address})
@@ -198,7 +195,6 @@ def test_a_signal_ends_the_wait_for_a_cluster(
 
 
 def test_why_a_client_was_refused_is_said() -> None:
-    pytest.importorskip("ray", reason="Ray does not install here")
     from agac.engine.workers import ray
 
     told = "Initialization failure from server:\nTraceback (most recent call last):\n  …\nRuntimeError: no room"

@@ -68,10 +68,10 @@ def asked(server: Server) -> int:
     return requests
 
 
+@pytest.mark.usefixtures("ray_installed")
 def test_the_program_of_the_page_pays_once_for_a_block_whose_worker_was_killed(
     project: ProjectFolder, faulty: Faulty
 ) -> None:
-    pytest.importorskip("ray.data", reason="Ray does not install here")
     server = project.asks(faulty([{"kind": "filter", "match": "number 3"}]))
     project.workflow(rows=12)
     program = PAGE.read_text("utf-8").split("```python\n")[1].split("```")[0]

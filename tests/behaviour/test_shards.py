@@ -10,7 +10,6 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.buckets import bucket
 from support.project import SENTIMENT
 from support.server import Server
 from support.shards import FILES, Sharded
@@ -316,14 +315,13 @@ def test_a_selection_is_made_before_the_shards(make: Make) -> None:
     assert (project.root / "output/reviews/preview/results.jsonl").read_bytes() == before
 
 
-def test_a_bucket_will_do(make: Make) -> None:
-    with bucket() as env:
-        project = make(of=2, env=env)
-        project.workflow(rows=6)
-        whole = project.unsharded()
-        project.shards(code=0)
-        project.merge(code=0)
-        assert project.taken() == whole
+def test_a_bucket_will_do(make: Make, bucket: dict[str, str]) -> None:
+    project = make(of=2, env=bucket)
+    project.workflow(rows=6)
+    whole = project.unsharded()
+    project.shards(code=0)
+    project.merge(code=0)
+    assert project.taken() == whole
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

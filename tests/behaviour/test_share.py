@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 import zstandard
-from support.buckets import bucket
 from support.packs import answer
 from support.project import ProjectFolder, python
 from support.server import Server
@@ -411,16 +410,15 @@ def test_the_doctor_tells_what_may_be_done(team: Team) -> None:
     assert "bob: 1 pack, not trusted" in first.agac("remote", "doctor", code=0).out
 
 
-def test_a_bucket_is_a_remote(team: Team) -> None:
-    with bucket() as env:
-        first, second = ran(team("first", rows=5)), team("second", rows=5)
-        twins = [first.start("push", "--json", env={**env, **CI}) for _ in range(2)]
-        assert [one.communicate() and one.poll() for one in twins] == [0, 0]
-        assert first.agac("push", "--json", env={**env, **CI}, code=0).json["there"] == 5
-        plan = second.agac("plan", "-a", "reviews", "--json", env=env, code=0).json
-        assert plan["stages"][0]["remote"] == 5
-        assert second.agac("pull", "--json", env=env, code=0).json["writers"] == {"ci": 5}
-        doctor = second.agac("remote", "doctor", "--json", env={**env, **CI}, code=0).json
-        assert (doctor["create_only"], doctor["problems"]) == (True, [])
-        missing = {**env, "AGAC_REMOTE": "s3://nobody/x"}
-        assert "the remote s3://nobody/x" in second.agac("pull", env=missing, code=1).err
+def test_a_bucket_is_a_remote(team: Team, bucket: dict[str, str]) -> None:
+    first, second = ran(team("first", rows=5)), team("second", rows=5)
+    twins = [first.start("push", "--json", env={**bucket, **CI}) for _ in range(2)]
+    assert [one.communicate() and one.poll() for one in twins] == [0, 0]
+    assert first.agac("push", "--json", env={**bucket, **CI}, code=0).json["there"] == 5
+    plan = second.agac("plan", "-a", "reviews", "--json", env=bucket, code=0).json
+    assert plan["stages"][0]["remote"] == 5
+    assert second.agac("pull", "--json", env=bucket, code=0).json["writers"] == {"ci": 5}
+    doctor = second.agac("remote", "doctor", "--json", env={**bucket, **CI}, code=0).json
+    assert (doctor["create_only"], doctor["problems"]) == (True, [])
+    missing = {**bucket, "AGAC_REMOTE": "s3://nobody/x"}
+    assert "the remote s3://nobody/x" in second.agac("pull", env=missing, code=1).err

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect, sync_playwright
 from support.monitor import Watched, monitor
 from support.project import ProjectFolder
+from support.services import starts, starts_service
 
 expect.set_options(timeout=30_000)  # on a busy machine; nothing is expected to take nearly so long
 
@@ -24,7 +25,9 @@ def chromium_of(player: Playwright) -> str | None:
 # Of a module, not of the session: while playwright works, its event loop is that of the thread, and no other test of
 # this worker could run one. (This folder is no package: that scope would be the session.)
 @pytest.fixture(scope="module")
+@starts_service
 def browser() -> Iterator[Browser]:
+    starts("a browser")
     with sync_playwright() as player:
         program = chromium_of(player)
         if program is None:

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.postgres import PostgresServer
 from support.processes import small_files
+from support.services import services
 from support.soak import campaign, few
 
 from agac.core.errors import AgacError, UsageError
@@ -157,7 +158,12 @@ MEMBERS = [
 ]
 
 
-@pytest.fixture(params=MEMBERS, ids=lambda member: member.name)
+def with_markers(members: Sequence[Member]) -> list[Any]:
+    """The members as parameters: that of the server is marked."""
+    return [pytest.param(member, marks=[] if member.file else [services], id=member.name) for member in members]
+
+
+@pytest.fixture(params=with_markers(MEMBERS))
 def member(request: pytest.FixtureRequest) -> Member:
     found: Member = request.param
     if found.file:
@@ -200,7 +206,7 @@ def test_any_text_comes_back(member: Member, tmp_path: Path, values: Values) -> 
     assert member.done(tmp_path, values) == member.expected(values)
 
 
-@pytest.mark.parametrize("member", few(MEMBERS, 3), ids=lambda member: member.name, indirect=True)
+@pytest.mark.parametrize("member", with_markers(few(MEMBERS, 3)), indirect=True)
 def test_a_text_of_ten_megabytes_comes_back(member: Member, tmp_path: Path) -> None:
     values = ['é said "it broke"\n' * 600_000, "small"][: len(member.some())]
     assert member.done(tmp_path, values) == member.expected(values)
@@ -269,7 +275,7 @@ def test_a_full_disk_keeps_the_old_and_names_the_remedy(member: Member, tmp_path
     assert names(tmp_path) == [member.name]
 
 
-@pytest.mark.parametrize("member", few(MEMBERS[3:], 2), ids=lambda member: member.name, indirect=True)
+@pytest.mark.parametrize("member", with_markers(few(MEMBERS[3:], 2)), indirect=True)
 def test_memory_does_not_grow_with_the_number_of_rows(member: Member, tmp_path: Path) -> None:
     def peak(count: int) -> int:
         member.clear(tmp_path / member.name)

@@ -21,6 +21,7 @@ import pytest
 from support.canned import Answer, Talk, completion, serving
 from support.postgres import PASSWORD, PostgresServer
 from support.project import ProjectFolder
+from support.services import services
 from support.soak import few
 from support.sources import write_sheets
 
@@ -387,7 +388,13 @@ def server(_postgres_server: PostgresServer) -> PostgresServer:
     return _postgres_server
 
 
-@pytest.mark.parametrize(("source", "sink"), few([(one, other) for one in SOURCES for other in SINKS], 3))
+PAIRS = [
+    pytest.param(source, sink, marks=[services] if "postgres" in (source, sink) else [])
+    for source, sink in few([(one, other) for one in SOURCES for other in SINKS], 3)
+]
+
+
+@pytest.mark.parametrize(("source", "sink"), PAIRS)
 def test_values_arrive(ran: Callable[[str], Ran], source: str, sink: str, request: pytest.FixtureRequest) -> None:
     if "postgres" in (source, sink):
         request.getfixturevalue("server")

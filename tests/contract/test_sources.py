@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +22,7 @@ import duckdb
 import pytest
 import zstandard
 from support.postgres import PostgresServer
+from support.services import services
 from support.soak import few, only_in_soak
 from support.sources import opened as opened_file
 from support.sources import write_sheets
@@ -218,10 +219,15 @@ KINDS = [
 ]  # fmt: skip
 
 
-some_kinds = pytest.mark.parametrize("kind", few(KINDS, 3), ids=lambda kind: kind.name, indirect=True)
+def with_markers(kinds: Sequence[Kind]) -> list[Any]:
+    """The kinds as parameters: that of the server is marked."""
+    return [pytest.param(kind, marks=[services] if kind.format == "postgres" else [], id=kind.name) for kind in kinds]
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+some_kinds = pytest.mark.parametrize("kind", with_markers(few(KINDS, 3)), indirect=True)
+
+
+@pytest.fixture(params=with_markers(KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     if found.format == "postgres":

@@ -2,15 +2,14 @@
 the same files and the same remote, finishes the run: each task is paid once."""
 
 import random
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.buckets import bucket
 from support.machines import Machine
 from support.server import Server
+from support.services import services
 from support.soak import few
 
 SUBMITTING = [
@@ -103,25 +102,29 @@ def test_a_machine_that_vanishes_at_the_end(
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
-@pytest.mark.parametrize("seed", few(range(1, 13), 12))
-def test_machines_that_vanish_all_the_time(api: str, seed: int, server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[services] if seed % 4 == 0 else []) for seed in few(range(1, 13), 12)]
+)
+def test_machines_that_vanish_all_the_time(
+    api: str, seed: int, server: Server, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Several batches of each stage, some with a bucket between them; every command runs on a machine of its own, and
     most are killed somewhere."""
     server.reset()
     chance, before = random.Random(seed), server.account()["batches"]["kept"]
-    with bucket() if seed % 4 == 0 else nullcontext({}) as env:
+    variables = request.getfixturevalue("bucket") if seed % 4 == 0 else {}
 
-        def started(name: str) -> Machine:
-            return Machine(tmp_path / name, server, api, rows=10, env=env, max_requests=4)
+    def started(name: str) -> Machine:
+        return Machine(tmp_path / name, server, api, rows=10, env=variables, max_requests=4)
 
-        for number in range(12):
-            command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
-            ran = started(f"machine-{number}").agac(*command, kill=f"any:{chance.randint(1, 120)}")
-            assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
-            assert ran.code != 2 or "no batch was submitted" in ran.err
-        last = started("last")
-        last.finish("run")
-        last.assert_whole(creates=0, kept=before + 12)
+    for number in range(12):
+        command = ["batch", "retrieve"] if number and chance.random() < 0.6 else ["run", "-a", "reviews"]
+        ran = started(f"machine-{number}").agac(*command, kill=f"any:{chance.randint(1, 120)}")
+        assert ran.code in (-9, 0, 2, 75), f"{command}: {ran.out}{ran.err}"
+        assert ran.code != 2 or "no batch was submitted" in ran.err
+    last = started("last")
+    last.finish("run")
+    last.assert_whole(creates=0, kept=before + 12)
 
 
 TOOLS = """\

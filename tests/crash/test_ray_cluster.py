@@ -26,6 +26,7 @@ from support.commands import Forked
 from support.processes import ended, is_explained, killed, mounted, quiet_account, stopped, wait_until
 from support.project import ProjectFolder, Ran
 from support.server import Server, simulator
+from support.services import starts_service
 from support.soak import SOAK, campaign, only_in_soak
 
 pytest.importorskip("ray")
@@ -149,6 +150,7 @@ def results_here(keys: str = "{}") -> bytes:
 
 
 @pytest.fixture(scope="module")
+@starts_service
 def ray() -> Iterator[RayCluster]:
     """One cluster for all that leave its head alive."""
     with cluster(NODES) as made:

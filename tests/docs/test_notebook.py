@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pages import ROOT
+from support.services import services
 
 nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[dev]'")
 nbformat = pytest.importorskip("nbformat")
@@ -29,6 +30,7 @@ def shown(notebook: Any) -> list[list[Any]]:
     return [[one.get("data", one.get("text")) for one in each if one.output_type != "display_data"] for each in outputs]
 
 
+@services  # the kernel is a process that imports half of IPython
 def test_the_documented_notebook_shows_what_its_cells_give_and_a_cell_can_be_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 from pages import DIRECTIVES, ROOT, pages
+from support.services import services, starts, starts_service
 
 WITH_MKDOCS = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mkdocs", "mkdocstrings_handlers"))),
@@ -31,6 +32,7 @@ PICTURE = ROOT / "docs/assets/architecture.svg"
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """The site of the repository at `root`, as `make docs` makes it."""
+    starts("MkDocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(root / "mkdocs.yml"), "-d", str(site)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=150)
@@ -43,6 +45,7 @@ def copied(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+@starts_service
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a copy with one more link."""
     copy, folder = copied(tmp_path_factory.mktemp("docs")), tmp_path_factory.mktemp("site")
@@ -288,6 +291,7 @@ def test_a_file_outside_is_copied_into_the_site(site: Path) -> None:
     assert "../guide/getting-started.html" in seen(site / "files/index.html").links
 
 
+@services
 @WITH_MKDOCS
 def test_what_is_broken_or_forgotten_fails_the_build(tmp_path: Path) -> None:
     """Of a site of three pages, which is made sooner."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.npm import npm_folder
+from support.npm import Npm
 from support.project import ProjectFolder
 
 from agac import api
@@ -20,10 +20,10 @@ PACKAGE = Path(__file__).with_name("package.json")
 
 
 @pytest.fixture(scope="session")
-def language_server_script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def language_server_script(npm: Npm) -> Path:
     """The installed server; skips where npm cannot install it."""
     ((name, _),) = json.loads(PACKAGE.read_text("utf-8"))["dependencies"].items()
-    return npm_folder(PACKAGE, request, tmp_path_factory) / "node_modules" / name / "bin" / name
+    return npm(PACKAGE) / "node_modules" / name / "bin" / name
 
 
 @pytest.fixture(scope="session")

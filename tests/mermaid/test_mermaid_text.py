@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.npm import npm_folder
+from support.npm import Npm
 from support.soak import only_in_soak
 
 from agac.api.drawing import MERMAID_LINE, DrawnEdge, DrawnNode, mermaid
@@ -45,9 +45,9 @@ Read = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Read:
+def read(npm: Npm) -> Read:
     """What Mermaid makes of each drawing; it fails at the first that is not Mermaid."""
-    folder = npm_folder(HERE / "package.json", request, tmp_path_factory)
+    folder = npm(HERE / "package.json")
     command = ["node", str(HERE / "read.mjs"), str(folder)]
     texts = json.dumps([mermaid(*drawing) for drawing in DRAWINGS.values()])
     ran = subprocess.run(command, input=texts, capture_output=True, text=True, encoding="utf-8", timeout=120)

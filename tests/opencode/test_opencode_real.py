@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.npm import npm_folder
+from support.npm import Npm
 from support.processes import killed, wait_until
 from support.project import ProjectFolder
 from support.soak import few, only_in_soak
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="OpenCode is run
 
 
 @pytest.fixture(scope="session")
-def opencode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def opencode(npm: Npm) -> str:
     """The program's path; skips where npm cannot install it."""
-    folder = npm_folder(Path(__file__).with_name("package.json"), request, tmp_path_factory)
+    folder = npm(Path(__file__).with_name("package.json"))
     found = sorted((folder / "node_modules").glob("opencode-*/bin/opencode"), key=lambda path: -len(str(path)))
     if not found:
         pytest.skip("npm has no OpenCode for this machine")

@@ -4,11 +4,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from support.services import starts
+
 
 @contextmanager
-def bucket() -> Iterator[dict[str, str]]:
+def serving() -> Iterator[dict[str, str]]:
     """An S3 server with the bucket `team`, as the variables that lead there."""
     from moto.server import ThreadedMotoServer
+
+    starts("a bucket")
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()

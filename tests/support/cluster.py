@@ -18,6 +18,7 @@ from typing import Any
 
 from support.commands import clean_environment
 from support.processes import wait_until
+from support.services import starts
 
 MEMORY = 80 << 20  # bytes of each node's object store
 QUICKLY = {  # a node that died is noticed within seconds
@@ -116,6 +117,7 @@ def cpu_seconds(pid: int) -> float:
 @contextmanager
 def cluster(nodes: int = 3, cpus: int = 2, *, client: bool = False) -> Iterator[RayCluster]:
     """A cluster for the block; all of it is killed in the end. `client`: Ray Client reaches it, too."""
+    starts("a cluster of Ray")
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # Ray's sockets are in it: their paths may have 107 bytes
     (Path(folder) / "ray").mkdir()  # where it writes its address
     environment = clean_environment({

@@ -5,16 +5,21 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.services import starts
+
+Npm = Callable[[Path], Path]
 ENVIRONMENT = dict(os.environ)
 """As it was before the tests: npm may need a proxy that they must not see."""
 
 
 def npm_folder(manifest: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has the packages of `manifest` in its `node_modules`; skips where npm cannot install them."""
+    starts("a program of npm")
     packages = " ".join(
         f"{name}-{version}" for name, version in json.loads(manifest.read_text("utf-8"))["dependencies"].items()
     )

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from support.processes import wait_until
+from support.services import starts
 
 PASSWORD = "p@ss:wörd/%1?"
 
@@ -63,6 +64,7 @@ class PostgresServer:
 @contextmanager
 def serving() -> Iterator[PostgresServer]:
     """Starts a server; its files are gone afterwards. Skips the test where there is none to start."""
+    starts("PostgreSQL")
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     found = programs()
     if found is None:
