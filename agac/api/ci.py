@@ -19,12 +19,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from agac import __version__
 from agac.api.bugs import bug_problem
-from agac.api.diff import Version, WorkflowDiff, differences, project_at, refuse_empty, version_of
+from agac.api.diff import WorkflowDiff, differences
 from agac.api.plan import plan_in
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.share import adopt_all, loses_disk, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling
+from agac.api.versions import Version, project_at, refuse_empty, version_of
 from agac.api.workflow_tests import CaseResult, run_cases
 from agac.core.errors import (
     AgacError,

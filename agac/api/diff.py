@@ -27,10 +27,7 @@ from agac.api.project import (
 )
 from agac.api.status import workflow_name
 from agac.api.sync import blocking
-from agac.api.versions import Version as Version
-from agac.api.versions import project_at as project_at
-from agac.api.versions import refuse_empty as refuse_empty
-from agac.api.versions import version_of as version_of
+from agac.api.versions import Version, project_at, refuse_empty, version_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.types import JSONValue, Report, RowId, Schema
 from agac.engine.estimate import PlanReport

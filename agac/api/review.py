@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agac.api.run_compare import Agreement
+from agac.api.comparison import Agreement
 from agac.api.status import (
     database_path,
     made_in_python,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agac.api.comparison import Agreement as Agreement
-from agac.api.comparison import ComparedAnswer, NoAnswer, compared
+from agac.api.comparison import Agreement, ComparedAnswer, NoAnswer, compared
 from agac.api.status import find_run, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import UsageError

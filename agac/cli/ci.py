@@ -77,7 +77,7 @@ def ci(
     """Exit 0 fine, 2 files have errors, 3 tests failed, 4 above `ci.max_usd`; after a merge the
     worst of all runs."""
     from agac.api.ci import event_of, read_findings
-    from agac.api.diff import refuse_empty
+    from agac.api.versions import refuse_empty
 
     if findings is not None:
         _refuse_beside_from(context)

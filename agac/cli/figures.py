@@ -13,7 +13,8 @@ from agac.core.word_diff import Span, value_diff
 
 if TYPE_CHECKING:
     from agac.api.ci import PlanFigures, StageFigures
-    from agac.api.diff import PlanComparison, Version
+    from agac.api.diff import PlanComparison
+    from agac.api.versions import Version
     from agac.engine.estimate import CostEstimate, PlanReport, StageForecast
     from agac.plan.changes import Change
 

@@ -25,9 +25,10 @@ from agac.data.files import AtomicFile, refuse_target, write_whole
 from agac.data.text_formats import safe_cell_text
 
 if TYPE_CHECKING:
+    from agac.api.comparison import Agreement
     from agac.api.diff import DiffReport
     from agac.api.evaluation import Evaluation
-    from agac.api.run_compare import Agreement, FieldChange, RunComparison
+    from agac.api.run_compare import FieldChange, RunComparison
     from agac.api.trial import StageTrial
     from agac.core.statistics import Interval
 
