@@ -57,13 +57,13 @@ def relation(
 ) -> Relation:
     """Decides how two answers relate. `alike` says whether two that exist are the same answer; by
     default they have to be the same JSON value, with keys in any order."""
+    if not isinstance(first, NoAnswer) and not isinstance(second, NoAnswer):
+        return Relation.EQUAL if alike(first, second) else Relation.CHANGED
     if second is NoAnswer.FAILED:
         return Relation.FAILED
-    if second is NoAnswer.MISSING:
-        return Relation.NEITHER if isinstance(first, NoAnswer) else Relation.ONLY_FIRST
-    if isinstance(first, NoAnswer):
+    if not isinstance(second, NoAnswer):
         return Relation.ONLY_SECOND
-    return Relation.EQUAL if alike(first, second) else Relation.CHANGED
+    return Relation.NEITHER if isinstance(first, NoAnswer) else Relation.ONLY_FIRST
 
 
 def relations(
@@ -155,33 +155,32 @@ class Agreement(Report):
             return [None]
         self.rows += 1
         self.equal += how is Relation.EQUAL
-        self._count_numbers(first, second)
-        differing = self._count_fields(first, second)
+        differing: list[str | None] = []
+        if isinstance(first, dict) and isinstance(second, dict):
+            differing = self._count_fields(first, second)
+        elif _is_measurement(first) and _is_measurement(second):
+            self._count_distance(float(second) - float(first))
         if how is Relation.EQUAL or differing:
             return differing
         return [None]
 
-    def _count_fields(self, first: JSONValue, second: JSONValue) -> list[str | None]:
+    def _count_fields(
+        self, first: dict[str, JSONValue], second: dict[str, JSONValue]
+    ) -> list[str | None]:
         """Counts each field of two objects, and returns those that differ."""
-        if not isinstance(first, dict) or not isinstance(second, dict):
-            return []
-        differing = list[str | None]()
+        differing: list[str | None] = []
         for name in {**first, **second}:
-            agreement = self._of_field(name)
-            if agreement is not None and agreement.add(first.get(name), second.get(name)):
+            agreement = self.fields.get(name)
+            if agreement is None:
+                if len(self.fields) >= MAX_FIELDS:
+                    continue
+                agreement = self.fields[name] = Agreement()
+            if agreement.add(first.get(name), second.get(name)):
                 differing.append(name)
         return differing
 
-    def _of_field(self, name: str) -> Agreement | None:
-        """The figures of a field; None once too many other fields have some."""
-        if name not in self.fields and len(self.fields) >= MAX_FIELDS:
-            return None
-        return self.fields.setdefault(name, Agreement())
-
-    def _count_numbers(self, first: JSONValue, second: JSONValue) -> None:
-        if not _is_measurement(first) or not _is_measurement(second):
-            return
-        apart = float(second) - float(first)
+    def _count_distance(self, apart: float) -> None:
+        """Counts two numbers that lie so far apart."""
         drift = self.drift or 0.0
         self.numbers += 1
         self.drift = drift + (apart - drift) / self.numbers
