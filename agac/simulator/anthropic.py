@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from agac.simulator import replies
@@ -23,7 +22,7 @@ from agac.simulator.replies import (
     ModelApi,
     ModelCall,
 )
-from agac.simulator.schema_compiler import listed, walk_schema
+from agac.simulator.schema_rules import schema_problem, schema_with_described_bounds
 from agac.simulator.schema_values import word_set
 from agac.simulator.serving import LIFETIMES
 from agac.simulator.settings import RateLimits
@@ -80,22 +79,6 @@ BLOCKS = {
         "web_fetch_tool_result",
     ),
 }  # fmt: skip
-
-NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-UNSUPPORTED_BOUNDS: dict[str, tuple[str, ...]] = dict.fromkeys(("integer", "number"), NUMBER_BOUNDS)
-UNSUPPORTED_BOUNDS |= {"string": ("minLength", "maxLength"), "array": ("maxItems", "uniqueItems")}
-
-UNSUPPORTED_KEYWORDS = (
-    "oneOf", "not", "if", "then", "else", "patternProperties", "prefixItems", "contains", "dependentRequired",
-)  # fmt: skip
-NESTING = ("anyOf", "allOf")  # keywords with lists of schemas that Anthropic looks at
-MAX_OPTIONAL = 24
-MAX_UNIONS = 16
-
-DESCRIBED_BOUNDS = re.compile(r"\{[A-Za-z]+: .*\}\Z", re.DOTALL)
-BOUND = re.compile(r"([A-Za-z]+): ")
-BOUNDS = frozenset(("minItems", "format", "pattern")).union(*UNSUPPORTED_BOUNDS.values())
-"""What SDKs move out of a schema into a description: a model reads it there."""
 
 
 def bad(place: str, problem: str) -> ApiError:
@@ -488,63 +471,6 @@ def message_events(call: ModelCall, answer: ModelAnswer) -> Iterator[Event]:
         "usage": {"output_tokens": usage["output_tokens"]},
     }
     yield {"type": "message_stop"}
-
-
-@lru_cache(maxsize=256)
-def schema_problem(text: str) -> str | None:
-    """Why a schema is refused, None if it is not. `text` is its JSON, so that each schema is checked once."""
-    nodes = [node for _, node in walk_schema(json.loads(text), NESTING)]
-    for node in nodes:
-        for problem in node_problems(node):
-            return problem
-    optional = sum(
-        len(set(node.get("properties") or ()) - set(node.get("required") or ())) for node in nodes
-    )
-    if optional > MAX_OPTIONAL:
-        return f"Schema has {optional} optional parameters, the limit is {MAX_OPTIONAL}"
-    unions = sum("anyOf" in node or isinstance(node.get("type"), list) for node in nodes)
-    return (
-        f"Schema has {unions} union types, the limit is {MAX_UNIONS}"
-        if unions > MAX_UNIONS
-        else None
-    )
-
-
-def node_problems(node: dict[str, Any]) -> Iterator[str]:
-    kinds = listed(node.get("type"))
-    if "object" in kinds and node.get("additionalProperties") is not False:
-        yield "For 'object' type, 'additionalProperties' must be explicitly set to false"
-    for kind in kinds:
-        found = [name for name in UNSUPPORTED_BOUNDS.get(str(kind), ()) if name in node]
-        if found:
-            yield f"For '{kind}' type, properties {', '.join(found)} are not supported"
-    if "array" in kinds and node.get("minItems", 0) not in (0, 1):
-        yield "For 'array' type, 'minItems' values other than 0 or 1 are not supported"
-    yield from (f"'{name}' is not supported" for name in UNSUPPORTED_KEYWORDS if name in node)
-    if not node.keys() & {"type", "anyOf", "allOf", "$ref", "enum", "const"}:
-        yield "Schema must have a 'type', 'anyOf', 'allOf', '$ref', 'enum' or 'const'"
-
-
-@lru_cache(maxsize=256)
-def schema_with_described_bounds(text: str) -> Any:
-    """A schema (its JSON) with the bounds that its descriptions end in, as in `A mark.\n\n{minimum: 1, maximum: 5}`."""
-    schema = json.loads(text)
-    for _, node in list(walk_schema(schema, NESTING)):
-        node.update(described_bounds(node.get("description")))
-    return schema
-
-
-def described_bounds(description: Any) -> dict[str, Any]:
-    """The bounds at the end of a description; none if it ends in something else."""
-    found = DESCRIBED_BOUNDS.search(description) if isinstance(description, str) else None
-    rest, bounds = found[0][1:] if found else "", {}
-    while name := BOUND.match(rest):
-        try:
-            bounds[name[1]], end = json.JSONDecoder().raw_decode(rest, name.end())
-        except ValueError:
-            return {}
-        rest = rest[end:].removeprefix(", ")
-    return bounds if rest == "}" and bounds.keys() <= BOUNDS else {}
 
 
 MESSAGES = ModelApi(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from agac.simulator import replies
 from agac.simulator.batch_state import BatchDialect, BatchRequest
 from agac.simulator.replies import AnswerMessage, AnswerWriter, ApiError, ModelAnswer, ModelCall
-from agac.simulator.schema_compiler import validity
+from agac.simulator.schema_keywords import validity
 from agac.simulator.tool_calls import AskedTool
 
 

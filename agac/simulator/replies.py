@@ -13,7 +13,9 @@ from hashlib import blake2b
 from random import Random
 from typing import Any, Literal
 
-from agac.simulator.schema_compiler import SchemaCompiler, SchemaError, strict_problem
+from agac.simulator.schema_compiler import SchemaCompiler
+from agac.simulator.schema_keywords import SchemaError
+from agac.simulator.schema_rules import strict_problem
 from agac.simulator.schema_values import Draft, NoMatch, word_set
 from agac.simulator.settings import RateLimits, Refusal, is_number
 from agac.simulator.tool_calls import AskedTool, HostedUse, OfferedTool, ScriptRule, asked_turns
@@ -565,7 +567,7 @@ class AnswerWriter:
                 value = compiled.root.write(draft_for(call, attempt), 0, "")
             except NoMatch:
                 continue
-            if call.model == ECHO and ECHO in compiled.root.named:
+            if call.model == ECHO and compiled.has_property(ECHO):
                 changed = {**value, ECHO: call.user_text}
                 with suppress(SchemaError):  # a part of it that no value needs is wrong
                     value = changed if compiled.valid(changed) else value

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
 
+from agac.simulator import schema_keywords
 from agac.simulator.chat import CHAT, CHAT_PARAMETERS
 from agac.simulator.replies import AnswerWriter, ApiError
-from agac.simulator.schema_compiler import HINTS
 
 USER: Any = [{"role": "user", "content": "The lamp broke after two days and the shop was rude about it"}]
 STRICT = {
@@ -78,7 +78,7 @@ def ask_body(**more: Any) -> dict[str, Any]:
     return {"model": "small", "messages": [{"role": "user", "content": "x"}], **more}
 
 
-KEYWORDS = sorted({"type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "$ref", "$defs"}.union(*HINTS.values()))
+KEYWORDS = sorted({*schema_keywords.KEYWORDS, "not", "$defs"})
 
 UNNAMED = {"type": "json_schema", "json_schema": {"schema": {}}}
 MALFORMED = {
