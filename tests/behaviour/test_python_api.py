@@ -19,6 +19,7 @@ from typing import get_type_hints
 import pytest
 from support.project import ProjectFolder
 from support.server import Faulty, Server
+from support.services import services
 from support.terminals import PseudoTerminal
 
 import agac
@@ -171,7 +172,6 @@ WRONG = [
     ("agac.retry('last', {})", "agac.retry: choice is {}, of type dict", "an agac.Retry"),
     ("agac.trial('a', 'b', sample='5')", "agac.trial: sample is '5', of type str", "a whole number or None"),
     ("agac.evaluate('a', models='gpt')", "agac.evaluate: models is 'gpt', of type str", "a list of texts"),
-    ("agac.fmt('a.yml')", "agac.fmt: files is 'a.yml', of type str", "a list of paths or texts"),
     ("agac.status(5)", "agac.status: workflow is 5, of type int", "a text, a path, an agac.Workflow or None"),
     ("asyncio.run(agac.aplan(5))", "agac.plan: workflow is 5, of type int", "a text, a path or an agac.Workflow"),
 ]
@@ -284,6 +284,7 @@ CHECKERS = {
 }
 
 
+@services  # a checker reads all of agac
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_program_is_typed_and_every_public_name_is_there(checker: str, tmp_path: Path) -> None:
     """basedpyright brings a Node of 280 MB, so it is no dependency: `make pyright` brings it."""

@@ -1,6 +1,9 @@
 """`agac` commands and simulators as processes that are forked from one which has loaded everything: real, and cheap."""
 
+import asyncio
 import atexit
+import gc
+import logging
 import marshal
 import os
 import re
@@ -10,12 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
-from typing import IO, Self
+from types import SimpleNamespace
+from typing import IO, Self, TextIO
+
+from support.soak import SOAK
 
 KILLER = str(Path(__file__).parent / "killed")
 ONE_COMMAND = 120.0
@@ -166,6 +175,104 @@ def run_forked(
             child.kill()
             code = child.wait()
         return code, read(out), read(err)
+
+
+def may_run_here(env: Mapping[str, str]) -> bool:
+    """True if a command may run in the process of the tests: it changes nothing that only a process of its own has."""
+    special = re.compile(r"AGAC_TEST_(?!FORKS)|PYTHON|LC_|LANG")
+    return not (
+        SOAK
+        or threading.current_thread() is not threading.main_thread()
+        or asyncio._get_running_loop()
+        or any(special.match(name) and os.environ.get(name) != value for name, value in env.items())
+    )
+
+
+def run_here(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
+    """One command in this process, to its end, as `run_forked` runs it: a third of the time. Descriptors, streams,
+    environment, folder and loggers are the command's as long as it runs."""
+    from agac.cli.main import main
+
+    with Path(os.devnull).open("rb") as nothing, TemporaryFile() as out, TemporaryFile() as err, ExitStack() as after:
+        after.enter_context(_streams(nothing, out, err))
+        after.enter_context(_surroundings(arguments, folder, env))
+        after.enter_context(warnings.catch_warnings(action="ignore", category=ResourceWarning))  # as in any process
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code:
+            gc.collect(0)  # what an error leaves open is closed now, as at the end of a process
+        after.close()
+        return code, read(out), read(err)
+
+
+@contextmanager
+def _streams(*files: IO[bytes]) -> Iterator[None]:
+    """Has the descriptors 0 to 2, and Python's streams, be these files for the block."""
+    names = ("stdin", "stdout", "stderr")
+    streams = {name: getattr(sys, name) for each in names for name in (each, f"__{each}__")}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in range(3)]
+    try:
+        for number, (name, file) in enumerate(zip(names, files, strict=True)):
+            os.dup2(file.fileno(), number)
+            opened = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
+        yield
+    finally:
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+@contextmanager
+def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Gives the process the command line, the folder and the environment of a command for the block."""
+    from agac.cli import main as module
+    from agac.cli import terminal
+
+    def keep_output() -> None:
+        keep()
+        kept.append(sys.stdout)
+
+    logger = logging.getLogger("agac")
+    words, before, level, handlers = sys.argv, dict(os.environ), logger.level, [*logger.handlers]
+    keep, kept = terminal.keep_output, list[TextIO]()
+    here = os.open(".", os.O_RDONLY)
+    terminal.keep_output = keep_output
+    module.gc = SimpleNamespace(**dict.fromkeys(("disable", "enable", "freeze", "unfreeze", "set_threshold"), _nothing))
+    try:
+        os.chdir(folder)
+        _set_environment({**env, "PWD": str(folder)})
+        sys.argv = ["agac", *arguments]
+        yield
+    finally:
+        sys.argv = words
+        _set_environment(before)
+        os.fchdir(here)
+        os.close(here)
+        for handler in [handler for handler in logger.handlers if handler not in handlers]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(level)
+        terminal._plain_only = False
+        terminal.keep_output = keep
+        for stream in kept:
+            stream.close()
+
+
+def _set_environment(env: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    os.environ.update(env)
+
+
+def _nothing(*_: object) -> None:
+    """The collector of garbage is that of the tests: no command turns it off."""
 
 
 def start_forked(arguments: Sequence[str], folder: Path, env: Mapping[str, str], program: str = "agac") -> Forked:

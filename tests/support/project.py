@@ -19,7 +19,7 @@ import agac
 from agac.api.project import open_project, ready_workflow
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource
-from support.commands import Forked, clean_environment, run_forked, start_forked, template
+from support.commands import Forked, clean_environment, may_run_here, run_forked, run_here, start_forked, template
 from support.recount import assert_recounted
 
 
@@ -135,12 +135,15 @@ class ProjectFolder:
         kill: str = "",
         code: int | None = None,
     ) -> Ran:
-        """Runs the command as a process of its own, forked from one that has loaded everything, to its end; or to the
-        moment at which it kills itself (see killed/sitecustomize.py). `code` is the exit code that it has to end with.
+        """Runs the command to its end, in this process; or, in a process of its own that is forked from one which has
+        loaded everything, to the moment at which it kills itself (see killed/sitecustomize.py). `code` is the exit code
+        that it has to end with. In `make soak` every command is a process of its own.
         """
         if kill:
             env = {**(env or {}), "AGAC_TEST_KILL": kill if ":" in kill else f"{kill}:1"}
-        ran = Ran(*run_forked(arguments, cwd or self.root, clean_environment(env)))
+        environment = clean_environment(env)
+        run = run_here if may_run_here(environment) else run_forked
+        ran = Ran(*run(arguments, cwd or self.root, environment))
         assert code in (None, ran.code), f"ended with {ran.code}: {ran.out}{ran.err}"
         return ran
 
