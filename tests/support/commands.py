@@ -19,10 +19,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from types import SimpleNamespace
 from typing import IO, Self, TextIO
+
+import pytest
 
 from support.soak import SOAK
 
@@ -177,14 +180,21 @@ def run_forked(
         return code, read(out), read(err)
 
 
+SWITCHES = {
+    "AGAC_TEST_FORKS": [],
+    "AGAC_TEST_REAL": ["agac.providers.dialect.SIMULATOR_MARK"],
+    "AGAC_TEST_PUSH": [f"agac.engine.sharding.shard_run.{name}" for name in ("EVERY", "PUSH_SECONDS", "BEAT_SECONDS")],
+}
+"""Variables of killed/sitecustomize.py that a command in this process may have, and what they set in it."""
+
+
 def may_run_here(env: Mapping[str, str]) -> bool:
     """True if a command may run in the process of the tests: it changes nothing that only a process of its own has."""
-    special = re.compile(r"AGAC_TEST_(?!FORKS)|PYTHON|LC_|LANG")
-    return not (
-        SOAK
-        or threading.current_thread() is not threading.main_thread()
-        or asyncio._get_running_loop()
-        or any(special.match(name) and os.environ.get(name) != value for name, value in env.items())
+    if SOAK or threading.current_thread() is not threading.main_thread() or asyncio._get_running_loop():
+        return False
+    special = re.compile(r"AGAC_TEST_|PYTHON|LC_|LANG")
+    return not any(
+        special.match(name) and name not in SWITCHES and os.environ.get(name) != value for name, value in env.items()
     )
 
 
@@ -242,12 +252,17 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
     logger = logging.getLogger("agac")
     words, before, level, handlers = sys.argv, dict(os.environ), logger.level, [*logger.handlers]
     keep, kept = terminal.keep_output, list[TextIO]()
-    here = os.open(".", os.O_RDONLY)
+    here, patch = os.open(".", os.O_RDONLY), pytest.MonkeyPatch()
     terminal.keep_output = keep_output
     module.gc = SimpleNamespace(**dict.fromkeys(("disable", "enable", "freeze", "unfreeze", "set_threshold"), _nothing))
     try:
         os.chdir(folder)
         _set_environment({**env, "PWD": str(folder)})
+        for name, places in SWITCHES.items():
+            if name in env:
+                value = float(env[name]) if name == "AGAC_TEST_PUSH" else ""
+                for place in places:
+                    patch.setattr(place, value)
         sys.argv = ["agac", *arguments]
         yield
     finally:
@@ -261,6 +276,8 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
         logger.setLevel(level)
         terminal._plain_only = False
         terminal.keep_output = keep
+        patch.undo()
+        import_module("agac.api.run")._known.cache_clear()  # what a process knows of a remote
         for stream in kept:
             stream.close()
 
