@@ -14,8 +14,9 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
-from agac.spec.guard_checks import ARITHMETIC, METHODS, date_faults, doubled, text_faults
+from agac.spec.guard_checks import ARITHMETIC, doubled
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
+from agac.spec.guard_text import METHODS, date_faults, text_faults
 from agac.spec.json_schema import WholeNumbers
 
 MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`

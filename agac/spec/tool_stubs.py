@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from agac.core.keys import canonical
 from agac.core.types import JSONValue
 from agac.spec.cel import CelNode, CelProgram, Unparsed, parse, spot
-from agac.spec.guard_checks import MAX_LENGTH, date_faults, refusals
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps
+from agac.spec.guard_text import MAX_LENGTH, date_faults, refusals
 from agac.spec.guards import FAILURES
 from agac.spec.paths import Unusable
 from agac.spec.project_files import MAX_RECORDED, read_text

@@ -165,7 +165,6 @@ STILL_LONG = {
     "providers/openai.py",
     "providers/table.py",
     "spec/agent_cards.py",
-    "spec/guard_checks.py",
     "spec/json_schema.py",
     "spec/models.py",
     "spec/stages.py",
