@@ -24,7 +24,7 @@ from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendab
 from agac.spec.lint import LintFinding, Readers
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused
-from agac.spec.stages import said
+from agac.spec.stage_checks import batch_problem
 from agac.spec.validation import duration
 from agac.spec.workflow import Level, Workflow, WrittenStage, family
 from agac.spec.yaml import expand
@@ -461,11 +461,11 @@ def _beyond(stage: WrittenStage, model: PlannedModel, traits: BatchTraits) -> It
         own = getattr(rules, key)
         most = getattr(traits, key)
         if own is not None and own > most:
-            yield said(stage, key, f"{name} takes at most {most:,} {key[4:]} in a batch")
+            yield batch_problem(stage, key, f"{name} takes at most {most:,} {key[4:]} in a batch")
     window = rules.completion_window
     if window is not None and window not in traits.windows:
         known = ", ".join(traits.windows)
-        yield said(
+        yield batch_problem(
             stage,
             "completion_window",
             f"{name} has no window {window!r}; write {known}, or leave it out",
@@ -481,7 +481,7 @@ def _beyond(stage: WrittenStage, model: PlannedModel, traits: BatchTraits) -> It
         and ends is not None
         and rules.deadline >= ends
     ):
-        yield said(
+        yield batch_problem(
             stage,
             "deadline",
             f"{name} gives up after {window} by itself, which is sooner",

@@ -25,8 +25,9 @@ from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
 from agac.spec.paths import Refused, Unusable, home_of
 from agac.spec.project_files import files_in, open_file
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
+from agac.spec.stage_keys import run_rules
 from agac.spec.stage_tools import for_no_tool
-from agac.spec.stages import StageBuilder, run_rules
+from agac.spec.stages import StageBuilder
 from agac.spec.validation import described, validate
 from agac.spec.workflow import (
     InputSpec,

@@ -167,7 +167,6 @@ STILL_LONG = {
     "spec/agent_cards.py",
     "spec/json_schema.py",
     "spec/models.py",
-    "spec/stages.py",
     "spec/validation.py",
     "spec/workflow.py",
     "store/writer.py",

@@ -13,7 +13,7 @@ from agac.spec.card_models import CARD_MODELS
 from agac.spec.file_model import FileModel
 from agac.spec.models import BatchFile, DefaultsFile, StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
-from agac.spec.stages import SAME, merged, set_keys, value_of
+from agac.spec.stage_keys import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate
 from agac.spec.workflow import Stage
 from agac.spec.yaml import Document, parse_yaml

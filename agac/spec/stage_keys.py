@@ -1,0 +1,139 @@
+"""The keys of a stage as its levels (project, defaults, card, stage, flag) set them, merged and
+turned into values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, TypeVar
+
+from agac.core.errors import Path_, Where
+from agac.spec import models, workflow
+from agac.spec.file_model import FileModel
+from agac.spec.models import DefaultsFile, StageFile
+from agac.spec.notify import NotifyTarget
+from agac.spec.operations import Vote
+from agac.spec.rule_models import BudgetFile, RowBudgetFile, RunRulesFile
+from agac.spec.workflow import Overrides, ProjectSpec
+from agac.spec.yaml import Document
+
+Keys = TypeVar("Keys", bound=FileModel)
+
+# what one level says of a stage, and where each of its keys stands
+LevelKeys = tuple[FileModel, Mapping[str, Where]]
+
+_VALUE_TYPES: dict[type[FileModel], type] = {
+    BudgetFile: workflow.Budget,
+    RowBudgetFile: workflow.RowBudget,
+    models.TimeoutFile: workflow.Timeout,
+    models.BatchFile: workflow.BatchRules,
+    models.RetriesFile: workflow.RetryRules,
+    models.VoteFile: Vote,
+}
+"""The types that mappings of files have in a Stage: the same keys, without how they were written.
+"""
+"""What mappings of files are in a Stage: the same keys, without a word of how they were written."""
+
+_COMPILED = {"needs", "prompt", "explode", "checks"}  # keys that a Stage has in another form
+SAME = StageFile.model_fields.keys() & {item.name for item in fields(workflow.Stage)} - _COMPILED
+"""The keys of files that are fields of a Stage as they stand."""
+
+
+def merged(kind: type[Keys], *levels: FileModel) -> Keys:
+    """Merges the keys of `kind` as these levels set them, weakest first; a key that none of them
+    sets is at its default."""
+    values: dict[str, Any] = {}
+    for level in levels:
+        for name in level.model_fields_set & kind.model_fields.keys():
+            value = getattr(level, name)
+            weaker = values.get(name)
+            if isinstance(value, FileModel) and value.merges and isinstance(weaker, FileModel):
+                value = merged(type(value), weaker, value)
+            values[name] = value
+    return with_defaults(kind, values)
+
+
+def with_defaults(kind: type[Keys], values: Mapping[str, Any]) -> Keys:
+    """Returns the mapping `kind` with these keys set, all others at their defaults."""
+    return kind.model_construct(set(values), **{**_defaults(kind), **values})
+
+
+@cache
+def _defaults(kind: type[FileModel]) -> dict[str, Any]:
+    """The keys of `kind` at their defaults. Pydantic copies each default for each value: a third
+    of a stage's time."""
+    return dict(kind.model_construct())
+
+
+def set_keys(level: FileModel) -> Iterator[str]:
+    """Yields the keys that a level sets; those of a mapping that merges as `batch.deadline` too."""
+    for name in sorted(level.model_fields_set):
+        yield name
+        value = getattr(level, name)
+        if isinstance(value, FileModel) and value.merges:
+            yield from (f"{name}.{inner}" for inner in set_keys(value))
+
+
+def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Where]:
+    """The place of each key that a mapping at `path` sets; keys of a mapping in it that merges are
+    named as `batch.deadline`."""
+    return {key: document.where((*path, *key.split("."))) for key in set_keys(keys)}
+
+
+def run_rules(
+    file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides
+) -> workflow.RunRules:
+    """Merges the rules of a workflow: the command line's, then the workflow's, the project's; both
+    files' budgets hold."""
+    rules = merged(RunRulesFile, project.file, file)
+    values = {
+        key: getattr(rules, key)
+        for key in RunRulesFile.model_fields
+        if key in workflow.RunRules.__slots__
+    }
+    values["confirm_above"] = rules.confirm_above.usd if rules.confirm_above else None
+    notifying = document if "notify" in file.model_fields_set else project.document
+    values["notify"] = _notify_targets(rules, notifying)
+    if overrides.max_errors is not None:
+        values["max_errors"] = overrides.max_errors
+    typed_budget = overrides.budget
+    timing = document if "ttft" in file.telemetry.model_fields_set else project.document
+    return workflow.RunRules(
+        project=None if typed_budget else value_of(project.file.budget),
+        workflow=typed_budget or value_of(file.budget),
+        row=value_of(rules.row_budget),
+        **values,
+        telemetry_file=rules.telemetry.file,
+        ttft=rules.telemetry.ttft,
+        otel=rules.telemetry.otel,
+        otel_sample=rules.telemetry.sample,
+        otel_prompts=rules.telemetry.prompts,
+        where=timing.where(("telemetry", "ttft")),
+    )
+
+
+def _notify_targets(rules: RunRulesFile, document: Document) -> tuple[NotifyTarget, ...]:
+    """The targets of `notify`, each with its place in `document`."""
+    targets = []
+    for index, target in enumerate(rules.notify):
+        keys: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in target
+        }
+        targets.append(NotifyTarget(**keys, where=document.where(("notify", index))))
+    return tuple(targets)
+
+
+def value_of(written: Any) -> Any:
+    """Converts a key's value to the form that a Stage has."""
+    kind = _VALUE_TYPES.get(type(written))
+    return written if kind is None else kind(**dict(written))
+
+
+def same_fields(written: StageFile, keys: DefaultsFile) -> dict[str, Any]:
+    """The fields of a Stage that are keys of files: `keys` has those that several levels may
+    give."""
+    return {
+        name: value_of(getattr(keys if name in DefaultsFile.model_fields else written, name))
+        for name in SAME
+    }
