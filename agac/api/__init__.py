@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         try_card,
     )
     from agac.api.batches import BatchReport, batch_list, batch_status
+    from agac.api.blocks import ray_map
     from agac.api.calibrate import CalibrateReport, calibrate
     from agac.api.cards import CardReport, LockReport, lock_card, show_card
     from agac.api.compare import ComparisonReport, compare
@@ -53,7 +54,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         review_queue, review_report,
     )
     from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
-    from agac.api.run import RetryChoice, Workflow, ray_map, retry, retry_choice, run_several
+    from agac.api.retries import RetryChoice, retry, retry_choice
+    from agac.api.run import Workflow, run_several
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
     from agac.api.shard_states import ShardsReport, shard_status

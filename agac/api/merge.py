@@ -10,11 +10,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
+from agac.api.project import Project, RunOptions, made_ready, project_of
 from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
 from agac.api.status import MERGED, SHARDS, go_on
 from agac.api.sync import blocking
@@ -23,7 +22,7 @@ from agac.core.keys import canonical, is_job
 from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
-from agac.engine.invocation import Work
+from agac.engine.invocation import Clocks
 from agac.engine.sharding.folder import (
     ShardFolder,
     ShardLease,
@@ -58,25 +57,25 @@ def shard_folder(opened: Project, plan: Plan, of: int) -> ShardFolder:
 
 @asynccontextmanager
 async def sharded(
-    opened: Project, database: Database, work: Work, checked: CheckedWorkflow | None = None
-) -> AsyncIterator[Work]:
-    """The work as that of the shard alone that its selection names, for the block. Raises
-    UsageError for what no shard can do, LeaseHeld where another process is at work on it."""
-    plan, shard = work.plan, work.plan.selection.shard
+    opened: Project, database: Database, plan: Plan, *, fresh: bool = False
+) -> AsyncIterator[ShardRun]:
+    """Holds the shard that the selection of a plan names, for the block. Raises UsageError for
+    what no shard can do, LeaseHeld if another process works on it."""
+    shard = plan.selection.shard
     assert shard is not None
     refused = {
         f"stage {stage.name!r} compares all rows (dedupe)": stage.makes == "kept"
         for stage in plan.stages
     }
     refused |= {
-        "--fresh would ask again what other shards have": work.fresh,
+        "--fresh would ask again what other shards have": fresh,
         "row runs have none": is_job(plan.workflow),
     }
     wrong = [what for what, is_so in refused.items() if is_so]
     if wrong:
         raise UsageError(f"--shard {shard}: {'; '.join(wrong)}", remedy="Run it without --shard.")
     lease = ShardLease(
-        shard_folder(opened, plan, shard.of), shard, writer_of(opened), work.clocks.wall
+        shard_folder(opened, plan, shard.of), shard, writer_of(opened), Clocks().wall
     )
     async with lease.held():
         with closing(KnownAnswers()) as known:
@@ -86,14 +85,7 @@ async def sharded(
             await answers.take(plan)
             for problem in problems:
                 _log.warning("%s: %s", problem.where, problem.message)
-            if checked is None:
-                rows = work.rows
-            else:
-                rows = partial(checked.rows, plan.selection, read=read)
-            own = ShardRun(lease, read, answers.push, go_on)
-            yield replace(
-                work, rows=rows, sharding=own, batching=replace(work.batching, sharding=own)
-            )
+            yield ShardRun(lease, read, answers.push, go_on)
 
 
 class ShardAnswers:

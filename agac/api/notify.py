@@ -29,6 +29,7 @@ from agac.data.remote import apart
 from agac.engine.batch.doctor import stuck_seconds
 from agac.engine.invocation import Work
 from agac.engine.retry_policy import backoff
+from agac.plan.plan import Plan
 from agac.spec.loader import (
     load_project,
     load_workflow,
@@ -217,22 +218,21 @@ def _named_targets(root: Path, workflow: str, *, in_python: bool) -> frozenset[s
 _NOT_NAMED = "neither agac.yml nor the workflow {} names this target any more"
 
 
-async def with_named_targets(database: Database, work: Work) -> Work:
-    """The work on a stored plan, without targets that the files of the project do not name any
-    more. Says which."""
-    plan = work.plan
+async def with_named_targets(database: Database, root: Path, plan: Plan) -> Plan:
+    """The stored plan without targets that the files of the project do not name any more. Logs
+    which."""
     if not plan.rules.notify:
-        return work
-    named = await _named_now(database, work.root, plan.workflow)
+        return plan
+    named = await _named_now(database, root, plan.workflow)
     if named is None:
-        return work
+        return plan
     kept = tuple(one for one in plan.rules.notify if canonical(one.stored()) in named)
     for one in plan.rules.notify:
         if one not in kept:
             why = _NOT_NAMED.format(plan.workflow)
             _log.warning("%s is not told of this run: %s. Add it to `notify` to have it told.",
                          target_words(one.stored()), why)  # fmt: skip
-    return replace(work, plan=replace(plan, rules=replace(plan.rules, notify=kept)))
+    return replace(plan, rules=replace(plan.rules, notify=kept))
 
 
 async def _drop_unnamed(database: Database, work: Work) -> list[str]:

@@ -336,23 +336,33 @@ async def confirm_store(database: Database, work: Work, *, accept: bool = False)
     )
 
 
-async def confirm_cost(
-    database: Database, work: Work, confirm: Confirm | None, quotes: str | None
-) -> Work:
-    """The work, or that of its first rows where a workflow `quotes`. UsageError for a high cost
-    without a yes."""
-    plan, bound = work.plan, work.plan.rules.confirm_above
-    if quotes == "made" or (bound is None and quotes != "always"):
-        return work
-    report = await _expected(database, work) if quotes != "always" else None
-    if report is not None and not report.wants_yes:
-        return work
-    if report is None or quotes:
-        stages = (
-            replace(one, run_mode="sync") if isinstance(one, PlannedStage) else one
-            for one in plan.stages
-        )
-        return replace(work, plan=replace(plan, stages=tuple(stages)), first=FIRST_ROWS)
+async def asks_first_rows_alone(database: Database, work: Work, quotes: str | None) -> bool:
+    """True if a row run does its first rows, and quotes the rest. `quotes`: see BuiltWorkflow."""
+    if quotes == "always":
+        return True
+    if quotes is None or quotes == "made" or work.plan.rules.confirm_above is None:
+        return False
+    return (await _expected(database, work)).wants_yes
+
+
+def by_calls(plan: Plan) -> Plan:
+    """The plan with all stages asked by calls."""
+    stages = (
+        replace(stage, run_mode="sync") if isinstance(stage, PlannedStage) else stage
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
+
+
+async def confirm_cost(database: Database, work: Work, confirm: Confirm | None) -> None:
+    """Asks before a cost above `confirm_above`. Raises UsageError without a yes."""
+    plan = work.plan
+    bound = plan.rules.confirm_above
+    if bound is None:
+        return
+    report = await _expected(database, work)
+    if not report.wants_yes:
+        return
     usd = needed(report.stages).usd
     unknown = list(
         dict.fromkeys(one.stage.lane for one in report.stages if one.estimate.usd is None)
@@ -361,20 +371,18 @@ async def confirm_cost(
     if unknown:
         whose = f"{', '.join(unknown)} cost{'s' if len(unknown) == 1 else ''}"
         cost += f", and on top what {whose}, whose price is not known"
-    said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound or 0.0)}"
+    said = f"{plan.workflow} is expected to cost {cost}; confirm_above is {_exact(bound)}"
     remedy = f"Add --yes to continue; `agac plan -a {plan.workflow}` shows what it is made of."
     ask(confirm, "no calls were made", said, "Continue?", remedy)
-    return work
 
 
 async def confirm_changes(
-    database: Database, work: Work, run: int, confirm: Confirm | None
+    database: Database, plan: Plan, work: Work, run: int, confirm: Confirm | None
 ) -> None:
     """Asks before a resumed job asks rows again that `run` answered, because a file or setting
     changed since. Raises UsageError without a yes; asks nothing while `run` would be continued, or
     all its answers are reused."""
     before = await BaselineRun.read(database, run, continued=False)
-    plan = work.plan
     if canonical(before.definition) == canonical(plan.body):
         return
     report = await dry_run(

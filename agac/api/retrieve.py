@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +22,20 @@ from agac.api.batches import (
 )
 from agac.api.notify import reported, with_named_targets
 from agac.api.plan import confirm_store
+from agac.api.prepare import (
+    BatchSettings,
+    WorkOptions,
+    batching_of,
+    executor_of,
+    reachable,
+    work_of,
+)
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport, Watch, report_of
-from agac.api.run import batching_of, executor_of, reachable, recorded_plan, walk_through, work_of
+from agac.api.run import walk_through
 from agac.api.share import adopt_all, controlled, ended
 from agac.api.status import database_path, find_run, given_flags, go_on
+from agac.api.stored_plan import recorded_plan
 from agac.api.sync import asynchronous, blocking, calling, interruptible
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.types import Report, counted
@@ -132,19 +141,23 @@ async def retrieve(
         )
         if providers is not opened.providers:
             plan = await recorded_plan(opened, providers, database, number)
-        batching = batching_of(
-            opened, providers, plan.workflow, only=only, retrieves=number, only_takes=only_takes
-        )
-        batching = replace(batching, control=control)
-        work = await with_named_targets(
-            database, work_of(opened, plan, batching, lambda: iter(()), str)
-        )
+        plan = await with_named_targets(database, opened.root, plan)
+        sharding = None
         if plan.selection.shard is not None:
             from agac.api.merge import sharded
 
-            work = await stack.enter_async_context(sharded(opened, database, work))
-        work = replace(work, scope=Scope(frozenset())) if only_takes else work
-        work = replace(work, executor=await executor_of(opened, database, plan, executor))
+            sharding = await stack.enter_async_context(sharded(opened, database, plan))
+        request = BatchSettings(only=only, retrieves=number, only_takes=only_takes)
+        batching = batching_of(
+            opened, providers, plan.workflow, request, control=control, sharding=sharding
+        )
+        wanted = WorkOptions(
+            rows=lambda: iter(()),
+            place=str,
+            scope=Scope(frozenset()) if only_takes else Scope(),
+            executor=await executor_of(opened, database, plan, executor),
+        )
+        work = work_of(opened, plan, batching, wanted)
         invocation = Invocation(given=given_flags(before))
         if before.finished_at is not None and not await unfinished_batches(database, plan.workflow):
             invocation.run = number  # there is nothing to do
@@ -326,7 +339,7 @@ async def _maintenance(
         controlled(opened, database, workflow) as control,
         reachable(opened, database, workflow, also) as providers,
     ):
-        batching = replace(batching_of(opened, providers, workflow), control=control)
+        batching = batching_of(opened, providers, workflow, BatchSettings(), control=control)
         async with batch_maintenance(
             database, workflow, batching, opened.redactor(), Clocks()
         ) as maintenance:

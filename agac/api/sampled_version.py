@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.plan import Confirm, ask, confirm_store, planned
+from agac.api.prepare import BatchSettings, WorkOptions, batching_of, reach_providers, work_of
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready, project_of
 from agac.api.report import RowCount, Watch
-from agac.api.run import ready_work, walk_through
+from agac.api.run import walk_through
 from agac.api.sync import interruptible
 from agac.core.errors import SpecError, UsageError
 from agac.core.types import Row, RowId, counted, dollars
+from agac.data.sources import place_of
 from agac.engine.estimate import PlanReport, summed
 from agac.engine.invocation import Scope
 from agac.engine.run import Invocation
@@ -91,9 +93,21 @@ class SampledVersion:
         """Asks these rows, in an invocation that keeps `flags`: what it takes to type the command
         again."""
         async with AsyncExitStack() as stack:
-            version = (self.opened, self.checked, self.options)
-            work = await ready_work(stack, database, *version, None)
-            work = replace(work, scope=self.scope, rows=self.rows(chosen))
+            providers, plan = await reach_providers(
+                stack, self.opened, database, self.checked, self.options
+            )
+            request = BatchSettings(wait=self.options.wait, yes=self.options.yes)
+            batching = batching_of(self.opened, providers, plan.workflow, request)
+            wanted = WorkOptions(
+                rows=self.rows(chosen),
+                place=partial(place_of, self.checked.source),
+                scope=self.scope,
+                fresh=self.options.fresh,
+                refresh_tools=self.options.refresh_tools,
+                calls=self.options.calls,
+                discards=self.options.discard_decisions,
+            )
+            work = work_of(self.opened, plan, batching, wanted)
             accepted = await confirm_store(database, work)
             invocation = Invocation(given={"trial": dict(flags)}, accepted=accepted)
             count = partial(RowCount, len(chosen), exact=True)

@@ -22,9 +22,10 @@ from agac.api.bugs import bug_problem
 from agac.api.cassettes import Cassette, SimulatedAnswers
 from agac.api.inspect import row_report
 from agac.api.plan import Confirm
+from agac.api.prepare import InvocationRequest
 from agac.api.project import Project, RunOptions, open_project
 from agac.api.report import RunReport
-from agac.api.run import invoke
+from agac.api.run import RunInterface, invoke
 from agac.api.status import find_rows, stored_run
 from agac.api.sync import calling
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, any_error
@@ -211,7 +212,9 @@ async def try_offline(
     given = str(rows) if isinstance(rows, Path) else rows
     make_folder(state)
     chosen = RunOptions(input=given, run_mode="sync", yes=not live, **options)
-    report = await invoke(project, workflow, chosen, None, confirm, False, answers=answers)
+    request = InvocationRequest(answers=answers)
+    ui = RunInterface(confirm=confirm)
+    report = await invoke(project, workflow, chosen, request, ui)
     async with stored_run(state, report.summary["run"]) as (database, record):
         definition = await definition_of(database, record.id)
         found = list[TriedRow]()

@@ -136,7 +136,8 @@ def test_a_clock_that_was_wrong_when_it_was_submitted(
     name, not by its time."""
     project = make(10, *([{"kind": "batch_drop_after", "first": 1}] if is_lost else []))
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("agac.api.run"), "Clocks", lambda: Clocks(wall=lambda: time.time() + hours * HOUR))
+        later = Clocks(wall=lambda: time.time() + hours * HOUR)
+        patch.setattr(import_module("agac.api.prepare"), "Clocks", lambda: later)
         project.run()
     assert is_lost or project.retrieve().exit_code == 75
     project.agac("batch", "status", code=0)

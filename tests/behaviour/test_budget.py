@@ -10,7 +10,7 @@ from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 from support.soak import few
 
-from agac.api.run import retry
+from agac.api.retries import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.engine.invocation import Retry
 from agac.spec.workflow import Budget

@@ -103,7 +103,7 @@ def test_each_call_costs_what_its_hour_costs_and_a_plan_and_a_budget_take_the_de
         project.write(".env", "DEEPSEEK_API_KEY=sk-1\n")
         for at, rows in ((night, "a"), (morning, "ab")):  # one process, as a run that lasts for hours
             project.workflow(rows=[{"id": row, "text": row} for row in rows], stages=[{**SAY, "model": model}])
-            with patch("agac.api.run.Clocks", lambda at=at: Clocks(wall=lambda: at)):
+            with patch("agac.api.prepare.Clocks", lambda at=at: Clocks(wall=lambda: at)):
                 assert project.run(concurrency=1, budget=1.0).exit_code == 0
         planned = project.agac("plan", "-a", "reviews", "--fresh")
         as_json = project.agac("plan", "-a", "reviews", "--fresh", "--json").json

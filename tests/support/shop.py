@@ -56,7 +56,7 @@ def run_shop(project: ProjectFolder, base_url: str, *, rows: int = 60, began: fl
     project.configure(base_url, batch="openai", prices=PRICES)
     start = time.time()
     clock = time.time if began is None else lambda: began + FASTER * (time.time() - start)
-    with patch("agac.api.run.Clocks", lambda: Clocks(wall=clock)), patch.object(heartbeat, "EVERY", 0.01):
+    with patch("agac.api.prepare.Clocks", lambda: Clocks(wall=clock)), patch.object(heartbeat, "EVERY", 0.01):
         _workflow(project, "How does its writer feel?", rows)
         project.run(NAME, concurrency=6, wait=True)
         waiting = agac.review_queue(project=project.root).items[:6]
