@@ -18,8 +18,9 @@ from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
 
 from agac.api.batches import batch_lines
 from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
-from agac.api.project import CheckedWorkflow
-from agac.api.status import database_path, rows_by_remedy, stored_run
+from agac.api.project import CheckedWorkflow, Project
+from agac.api.share import push_at_end
+from agac.api.status import database_path, go_on, rows_by_remedy, stored_run
 from agac.api.sync import blocking
 from agac.core.errors import (
     AgacError,
@@ -759,3 +760,25 @@ def stale_facts(stale: Stale, providers: Mapping[str, Provider]) -> list[dict[st
         }
         for one, count in stale
     ]
+
+
+async def leave_in_remote(
+    database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport
+) -> RunReport:
+    """Leaves in the remote what an invocation did; adds to the report of a shard the command that
+    continues it."""
+    if work.sharding is None:
+        await push_at_end(database, opened)
+        return report
+    needs = report.finishing
+    more = dict[str, Any]()
+    if needs is not None and needs.stage is None:
+        if needs.max_errors is None:
+            more = {"budget": needs.budget}
+        else:
+            more = {"max_errors": needs.max_errors}
+    command = go_on(await runs.run_record(database, invocation.run), more)
+    await work.sharding.end(
+        database, opened.root, invocation, report.exit_code, report.summary, command
+    )
+    return replace(report, go_on=command)

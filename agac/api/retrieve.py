@@ -31,9 +31,9 @@ from agac.api.prepare import (
     work_of,
 )
 from agac.api.project import Project, open_project
-from agac.api.report import RunReport, Watch, report_of
+from agac.api.report import RunReport, Watch, leave_in_remote, report_of
 from agac.api.run import walk_through
-from agac.api.share import adopt_all, controlled, ended
+from agac.api.share import adopt_all, controlled
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.stored_plan import recorded_plan
 from agac.api.sync import asynchronous, blocking, calling, interruptible
@@ -171,7 +171,7 @@ async def retrieve(
             database, work, invocation, [], writes=newer is None and work.sharding is None
         )
         report = await reported(database, work, invocation, report)
-        report = await ended(database, opened, work, invocation, report)
+        report = await leave_in_remote(database, opened, work, invocation, report)
         return await _retrieved(database, before, invocation, report, providers, newer)
 
 

@@ -15,8 +15,7 @@ from agac.api.plan import Confirm, confirm_changes, confirm_cost, confirm_store
 from agac.api.prepare import InvocationRequest, PreparedRun, prepared
 from agac.api.progress import display, warnings_only
 from agac.api.project import Project, RunOptions, check_all, project_of
-from agac.api.report import RowCount, RunReport, Watch, report_of, show_progress
-from agac.api.share import ended
+from agac.api.report import RowCount, RunReport, Watch, leave_in_remote, report_of, show_progress
 from agac.api.sync import calling, interruptible
 from agac.core.arguments import typed
 from agac.core.errors import AgacError, ExitCode, Problem
@@ -128,7 +127,7 @@ async def _ended(ready: PreparedRun, invocation: Invocation) -> RunReport:
     )
     report = await reported(database, work, invocation, report)
     if not ready.elsewhere:
-        report = await ended(database, ready.opened, work, invocation, report)
+        report = await leave_in_remote(database, ready.opened, work, invocation, report)
     left = ready.inspection.left
     if left is not None and not left.most_left and invocation.complete:
         drop_previous(ready.plan.output.dir)

@@ -19,13 +19,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from agac.api.project import Project, RunOptions, made_ready, open_project
-from agac.api.status import go_on, this_shard
+from agac.api.status import this_shard
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where
 from agac.core.types import Report, Usd, counted
@@ -33,7 +32,7 @@ from agac.data.object_store import ObjectStore
 from agac.engine.baseline import Baseline, BaselineRun
 from agac.engine.batch.control import Control
 from agac.engine.dry_run import dry_run
-from agac.engine.invocation import Scope, Work
+from agac.engine.invocation import Scope
 from agac.engine.validate import Checker
 from agac.plan.plan import make_plan
 from agac.plan.stage import LocalStage, PlannedStage
@@ -41,15 +40,11 @@ from agac.providers.table import build_providers
 from agac.spec.loader import workflow_names
 from agac.spec.paths import home_of
 from agac.spec.validation import writer_name
-from agac.store import packs, runs
+from agac.store import packs
 from agac.store.db import Database, select
 from agac.store.packs import Damaged, KnownAnswers, PackedAnswer, endpoint_mark
 from agac.store.rows import EarlierResult, earlier_results
 from agac.store.writer import open_database
-
-if TYPE_CHECKING:
-    from agac.api.report import RunReport
-    from agac.engine.run import Invocation
 
 FOLDER = "v1"  # of all packs, by writer; the number is that of their form
 READERS = {
@@ -307,28 +302,6 @@ async def put_new(
     if waiting:
         await put()
     return PushReport(shared.remote.url, writer, usd=usd, **told)
-
-
-async def ended(
-    database: Database, opened: Project, work: Work, invocation: Invocation, report: RunReport
-) -> RunReport:
-    """Leaves in the remote what an invocation does; the report of a shard says how to go on with
-    it."""
-    if work.sharding is None:
-        await push_at_end(database, opened)
-        return report
-    needs = report.finishing
-    more = dict[str, Any]()
-    if needs is not None and needs.stage is None:
-        if needs.max_errors is None:
-            more = {"budget": needs.budget}
-        else:
-            more = {"max_errors": needs.max_errors}
-    command = go_on(await runs.run_record(database, invocation.run), more)
-    await work.sharding.end(
-        database, opened.root, invocation, report.exit_code, report.summary, command
-    )
-    return replace(report, go_on=command)
 
 
 async def push_at_end(

@@ -25,6 +25,10 @@ JSONValue = Any
 """Anything that `json.loads` gives: a value at an edge, never a stand-in for a type of agac's."""
 
 
+CLOCKS_APART = 3600.0
+"""Seconds by which the clock of a provider, or of another machine, may differ from ours."""
+
+
 def json_encoder(*, sort_keys: bool = False, allow_nan: bool = True) -> Callable[[JSONValue], str]:
     """Makes a function that writes JSON without spaces, not ASCII-escaped.
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
@@ -41,7 +41,6 @@ from agac.store.rows import ExportRow, State, kept_rows, why_filtered
 from agac.store.runs import RunRecord, WrittenFiles
 
 if TYPE_CHECKING:
-    from agac.engine.sharding.row_packs import ShardRows
     from agac.plan.plan import Plan
 
 TELEMETRY_ROWS = 100_000
@@ -326,13 +325,29 @@ class Exported:
     lines: int | None = None
 
 
+class RowsElsewhere(Protocol):
+    """Reads the final rows of a run that this store does not hold."""
+
+    def rows(self, database: Database, run: int, /) -> AsyncIterator[list[ExportRow]]:
+        """Yields all rows that are written, some hundred at a time."""
+        ...
+
+    def failed(self, database: Database, run: int, /) -> AsyncIterator[tuple[int, list[ExportRow]]]:
+        """Yields the failed rows that `rows` does not come to, with their levels."""
+        ...
+
+    def filtered(self) -> AsyncIterator[list[tuple[Any, str]]]:
+        """Yields the lines of rows that a stage made leave, each after its key."""
+        ...
+
+
 async def export_run(
     database: Database,
     run: RunRecord,
     root: Path,
     summary: Mapping[str, Any],
     env: Mapping[str, str],
-    source: ShardRows | None = None,
+    source: RowsElsewhere | None = None,
 ) -> Exported:
     """Writes the JSON files into the run's output folder, and the other outputs that its workflow
     asks for. `env` has the variables of a server's address. A row without an outcome has no
@@ -434,8 +449,8 @@ async def _final_rows(
     outputs: Outputs,
     *,
     tables: bool,
-    source: ShardRows | None = None,
-) -> tuple[FinalRows | ShardRows, TableLayout | None]:
+    source: RowsElsewhere | None = None,
+) -> tuple[FinalRows | RowsElsewhere, TableLayout | None]:
     """What reads the rows that are written, and the columns for `tables` and for results that are
     merged with rows."""
     layout = None

@@ -8,11 +8,11 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.text import beginning
@@ -26,9 +26,6 @@ from agac.spec.graph import stage_of
 from agac.spec.workflow import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
-
-if TYPE_CHECKING:
-    from agac.engine.sharding.leases import SharedLimits
 
 
 class StopReason(StrEnum):
@@ -421,12 +418,27 @@ class Reservation(NamedTuple):
     balances: tuple[BudgetBalance, ...]
 
 
+class Lender(Protocol):
+    """Lends parts of budgets that several processes share."""
+
+    async def lend(self, over: Sequence[BudgetBalance], worst: Amount, *, urgent: bool) -> bool:
+        """True if the budgets `over`, into which `worst` does not fit, got more room. `urgent`:
+        nothing under way in this process can make room. May raise RunStopped."""
+        ...
+
+    def elsewhere(self, balance: BudgetBalance) -> tuple[Amount, Amount]:
+        """Returns what other processes hold of a budget, and what they spent of that."""
+        ...
+
+    def of_others(self, balance: BudgetBalance) -> str:
+        """Returns what other processes have of a budget, as the end of a sentence."""
+        ...
+
+
 class BudgetLimiter:
     """All budgets of an invocation: `balances` of the run and of stages, and `row`, what each row
     may spend. At a limit `reached` is the budget that ended the run, `missed` the worst case that
     did not fit into it."""
-
-    lender: SharedLimits | None = None
 
     def __init__(
         self, stop_signal: StopSignal, balances: Iterable[BudgetBalance], row: Budget | None
@@ -434,6 +446,7 @@ class BudgetLimiter:
         self._stop_signal = stop_signal
         self.balances = tuple(balances)
         self._row = row
+        self.lender: Lender | None = None
         self._waiting = 0
         # in the order in which they came: a large amount is not overtaken forever
         self._turn = asyncio.Lock()

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
-from agac.core.types import Shard
+from agac.core.types import CLOCKS_APART, Shard
 from agac.data.object_store import ObjectStore
 from agac.data.shared_log import (
     MAX_ENTRY,
@@ -31,7 +31,6 @@ from agac.data.shared_log import (
     missing_entry,
     read_record,
 )
-from agac.engine.batch.submit import CLOCKS_APART
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, unfinished_batches
 from agac.store.db import Database, to_the_end, write

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from agac.core.errors import AgacError, UsageError
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Report, dollars
+from agac.core.types import CLOCKS_APART, Fault, Report, dollars
 from agac.engine.batch.coordinator import ENDED, ENDED_UNSENT, clean_up, give_up_torn
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
-from agac.engine.batch.submit import CLOCKS_APART, UNSURE, deadline, look_for, look_once, order_of
+from agac.engine.batch.submit import UNSURE, deadline, look_for, look_once, order_of
 from agac.engine.invocation import Batching, Clocks, accepted_keys
 from agac.engine.limits import StopSignal
 from agac.engine.settle import Totals

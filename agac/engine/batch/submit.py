@@ -16,7 +16,7 @@ from typing import NamedTuple
 from agac.core.errors import RowError
 from agac.core.keys import read_custom_id
 from agac.core.state_files import make_folder
-from agac.core.types import About, DayTime, Fault, FaultKind
+from agac.core.types import CLOCKS_APART, About, DayTime, Fault, FaultKind
 from agac.engine.batch.lifecycle import CAP_KEPT, MAX_WAIT_S, BatchContext, BatchFormat
 from agac.providers.batch import Order, ProviderBatch, UnreadableLine, result_lines
 from agac.providers.error_tables import with_remedy
@@ -34,7 +34,6 @@ _log = logging.getLogger("agac.batch")
 
 # the note of a batch that may be another user's
 UNSURE = "taken for ours by its time: its results will confirm it"
-CLOCKS_APART = 3600.0  # seconds by which the provider's clock may be behind ours
 
 _LOOKS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 """Seconds between looks at a provider's list; the last one again and again."""

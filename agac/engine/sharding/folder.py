@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.core.keys import canonical, digest
-from agac.core.types import Shard
+from agac.core.types import CLOCKS_APART, Shard
 from agac.data.object_store import ObjectStore
 from agac.data.shared_log import (
     MAX_ENTRY,
@@ -42,7 +42,6 @@ from agac.data.shared_log import (
     missing_entry,
     read_record,
 )
-from agac.engine.batch.submit import CLOCKS_APART
 from agac.store.db import to_the_end
 from agac.store.lease import is_dead_here, shown, this_process
 from agac.store.packs import MAX_BYTES, Damaged, unzipped
