@@ -18,7 +18,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue, RowId
 from agac.core.word_diff import as_text, word_diff
 from agac.data.files import writable_place, write_in_project
-from agac.engine.caller import TaskAttempts
+from agac.engine.invocation import OutgoingCall
 from agac.providers.http import HttpReply
 from agac.simulator import anthropic, chat, openai
 from agac.simulator.replies import MARK, AnswerWriter, ApiError
@@ -41,8 +41,8 @@ SHOWN = 160
 """Characters that are shown of a difference between a recorded request and the one that is made."""
 
 
-def _missing(attempts: TaskAttempts, what: str) -> Fault:
-    place = f"stage {attempts.connection.stage.name!r}, row {attempts.active.new.row.id!r}"
+def _missing(call: OutgoingCall, what: str) -> Fault:
+    place = f"stage {call.stage.name!r}, row {call.row_id!r}"
     return Fault(FaultKind.TASK, ErrorType.PROVIDER_ERROR, f"{place}: {what}; nothing was sent")
 
 
@@ -58,40 +58,38 @@ class SimulatedAnswers:
         self._writer = AnswerWriter()
 
     async def send(
-        self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any
+        self, call: OutgoingCall, real: Any, wire: bytes, timeout: Timeout, **how: Any
     ) -> Came:
         """As `Answers` says."""
-        stage = attempts.connection.stage.name
-        row = attempts.active.new.row.id
+        stage = call.stage.name
+        row = call.row_id
         writer = self._writer
         if self._rules is not None:
-            rule = next(
-                (one for one in self._rules if one.is_for(stage, row, attempts.request)), None
-            )
+            rule = next((one for one in self._rules if one.is_for(stage, row, call.request)), None)
             if rule is None:
-                return _missing(attempts, "none of the test's replies is for this call")
+                return _missing(call, "none of the test's replies is for this call")
             writer = AnswerWriter(
                 script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])]
             )
-        if attempts.connection.stage.runtime is not None:
-            return _session(attempts, wire, writer)
-        api, known = _APIS[attempts.connection.model.provider.dialect]
+        if call.stage.runtime is not None:
+            return _session(call, wire, writer)
+        api, known = _APIS[call.model.provider.dialect]
         data = {key: value for key, value in json.loads(wire).items() if key in known}
         try:
-            call = api.read(json.dumps(data).encode(), 0, {"anthropic-version": "any"})
-            return HttpReply(200, MARK, api.body(call, writer.answer(call)), 0.0)
+            asked = api.read(json.dumps(data).encode(), 0, {"anthropic-version": "any"})
+            return HttpReply(200, MARK, api.body(asked, writer.answer(asked)), 0.0)
         except ApiError as error:
             return HttpReply(error.status, MARK, json.dumps(api.error(error)).encode(), 0.0)
 
 
-def _session(attempts: TaskAttempts, wire: bytes, writer: AnswerWriter) -> Came:
+def _session(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Came:
     """What a session of OpenCode comes to with the writer's answer to what was said last: no
     program is started."""
     from agac.providers.opencode import answered  # and what runs programs, where a stage has one
 
     asked = json.loads(wire)
-    schema = attempts.connection.stage.schema
-    request: dict[str, Any] = {"model": attempts.connection.model.model}
+    schema = call.stage.schema
+    request: dict[str, Any] = {"model": call.model.model}
     request["messages"] = [{"role": "user", "content": asked.get("said") or asked["prompt"]}]
     if schema is not None:
         form = {"name": "answer", "schema": schema.body}
@@ -99,7 +97,7 @@ def _session(attempts: TaskAttempts, wire: bytes, writer: AnswerWriter) -> Came:
     try:
         answer = writer.answer(chat.CHAT.read(json.dumps(request).encode(), 0, {}))
     except ApiError as error:
-        return _missing(attempts, error.message)
+        return _missing(call, error.message)
     return HttpReply(200, MARK, json.dumps(answered(answer.content or "")).encode(), 0.0)
 
 
@@ -196,10 +194,10 @@ class Cassette:
         return [one for place, one in enumerate(self._recordings) if place not in self._used]
 
     async def send(
-        self, attempts: TaskAttempts, real: Any, wire: bytes, timeout: Timeout, **how: Any
+        self, call: OutgoingCall, real: Any, wire: bytes, timeout: Timeout, **how: Any
     ) -> Came:
         """As `Answers` says."""
-        asked = self._asked(attempts, None)
+        asked = self._asked(call, None)
         places = [n for n, one in enumerate(self._recordings) if one.key == asked.key]
         seen = self._seen[asked.key]
         self._seen[asked.key] += 1
@@ -217,26 +215,24 @@ class Cassette:
             else:
                 stale = ""
             return _missing(
-                attempts,
+                call,
                 f"no reply is recorded for this call{stale}; record it: `agac test --record`",
             )
         came: Came = await real(wire, timeout, **how)
         if isinstance(came, HttpReply) and came.status == 200:
             self._used.add(len(self._recordings))
-            self._recordings.append(self._asked(attempts, json.loads(came.body)))
+            self._recordings.append(self._asked(call, json.loads(came.body)))
         return came
 
-    def _asked(self, attempts: TaskAttempts, reply: JSONValue) -> Recording:
+    def _asked(self, call: OutgoingCall, reply: JSONValue) -> Recording:
         """A call as it is recorded: without secrets."""
-        model = attempts.connection.model
-        row = attempts.active.new.row.id
-        text = json.dumps([as_data(replace(attempts.request, prefix=None)), reply])
+        model = call.model
+        row = call.row_id
+        text = json.dumps([as_data(replace(call.request, prefix=None)), reply])
         request, reply = json.loads(
             self._redactor.clean(text) if self._redactor is not None else text
         )
-        return Recording(
-            attempts.connection.stage.name, row, model.provider.name, model.model, request, reply
-        )
+        return Recording(call.stage.name, row, model.provider.name, model.model, request, reply)
 
     def write(self) -> list[Path]:
         """Keeps the recordings that were asked for, and what tools gave: the files that there are

@@ -778,7 +778,18 @@ async def leave_in_remote(
         else:
             more = {"max_errors": needs.max_errors}
     command = go_on(await runs.run_record(database, invocation.run), more)
-    await work.sharding.end(
-        database, opened.root, invocation, report.exit_code, report.summary, command
+    from agac.engine.sharding.shard_run import ShardEnd  # only shards need a remote
+
+    end = ShardEnd(
+        run=invocation.run,
+        rows_failed=invocation.totals.rows_failed,
+        ended=invocation.ended,
+        complete=invocation.complete,
+        has_batches=invocation.batches.touched,
+        why=invocation.stop_signal.why,
+        exit_code=report.exit_code,
+        summary=report.summary,
+        command=command,
     )
+    await work.sharding.end(database, opened.root, end)
     return replace(report, go_on=command)

@@ -28,9 +28,11 @@ from agac.core.types import (
     ToolResult,
     Usage,
 )
-from agac.engine.caller import Answer, Caller, CapReached, NextTurn, TaskAttempts
+from agac.engine.answers import Answer
+from agac.engine.attempts import CapReached, NextTurn, TaskAttempts
+from agac.engine.caller import Caller
 from agac.engine.connections import ModelConnection, request_for_model
-from agac.engine.invocation import InvocationContext
+from agac.engine.context import InvocationContext
 from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded
 from agac.engine.settle import how_answered, stored_reply

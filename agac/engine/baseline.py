@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Message, Outcome, RowId
-from agac.engine.caller import Answer
+from agac.engine.answers import UNPARSED, Answer, LocalCall, Parked
 from agac.engine.effects import RowProgress, is_leave
 from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
@@ -19,7 +19,6 @@ from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.retry_policy import is_left
 from agac.engine.review import Known, ReviewTask, known_of, reviewings
-from agac.engine.tasks import UNPARSED, LocalCall, Parked
 from agac.engine.validate import checks_of
 from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
 from agac.plan import diff as why

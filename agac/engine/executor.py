@@ -12,14 +12,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import Outcome, Schema
-from agac.engine.caller import Answer
+from agac.engine.answers import Answer, LocalCall, Parked, value_of
+from agac.engine.context import InvocationContext
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave
-from agac.engine.invocation import InvocationContext
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import RowDeadline
 from agac.engine.review import ReviewTask, RowRejected, reviewings
-from agac.engine.tasks import LocalCall, Parked, Tasks, value_of
+from agac.engine.tasks import Tasks
 from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed

@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome, Row, RowId
-from agac.engine.caller import Answer
+from agac.engine.answers import Answer, Parked
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, RowSource, Walk, run_workers
-from agac.engine.invocation import InvocationContext
 from agac.engine.replay import GroupContents, array
 from agac.engine.stored_rows import LevelPass
-from agac.engine.tasks import Parked, Tasks
+from agac.engine.tasks import Tasks
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import Level

@@ -14,7 +14,7 @@ from itertools import chain
 from agac.engine.batch.coordinator import Batches
 from agac.engine.batch.submit import UNSURE
 from agac.engine.connections import ModelConnection
-from agac.engine.invocation import InvocationContext
+from agac.engine.context import InvocationContext
 from agac.engine.limits import StopReason
 from agac.engine.rate_limiter import Lane
 from agac.store.db import fetch, select, sql

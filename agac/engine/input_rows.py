@@ -15,9 +15,10 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import numbered_id, row_hash, snapshot
 from agac.core.types import Row, RowId
 from agac.data.files import PREVIOUS
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
 from agac.engine.export import read_summary
-from agac.engine.invocation import InvocationContext, InvocationRef
+from agac.engine.invocation import InvocationRef
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import CHOOSING_ROWS
 from agac.spec.workflow import OnDuplicateId

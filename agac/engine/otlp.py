@@ -30,7 +30,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.keys import share_of, trace_ids
 from agac.core.types import Message, Reply, Usage
-from agac.engine.caller import MOST_CHARACTERS, TaskAttempts
+from agac.engine.attempts import MOST_CHARACTERS, TaskAttempts
 from agac.engine.effects import ActiveRow, RowNotes, ToolKey, TracedCall
 from agac.engine.invocation import InvocationRef, Work
 from agac.engine.rate_limiter import Lane

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, review_key, seen_hash, share_of, snapshot
 from agac.core.types import JSONValue, Outcome, RowId, inside
-from agac.engine.caller import Answer
+from agac.engine.answers import Answer, Parked
 from agac.engine.effects import ActiveRow, plain
 from agac.engine.invocation import InvocationRef, Work
+from agac.engine.lookups import LookupBatcher
 from agac.engine.settle import Settler
-from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import Checker
 from agac.engine.votes import Reviewed
 from agac.plan.plan import Plan

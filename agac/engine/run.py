@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome
 from agac.engine.agent import open_agents
+from agac.engine.answers import AnswerSource
+from agac.engine.attempts import fields
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
-from agac.engine.caller import Caller, fields
+from agac.engine.caller import Caller
 from agac.engine.connections import open_connections
+from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import estimate, request_characters
 from agac.engine.executor import Executor, RowSource, run_workers
@@ -25,14 +28,7 @@ from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.heartbeat import Heartbeat
 from agac.engine.input_rows import InputRows
-from agac.engine.invocation import (
-    InvocationContext,
-    InvocationRef,
-    ReopenedRows,
-    Retry,
-    Work,
-    WriteProof,
-)
+from agac.engine.invocation import InvocationRef, ReopenedRows, Retry, Work
 from agac.engine.limits import (
     BudgetLimiter,
     RunStopped,
@@ -44,13 +40,13 @@ from agac.engine.limits import (
 from agac.engine.notify import Notifier
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
-from agac.engine.rate_limiter import CallLimit
+from agac.engine.rate_limiter import CallLimit, Lane
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
 from agac.engine.review import Reviews, reviewings
 from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
-from agac.engine.tasks import AnswerSource, Tasks, open_functions
+from agac.engine.tasks import Tasks, open_functions
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
 from agac.plan.stage import PlannedStage
@@ -65,6 +61,7 @@ from agac.store.writer import DerivedRowWriter, Ledger
 
 if TYPE_CHECKING:
     from agac.engine.otlp import Traces
+    from agac.engine.sharding.shard_run import WorkingShard
     from agac.engine.workers.chunks import WorkerCalls
 
 # No row ever vanishes: rows in are the sum of outcomes, at every level, at the end of every run.
@@ -559,6 +556,21 @@ async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
     return await WorkerCalls.opened(context, context.work.executor)
 
 
+def _working_shard(context: InvocationContext, lanes: Mapping[str, Lane]) -> WorkingShard:
+    from agac.engine.sharding.shard_run import WorkingShard  # only shards need a remote
+
+    return WorkingShard(
+        database=context.places.database,
+        run=context.places.run,
+        totals=context.totals,
+        budgets=context.budgets,
+        stop_signal=context.stop_signal,
+        stops=context.stops,
+        lanes=lanes,
+        counts_errors=context.plan.rules.max_errors is not None,
+    )
+
+
 async def _walk(context: InvocationContext, invocation: Invocation, uncommitted: CallLimit) -> None:
     """Everything between the beginning and the end: rows walk until all are settled, or the run
     stops."""
@@ -609,8 +621,9 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             context.traces.lanes = heartbeat.lanes
         background.append(group.create_task(heartbeat.run()))
         if work.sharding is not None:
-            await work.sharding.begin(context, heartbeat.lanes)
-            background.append(group.create_task(work.sharding.run(context, heartbeat.lanes)))
+            working = _working_shard(context, heartbeat.lanes)
+            await work.sharding.begin(working)
+            background.append(group.create_task(work.sharding.run(working)))
         await heartbeat.obey()
         tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
         background += [group.create_task(one.run()) for one in (tasks.look_ups, tasks.failures)]

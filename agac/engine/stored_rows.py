@@ -11,9 +11,10 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
+from agac.engine.context import InvocationContext, TasksOfRows
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import RowSource, Walk
-from agac.engine.invocation import InvocationContext, Retry, TasksOfRows
+from agac.engine.invocation import Retry
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage
 from agac.spec.graph import Level

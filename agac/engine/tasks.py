@@ -7,19 +7,27 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
-from agac.core.types import JSONValue, Outcome, Request, RowId
-from agac.engine.caller import Answer
+from agac.core.types import Outcome, RowId
+from agac.engine.answers import (
+    UNPARSED,
+    Answer,
+    AnswerSource,
+    LocalCall,
+    Parked,
+    TaskReply,
+    TaskRequest,
+)
+from agac.engine.context import InvocationContext
 from agac.engine.effects import ActiveRow
-from agac.engine.invocation import InvocationContext, Work
+from agac.engine.invocation import Work
 from agac.engine.limits import RunStopped
+from agac.engine.lookups import LookupBatcher
 from agac.engine.retry_policy import RowDeadlineExceeded, is_left
 from agac.engine.validate import checks_of, is_of_row
 from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
@@ -32,44 +40,11 @@ from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, Failures, earlier_results, replica_failures
 from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
 
-MAX_KEYS = 512  # keys in one look-up
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 _log = logging.getLogger("agac.run")
 
-K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class LookupBatcher(Generic[K, V]):
-    """Looks keys up many at a time with `fetch`: what comes during a look-up shares the next one;
-    needs its `run`."""
-
-    def __init__(self, fetch: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
-        self._fetch = fetch
-        self._wanted: dict[K, asyncio.Future[V | None]] = {}
-        self._work = asyncio.Event()
-
-    async def get(self, key: K) -> V | None:
-        """What belongs to the key."""
-        found = self._wanted.get(key)
-        if found is not None:  # somebody else asked just before
-            return await asyncio.shield(found)
-        found = self._wanted[key] = asyncio.get_running_loop().create_future()
-        self._work.set()
-        return await found
-
-    async def run(self) -> None:
-        """Answers until cancelled."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while self._wanted:
-                some = [self._wanted.popitem() for _ in range(min(MAX_KEYS, len(self._wanted)))]
-                fetched = await self._fetch([key for key, _ in some])
-                for key, found in some:
-                    if not found.done():
-                        found.set_result(fetched.get(key))
 
 
 FunctionCall = Callable[[LocalStage, bytes, FunctionInput, RowId], Awaitable[Answer | RowError]]
@@ -137,53 +112,6 @@ async def open_functions(
             with noted(stage, "the import of its file"):
                 calls[stage.index] = await stack.enter_async_context(opened)
         yield call
-
-
-class LocalCall(NamedTuple):
-    """A call of a function that is ready to be looked up or made."""
-
-    fingerprint: bytes
-    given: FunctionInput
-
-
-class Parked(Enum):
-    """The end of a task without an answer now: its row stays open, for it may not be asked, or it
-    waits."""
-
-    PARKED = "parked"
-    ENROLLED = "enrolled"
-    REVIEW = "review"
-
-
-TaskReply = Answer | RowError | Parked
-
-
-@dataclass(slots=True)
-class TaskRequest:
-    """A task of a row, or (`replica`, from 1) one of several for its answer. `is_new`: this
-    invocation had to ask."""
-
-    row: ActiveRow
-    stage: AnyStage
-    task: Prepared | LocalCall
-    fingerprint: bytes
-    replica: int = 0
-    is_new: bool = False
-
-
-class AnswerSource(Protocol):
-    """Brings the answers of tasks that have none yet: by calls, or by batches."""
-
-    async def ask(
-        self,
-        active: ActiveRow,
-        stage: PlannedStage,
-        fingerprint: bytes,
-        request: Request,
-        replica: int = 0,
-    ) -> TaskReply:
-        """The answer, the error with which it fails, or that a batch has it. Raises RunStopped
-        before any of these."""
 
 
 class Tasks:
@@ -553,14 +481,3 @@ class Tasks:
     def _forget(self, known: dict[bytes, V], fingerprint: bytes, value: V) -> None:
         if known.get(fingerprint) is value:
             del known[fingerprint]
-
-
-def value_of(answer: Answer) -> JSONValue:
-    """The value of an answer, which may not have been read yet."""
-    if answer.value is UNPARSED:
-        return json.loads(answer.result.value)
-    return answer.value
-
-
-UNPARSED: Any = object()
-"""Stands for a value that was not parsed yet."""

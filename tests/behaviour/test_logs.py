@@ -9,7 +9,7 @@ from behaviour.scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder, Ran
 
 from agac.core.redact import Redactor
-from agac.engine import caller
+from agac.engine import attempts, caller
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'
@@ -98,7 +98,7 @@ def test_the_flags_may_stand_after_the_command_and_warning_is_the_default(asked:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_long_text_is_cut_and_says_by_how_much(form: str, project: ProjectFolder) -> None:
-    length = caller.MOST_CHARACTERS
+    length = attempts.MOST_CHARACTERS
     project.rows([{"id": "r-1", "text": "a" * (length + 1234)}])
     project.workflow(stages=[{"name": "one", "prompt": "${text}"}])
     with project.asking(scripted(Step("b" * length))):
@@ -127,5 +127,5 @@ def test_nothing_is_made_for_a_log_that_nobody_keeps_and_secrets_are_taken_out_b
     with asked.asking(scripted(Step(BAD), Step(GOOD))):
         assert asked.run().exit_code == 0
     secret = "s3cret-value-0123456789"
-    text = "a" * (caller.MOST_CHARACTERS - 5) + secret
-    assert "s3cre" not in caller._cut(text, Redactor([secret]).clean)
+    text = "a" * (attempts.MOST_CHARACTERS - 5) + secret
+    assert "s3cre" not in attempts._cut(text, Redactor([secret]).clean)

@@ -11,7 +11,7 @@ from support.server import Server
 import agac
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.engine import input_rows, invocation
+from agac.engine import context, input_rows
 from agac.engine.limits import StopReason, StopSignal
 from agac.store import lease
 from agac.store.writer import Ledger
@@ -23,7 +23,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
     project.run(project.workflow(rows=300))
     moved = [{"id": "new", "text": "x"}, *({"id": f"r-{i}", "text": f"I love number {i}"} for i in range(1, 301))]
     project.rows(moved)
-    look_up, write = invocation.prior_tasks, Ledger._write
+    look_up, write = context.prior_tasks, Ledger._write
     looked = {"times": 0}
 
     async def slow_look_up(database: Any, keys: Any) -> Any:
@@ -39,7 +39,7 @@ def test_rows_that_a_commit_is_just_placing_have_not_left(project: ProjectFolder
             time.sleep(0.6)
         write(self, batch, *rest)
 
-    monkeypatch.setattr(invocation, "prior_tasks", slow_look_up)
+    monkeypatch.setattr(context, "prior_tasks", slow_look_up)
     monkeypatch.setattr(Ledger, "_write", slow_write)
     report = project.run()
     assert looked["times"] == 3

@@ -16,7 +16,7 @@ from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, collect
 from agac.engine.batch.submit import deadline, look_for, send
 from agac.engine.caller import Caller
-from agac.engine.invocation import InvocationContext
+from agac.engine.context import InvocationContext
 from agac.engine.limits import NOTHING, Amount, RunStopped
 from agac.plan.plan import Plan
 from agac.store import batches

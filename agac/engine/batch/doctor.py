@@ -15,7 +15,8 @@ from agac.engine.batch.coordinator import ENDED, ENDED_UNSENT, clean_up, give_up
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe, take_late
 from agac.engine.batch.submit import UNSURE, deadline, look_for, look_once, order_of
-from agac.engine.invocation import Batching, Clocks, accepted_keys
+from agac.engine.context import accepted_keys
+from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import StopSignal
 from agac.engine.settle import Totals
 from agac.providers.batch import BatchState, ProviderBatch

@@ -17,14 +17,16 @@ from agac.core.state_files import make_folder, opener
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
+from agac.engine.answers import Answer, Parked
+from agac.engine.attempts import NextTurn
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.caller import Answer, Caller, NextTurn
+from agac.engine.caller import Caller
 from agac.engine.connections import request_for_model
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
+from agac.engine.lookups import LookupBatcher
 from agac.engine.prefix import PRIMED_AFTER
-from agac.engine.tasks import LookupBatcher, Parked
 from agac.engine.validate import is_of_row, repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine

@@ -18,8 +18,9 @@ from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply, SharedPrefix
 from agac.engine.connections import Route
+from agac.engine.context import WriteProof
 from agac.engine.estimate import most_bytes, most_requests
-from agac.engine.invocation import Batching, Clocks, WriteProof
+from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import (
     NOTHING,
     AcceptedKeys,

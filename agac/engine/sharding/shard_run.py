@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError, LeaseLost
 from agac.core.types import dollars_in_all
 from agac.data.sources import InputDigest
-from agac.engine.limits import RunStopped, StopSignal
+from agac.engine.limits import BudgetLimiter, RunStopped, StopRules, StopSignal
+from agac.engine.rate_limiter import Lane
+from agac.engine.settle import Totals
 from agac.engine.sharding.folder import (
     ITS_BATCHES,
     PaidCalls,
@@ -27,17 +30,57 @@ from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
 
-if TYPE_CHECKING:
-    from agac.engine.invocation import InvocationContext
-    from agac.engine.rate_limiter import Lane
-    from agac.engine.run import Invocation
-
 EVERY = 2.0  # seconds between looks at what changed
 BEAT_SECONDS = 10.0  # between signs of life while things change, and while nothing does
 QUIET_SECONDS = 60.0
 PUSH_SECONDS = 15.0  # answers stay on this machine alone no longer than that
 
 _log = logging.getLogger("agac.shard")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingShard:
+    """What a shard shares of its invocation while that works."""
+
+    database: Database
+    """The shard's own store."""
+    run: int
+    """The number of the run in that store."""
+    totals: Totals
+    """The counts of the invocation."""
+    budgets: BudgetLimiter | None
+    """The budgets that all shards share; None: there are none."""
+    stop_signal: StopSignal
+    """Stops the invocation."""
+    stops: StopRules
+    """What makes it stop; failures in other shards count there."""
+    lanes: Mapping[str, Lane]
+    """The lanes of the invocation, by name."""
+    counts_errors: bool
+    """True if the run has a bound on failed rows, so that those of all shards are counted."""
+
+
+class ShardEnd(NamedTuple):
+    """How an invocation of a shard ended."""
+
+    run: int
+    """The number of the run in the shard's store."""
+    rows_failed: int
+    """Rows that failed in the invocation."""
+    ended: bool
+    """True if the invocation did all that it was to do."""
+    complete: bool
+    """True if the run is complete as well."""
+    has_batches: bool
+    """True if the workflow has batches."""
+    why: str
+    """Why it stopped, in words."""
+    exit_code: int
+    """The exit code of the process."""
+    summary: dict[str, Any]
+    """The summary of the run."""
+    command: str
+    """The command that continues it."""
 
 
 class ShardRun:
@@ -62,17 +105,17 @@ class ShardRun:
         self._paid = ""
         self._elsewhere = list[dict[str, Any]]()
 
-    async def begin(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
-        """From now on budgets and lanes are those of all shards together."""
-        token = await project_token(context.places.database)
-        balances = context.budgets and context.budgets.balances
+    async def begin(self, working: WorkingShard) -> None:
+        """Shares budgets and lanes with all shards from now on."""
+        token = await project_token(working.database)
+        balances = working.budgets and working.budgets.balances
         self._paid = f"paid/{self.shard.name}/{token}"
         self._elsewhere = await self.folder.paid(self._paid)
-        about = token, balances or (), lanes.values(), context.stop_signal, context.stops
+        about = token, balances or (), working.lanes.values(), working.stop_signal, working.stops
         self.limits = SharedLimits(self.lease, *about)
         await self.limits.begin()
-        if context.budgets is not None:
-            context.budgets.lender = self.limits
+        if working.budgets is not None:
+            working.budgets.lender = self.limits
 
     @property
     def processes(self) -> int:
@@ -81,20 +124,18 @@ class ShardRun:
             return self.limits.processes
         return self.shard.of
 
-    async def run(self, context: InvocationContext, lanes: Mapping[str, Lane]) -> None:
-        """Until cancelled."""
-        clock, told, beat_at, pushed_at, heard_at = (
-            self.lease.clock,
-            dict[str, Any](),
-            0.0,
-            self.lease.clock(),
-            0.0,
-        )
-        command = self._go_on(await runs.run_record(context.places.database, context.places.run))
+    async def run(self, working: WorkingShard) -> None:
+        """Shows signs of life, pushes answers and hears of the other shards, until cancelled."""
+        clock = self.lease.clock
+        told = dict[str, Any]()
+        beat_at = 0.0
+        pushed_at = clock()
+        heard_at = 0.0
+        command = self._go_on(await runs.run_record(working.database, working.run))
         while True:
-            counts = await runs.counters(context.places.database, context.places.run)
-            facts = self._facts(context.places.run, counts, context.totals.rows_failed)
-            busy = {name: lane.in_flight for name, lane in lanes.items()}
+            counts = await runs.counters(working.database, working.run)
+            facts = self._facts(working.run, counts, working.totals.rows_failed)
+            busy = {name: lane.in_flight for name, lane in working.lanes.items()}
             facts |= {"lanes": busy, "waits": self.waits, "command": command}
             try:
                 if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
@@ -102,8 +143,8 @@ class ShardRun:
                     told = facts
                     beat_at = clock()
                 if self.limits is not None and clock() - heard_at >= BEAT_SECONDS:
-                    counts_errors = context.work.plan.rules.max_errors is not None
-                    await self.limits.heard(await self.folder.alive(in_full=counts_errors))
+                    alive = await self.folder.alive(in_full=working.counts_errors)
+                    await self.limits.heard(alive)
                     heard_at = clock()
                 if clock() - pushed_at >= PUSH_SECONDS:
                     await self._push()
@@ -111,7 +152,7 @@ class ShardRun:
                     pushed_at = clock()
                 pause = EVERY
             except LeaseLost as error:
-                context.stop_signal.lose_input(error)
+                working.stop_signal.lose_input(error)
                 return
             except AgacError as error:
                 _log.warning("shard %s could not tell how it is: %s", self.shard, error.message)
@@ -157,40 +198,32 @@ class ShardRun:
         if self._paid and (told.calls["count"] or self._elsewhere):
             await self.folder.append(self._paid, made)
 
-    async def end(
-        self,
-        database: Database,
-        root: Path,
-        invocation: Invocation,
-        code: int,
-        summary: dict[str, Any],
-        command: str,
-    ) -> None:
-        """Leaves in the remote how the invocation ended, the `command` that goes on, and the final
+    async def end(self, database: Database, root: Path, end: ShardEnd) -> None:
+        """Leaves in the remote how the invocation ended, the command that goes on, and the final
         rows of a shard that is complete. Raises AgacError where it cannot: the same command does
         it again; LeaseLost where the shard is another's by now."""
         await self._push()
-        record = await runs.run_record(database, invocation.run)
-        if invocation.complete:
+        record = await runs.run_record(database, end.run)
+        if end.complete:
             packs = await put_rows(database, record, root, self.folder, self.shard.of)
         else:
             packs = {}
-        counts = await runs.counters(database, invocation.run)
+        counts = await runs.counters(database, end.run)
         await self._tell_paid(counts)
         await self.lease.prove()  # all that may have taken its time
-        stopped = not invocation.ended or bool(self.waits)
+        stopped = not end.ended or bool(self.waits)
         about = self.lease.about()
         waits = self.waits
-        if not (waits or invocation.complete or not invocation.ended):
-            waits = ITS_BATCHES if invocation.batches.touched else "rows that are left"
-        summary = {**summary, "calls": added([summary["calls"], *self._elsewhere])}
+        if not (waits or end.complete or not end.ended):
+            waits = ITS_BATCHES if end.has_batches else "rows that are left"
+        summary = {**end.summary, "calls": added([end.summary["calls"], *self._elsewhere])}
         status = ShardStatus(
             **about,
-            **self._facts(invocation.run, counts, invocation.totals.rows_failed),
+            **self._facts(end.run, counts, end.rows_failed),
             waits=waits,
             state="stopped" if stopped else "ended",
-            why=invocation.stop_signal.why,
-            command=command,
+            why=end.why,
+            command=end.command,
         )
 
         def made(last: bytes | None) -> bytes:
@@ -202,9 +235,7 @@ class ShardRun:
             taken = dict[str, str]()
             if before is not None:  # what an earlier invocation of the run took is in its groups
                 taken = {
-                    key: mark
-                    for key, mark in before.taken.items()
-                    if key.startswith(f"{invocation.run} ")
+                    key: mark for key, mark in before.taken.items() if key.startswith(f"{end.run} ")
                 }
             if not (self.read.text or self.read.rows) and before is not None:
                 read = before.input, before.input_rows  # it did not read the input
@@ -212,8 +243,8 @@ class ShardRun:
                 ShardManifest(
                     **about,
                     status=status,
-                    exit_code=code,
-                    complete=invocation.complete,
+                    exit_code=end.exit_code,
+                    complete=end.complete,
                     input=read[0],
                     input_rows=read[1],
                     summary=summary,

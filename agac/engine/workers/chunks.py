@@ -16,9 +16,9 @@ from agac.core.keys import bytes_digest, digest
 from agac.core.types import Fault, JSONValue, Row
 from agac.data.object_store import ObjectStore
 from agac.engine import limits
-from agac.engine.caller import TaskAttempts, call_of
+from agac.engine.attempts import TaskAttempts, call_of
 from agac.engine.connections import CallResult, ModelConnection
-from agac.engine.invocation import InvocationContext
+from agac.engine.context import InvocationContext
 from agac.engine.limits import Reservation
 from agac.engine.settle import record_call
 from agac.engine.workers.pool import CallItem, FunctionItem, RunExecutor, WorkerPool
