@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from figures import Figure, machine, machine_line, text_table
 from processes import AGAC, measured
 
-from agac.api import aindex, monitor
+from agac.api import monitor
 from agac.api.monitor import RowFilters
 from agac.store.writer import open_database
 
@@ -154,40 +154,18 @@ async def readers(root: Path) -> dict[str, Callable[[], Awaitable[object]]]:
     }
 
 
-async def indexed_readers(root: Path) -> dict[str, Callable[[], Awaitable[object]]]:
-    """What an index of words finds; told first is how long it took to make, and how large it is."""
-
-    def rows(**filters: str) -> Callable[[], Awaitable[object]]:
-        return lambda: monitor.arows(1, RowFilters(**filters), project=root)
-
-    began = time.perf_counter()
-    report = await aindex(run=1, project=root)
-    took, size = time.perf_counter() - began, report.bytes / 1e6
-    print(f"{report.rows:,} rows indexed in {took:.0f} s, {size:.0f} MB", flush=True)
-    return {
-        "indexed: rows with a word of one": rows(text=f"r-{report.rows // 2}"),
-        "indexed: rows with two words of a few": rows(text="stronger 976"),
-        "indexed: rows with a beginning of words": rows(text="97*"),
-        "indexed: rows with a word that all have": rows(text="comfortable"),
-        "indexed: rows with a word that none has": rows(text="nowhere"),
-        "indexed: failed rows with a word that all have": rows(text="review", state="failed"),
-        "indexed: open rows with two words that all have": rows(text="review zip", state="open"),
-    }
-
-
 async def measure(root: Path, times: int) -> list[Figure]:
     """Each reader so often, of a store that is first brought up to date."""
     async with open_database(root / ".agac" / "agac.db"):
         figures = []
-    for readers_of in (readers, indexed_readers):  # one after the other: the first ones are to find no index
-        for name, read in (await readers_of(root)).items():
-            took = []
-            for _ in range(times):
-                began = time.perf_counter()
-                await read()
-                took.append(1000 * (time.perf_counter() - began))
-            figures.append(Figure("monitor", f"{name}, p50", median(took), "ms"))
-            figures.append(Figure("monitor", f"{name}, longest", max(took), "ms", at_most=MOST_MS))
+    for name, read in (await readers(root)).items():
+        took = []
+        for _ in range(times):
+            began = time.perf_counter()
+            await read()
+            took.append(1000 * (time.perf_counter() - began))
+        figures.append(Figure("monitor", f"{name}, p50", median(took), "ms"))
+        figures.append(Figure("monitor", f"{name}, longest", max(took), "ms", at_most=MOST_MS))
     return figures
 
 

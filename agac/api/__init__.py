@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.evaluation import Evaluation, evaluate
     from agac.api.extras import (
-        BackupReport, DataReport, GcReport, IndexReport, SchemasReport, backup, examples,
-        file_schema, gc, index, init, show_data, sql, write_schemas,
+        BackupReport, DataReport, GcReport, SchemasReport, backup, examples,
+        file_schema, gc, init, show_data, sql, write_schemas,
     )
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
@@ -89,7 +89,6 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     abatch_wait = asynchronous(batch_wait)
     acalibrate = asynchronous(calibrate)
     afix = asynchronous(fix)
-    aindex = asynchronous(index)
     areview_export = asynchronous(review_export)
     areview_import = asynchronous(review_import)
     adoctor = asynchronous(doctor)
@@ -151,7 +150,6 @@ __all__ = [
     "GcReport",
     "GivenRows",
     "GraphReport",
-    "IndexReport",
     "InspectReport",
     "LeaseHeld",
     "LeaseLost",
@@ -219,7 +217,6 @@ __all__ = [
     "afix",
     "agc",
     "agraph",
-    "aindex",
     "ainspect",
     "alock_card",
     "amap_reduce",
@@ -270,7 +267,6 @@ __all__ = [
     "fix",
     "gc",
     "graph",
-    "index",
     "init",
     "inspect",
     "lint",

@@ -26,10 +26,8 @@ from agac.api.status import (
     database_bytes,
     database_files,
     database_path,
-    index_bytes,
     no_runs_yet,
     refuse_unknown,
-    stored_run,
     workflow_name,
 )
 from agac.api.sync import blocking
@@ -72,10 +70,9 @@ from agac.spec.validation import CAMEL_CASE
 from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document
 from agac.store.db import open_for_reading
-from agac.store.gc import GcCounts, clear, copy_database
+from agac.store.gc import GcCounts, clear, copy_database, remove_word_indexes
 from agac.store.query import QueryAnswer, answered, refuse_at_once
 from agac.store.runs import run_record, run_settings_of
-from agac.store.words import drop_index, make_index
 from agac.store.writer import open_database
 
 
@@ -136,8 +133,8 @@ async def gc(
 ) -> GcReport:
     """Keeps of each workflow, or of one, the `keep_runs` runs last worked on, and drops what none
     of them needs. That is their rows, calls and roll-ups, results that no kept row uses, and rows
-    that left the input of kept runs. Runs with open batches stay as they are. Raises LeaseHeld
-    while any workflow is at work."""
+    that left the input of kept runs. Runs with open batches stay as they are. Index files of words
+    that older versions made are deleted, too. Raises LeaseHeld while any workflow is at work."""
     if keep_runs < 1:
         raise UsageError(f"--keep-runs {keep_runs}: keep at least one run of each workflow")
     root = project_root(project)
@@ -151,8 +148,7 @@ async def gc(
         await refuse_unknown(database, root, workflow)
         cleared = await clear(database, keep_runs, workflow, time.time)
         if not dry_run:
-            for dropped in cleared.dropped:
-                drop_index(path, dropped.line.id)
+            remove_word_indexes(path)
             records = [await run_record(database, line.id) for line in cleared.kept]
             flags = [one.invocation.body.get("given", {}) for one in records if one.invocation]
             # they go on with these
@@ -162,39 +158,6 @@ async def gc(
                 root, {one["hash"] for kept in settings for one in (kept or {}).get("remote", ())}
             )
     return GcReport(cleared, keep_runs, dry_run, before, database_bytes(path))
-
-
-@dataclass(frozen=True, slots=True)
-class IndexReport(Report):
-    """The index of words of a run: `rows` in it, those that were `open` and are looked at one by
-    one, and its size."""
-
-    run: int
-    rows: int
-    open: int
-    bytes: int
-
-
-@blocking
-async def index(
-    workflow: str | None = None,
-    *,
-    run: int | str | None = None,
-    drop: bool = False,
-    project: Path | str | None = None,
-) -> IndexReport:
-    """Makes an index of the words in the rows of a run, the last one of a workflow or of all where
-    none is named, or brings it up to date; `drop` deletes it. Runs at work are not held up.
-    Killed, the same call goes on. Raises UsageError for a run that does not exist, and where
-    SQLite lacks FTS5."""
-    async with stored_run(project_root(project), run, workflow_name(workflow)) as (
-        database,
-        record,
-    ):
-        if drop:
-            drop_index(database.path, record.id)
-        rows, opened = (0, 0) if drop else await make_index(database, record)
-    return IndexReport(record.id, rows, opened, index_bytes(database.path, record.id))
 
 
 @typed

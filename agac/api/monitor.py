@@ -43,7 +43,6 @@ from agac.store.db import Database, open_for_reading, write
 from agac.store.records import LaneSample
 from agac.store.roll_ups import IndexedRows
 from agac.store.rows import State
-from agac.store.words import word_search
 from agac.store.writer import open_database
 
 READ_SECONDS = 2.0  # a look that takes longer is cut: it raises TookTooLong
@@ -130,9 +129,8 @@ class RunCurves(Report):
 class RowFilters:
     """Which rows are listed. `state`: open, done, failed, dropped or skipped; with a `stage` what
     became of its task: these, or reused. `error`: a kind of error; `id`: its beginning; `text`: in
-    the input, the result or the message; by whole words, where `agac index` made an index of them
-    (`wor*`: words that begin so), lists by id apart. `made_by`: the stage that made the rows,
-    None: those of the input. `sort`: one of `RowPage.sorts`; None: the first."""
+    the input, the result or the message. `made_by`: the stage that made the rows, None: those of
+    the input. `sort`: one of `RowPage.sorts`; None: the first."""
 
     state: str | None = None
     stage: str | None = None
@@ -150,9 +148,7 @@ class RowPage(Report):
     its calls in this run: calls, cost_usd, cost_is_simulated, duration_s, input_tokens,
     output_tokens. `next`: the `after` of the next page, None: there is none. A page that is not
     full has a next one where only so many rows were `looked` at. `sorts`: place, id or error, as
-    far as an index gives that order; open rows by place come last first. With an index of words
-    first of all words: as rows came, those that changed last. `note`: how a text was looked for,
-    and what may be missing."""
+    far as an index gives that order; open rows by place come last first."""
 
     run: int
     rows: tuple[dict[str, Any], ...]
@@ -160,7 +156,6 @@ class RowPage(Report):
     looked: int
     sorted_by: str
     sorts: tuple[str, ...]
-    note: str | None = None
 
 
 class AlikeErrors(NamedTuple):
@@ -419,11 +414,6 @@ def _ms(seconds: float | None) -> float | None:
 
 # Rows.
 
-_INDEXED = "Found by whole words, all of them, with an index (wor*: words that begin so)."
-_OUTDATED = (
-    "Rows that came since are looked at one by one; those that changed are missing until: "
-    "agac index --run {}"
-)
 _ANY = 0b111111
 _STATES = {
     "open": 1 << State.PENDING,
@@ -443,8 +433,8 @@ async def arows(
     project: Path | str | None = None,
 ) -> RowPage:
     """A page of the rows of a run, from behind the place `after` on. A row that comes while pages
-    are read is on one of those that follow, or on none; none is on two, unless its words were
-    indexed anew meanwhile. Raises UsageError for what is not there, or no index can sort."""
+    are read is on one of those that follow, or on none; none is on two. Raises UsageError for
+    what is not there, or no index can sort."""
     filters = filters or RowFilters()
     state = filters.state
     stage = filters.stage
@@ -455,7 +445,6 @@ async def arows(
             f"{state!r} is no state of a row", remedy=f"States are: {', '.join(_STATES)}."
         )
     failed = state == "failed" or (error is not None and state is None)
-    note = None
     async with stored_run(project_root(project), run, seconds=READ_SECONDS) as (database, record):
         names = [body["name"] for body in (await runs.definition_of(database, record.id))["stages"]]
         if filters.made_by is not None:
@@ -463,10 +452,6 @@ async def arows(
         else:
             made_by = None
         position = position_of(stage, names, "stage") if stage is not None else None
-        if text and not filters.id:
-            search = await word_search(database, record, text)
-        else:
-            search = None
         sorts: tuple[str, ...]
         if filters.id:
             sorts = ("id",)
@@ -474,7 +459,6 @@ async def arows(
             sorts = ("error", "id")
         else:
             sorts = ("place", "id")
-        sorts = ("words", *sorts) if search else sorts
         sort = filters.sort or sorts[0]
         if sort not in sorts:
             raise UsageError(
@@ -485,20 +469,11 @@ async def arows(
             "origin": made_by,
             "error": error or "",
             "text": _like(text),
-            "more": None,
             "states": _ANY if stage or state is None else _STATES[state],
             "position": position,
             "outcome": "failed" if failed else state or "",
         }
-        if search and sort == "words":
-            words, sources, whole = search
-            note = _INDEXED if whole else f"{_INDEXED} {_OUTDATED.format(record.id)}"
-            values |= {
-                "text": _like(words[0]),
-                "more": json.dumps([_like(word) for word in words[1:]]),
-            }
-        else:
-            sources = await _in_order(database, record.id, filters, sort, made_by)
+        sources = await _in_order(database, record.id, filters, sort, made_by)
         try:
             keys, following, looked = await roll_ups.page_of(
                 database, sources, values, after, limit, LOOK_SECONDS
@@ -515,7 +490,6 @@ async def arows(
         looked,
         sort,
         sorts,
-        note,
     )
 
 

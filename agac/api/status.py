@@ -36,7 +36,6 @@ from agac.store import batches, history, runs
 from agac.store.db import Database, open_for_reading
 from agac.store.lease import holder_of
 from agac.store.rows import StoredRow
-from agac.store.words import index_files
 
 
 @runtime_checkable
@@ -85,11 +84,6 @@ def database_files(path: Path) -> list[Path]:
 def database_bytes(path: Path) -> int:
     """The size of a database with what waits beside it to be written into it."""
     return sum(p.stat().st_size for p in database_files(path)[:2] if p.exists())
-
-
-def index_bytes(path: Path, run: int | str = "*") -> int:
-    """The size of the index of words of a run, or of all."""
-    return sum(file.stat().st_size for file in index_files(path, run))
 
 
 def shard_folders(state: Path) -> list[Path]:
@@ -429,14 +423,12 @@ def _invocation_report(invocation: runs.InvocationRecord, *, at_work: bool) -> d
 
 @dataclass(frozen=True, slots=True)
 class StatusReport(Report):
-    """The state of a project: its newest runs, what they came to, how large the store is, and its
-    indexes of words. `sharded` are the runs whose shards have stores in this folder, as
-    `runs_in_shards` has them."""
+    """The state of a project: its newest runs, what they came to, and how large the store is.
+    `sharded` are the runs whose shards have stores in this folder, as `runs_in_shards` has them."""
 
     project: Path
     database_bytes: int
     runs: list[dict[str, Any]]
-    index_bytes: int = 0
     sharded: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -460,10 +452,9 @@ async def status(
     workflow = workflow_name(workflow)
     path = database_path(root)
     size = database_bytes(path)
-    indexes = index_bytes(path)
     if run is not None:
         async with stored_run(root, run, workflow) as (database, record):
-            return StatusReport(root, size, [await full_report(database, record)], indexes)
+            return StatusReport(root, size, [await full_report(database, record)])
     async with open_for_reading(database_path(root)) as found:
         await refuse_unknown(found, root, workflow)
         if this_shard() is None:
@@ -478,7 +469,7 @@ async def status(
         ]
         if listed and (newer := await runs.superseded_by(found, listed[0]["run"])):
             listed[0]["replaced_by"] = newer
-        return StatusReport(root, size, listed, indexes, sharded)
+        return StatusReport(root, size, listed, sharded)
 
 
 async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any]]:

@@ -39,7 +39,6 @@ COMMANDS = {
     "export": ("project", "Write a run's output files again, or its results elsewhere."),
     "status": ("status", "Show the newest runs, or one in full."),
     "ui": ("monitor", "Watch runs in the browser."),
-    "index": ("monitor", "Find rows by their words in the monitor at once."),
     "show": ("inspect", "Show the results of a run, as a table."),
     "runs": ("status", "List all runs and what changed between them."),
     "diff": (
@@ -80,6 +79,7 @@ COMMANDS = {
 
 REMOVED = {
     "fmt": 'Format YAML files with Prettier (`prettier --write "**/*.{yml,yaml}"`) or yamlfmt.',
+    "index": "Search rows in the monitor (`agac ui`); `agac gc` deletes old index files.",
 }
 """Commands that agac no longer has, and what to use instead."""
 

@@ -1,4 +1,4 @@
-"""The monitor in the browser: `ui`; what makes its search quick: `index`."""
+"""The monitor in the browser: `ui`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from agac import api
 from agac.cli import main, terminal
 from agac.core.errors import UsageError, lack_of
 from agac.core.types import counted
 from agac.spec.paths import project_root
-
-if TYPE_CHECKING:
-    from agac.api.extras import IndexReport
 
 
 @click.command(
@@ -99,38 +94,3 @@ def ui(
             webbrowser.open(url)
 
     main.long_running(serve)(project_root(settings.project_dir), ready, port=port, write=write)
-
-
-@click.command(
-    help="Make an index of the words in a run's rows, or bring it up to date: the monitor "
-    "finds rows by it at once. It "
-    "is a file beside the store, which may be deleted; runs at work are not held up."
-)
-@main.workflow_option
-@click.option("--run", metavar="RUN", help="The run with this number; else the last one.")
-@click.option("--drop", is_flag=True, help="Delete the index.")
-@main.json_option
-@click.pass_obj
-def index(
-    settings: main.Globals, workflow: str | None, run: str | None, drop: bool, as_json: bool
-) -> None:
-    """Killed at any point, the same command goes on."""
-    report = main.long_running(api.index)(
-        workflow, run=run, drop=drop, project=settings.project_dir
-    )
-    terminal.print_report(report, index_lines, as_json=as_json, quiet=settings.quiet)
-
-
-def index_lines(report: IndexReport) -> list[str]:
-    if not report.bytes:
-        return [f"Run {report.run} has no index"]
-    if report.open:
-        later = f"; {counted(report.open, 'open row')} will be looked at one by one"
-    else:
-        later = ""
-    return [
-        (
-            f"Run {report.run}: {counted(report.rows, 'row')} in its index, "
-            f"{terminal.megabytes(report.bytes)}{later}"
-        )
-    ]

@@ -205,12 +205,7 @@ def _runs_table(
 
 
 def _size_line(report: StatusReport | RunsReport) -> str:
-    indexes = getattr(report, "index_bytes", 0)
-    if indexes:
-        more = f"; indexes of words: {terminal.megabytes(indexes)}"
-    else:
-        more = ""
-    return f"Store: {terminal.megabytes(report.database_bytes)}{more}"
+    return f"Store: {terminal.megabytes(report.database_bytes)}"
 
 
 def changes_of(run: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ point does no harm."""
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -60,6 +61,8 @@ _AGAIN = (
 )
 
 _AFTER_ALL = 1 << 62
+
+_WORD_INDEX = re.compile(r"words-\d+\.db(-wal|-shm|-journal)?")
 
 # Which results and endpoints are in use is found out in short readings, and kept as one byte for
 # each result.
@@ -411,6 +414,13 @@ async def clear(
             await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
             await collector.give_back_space()
     return GcCounts(choice.kept, dropped, left, gone, results)
+
+
+def remove_word_indexes(path: Path) -> None:
+    """Deletes the index files of words that older versions made next to the database `path`."""
+    for file in path.parent.glob("words-*.db*"):
+        if _WORD_INDEX.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 # A consistent copy of the database while runs are at work.

@@ -33,26 +33,8 @@ CASE WHEN r.origin IS NOT :origin OR r.place < 0 OR coalesce(r.ordinal, r.origin
 WHEN :position IS NOT NULL AND coalesce((SELECT iif(:outcome = '', '', t.outcome) FROM task t
     WHERE t.row_key = r.key AND t.stage = :position AND t.replica = 0), 'open') <> :outcome THEN 0
 WHEN :text IS NULL THEN 1
-WHEN NOT (coalesce(r.data LIKE :text ESCAPE '\', 0) OR coalesce(r.error_message LIKE :text ESCAPE '\', 0)
-    OR coalesce((SELECT v.value LIKE :text ESCAPE '\' FROM result v WHERE v.id = r.result_id), 0)) THEN 0
-WHEN :more IS NULL THEN 1
-ELSE NOT EXISTS (SELECT 1 FROM json_each(:more) p WHERE NOT (coalesce(r.data LIKE p.value ESCAPE '\', 0)
-    OR coalesce(r.error_message LIKE p.value ESCAPE '\', 0) OR coalesce((SELECT v.value LIKE p.value ESCAPE '\'
-        FROM result v WHERE v.id = r.result_id), 0))) END AS shown
-
--- part: fits
--- Whether a stamp `s` of an index of words is of the row `r` as it is.
-r.state <> 0 AND (s.hash, s.result_id, s.message) IS (substr(r.hash, 1, 4), r.result_id, r.error_message)
-
--- part: to_index
--- The settled rows of a slice that are not in an index of words as they are.
-FROM main.row r LEFT JOIN words.stamp s ON s.key = r.key
-WHERE r.key > :after AND r.key <= :upto AND r.run_id = :run AND r.state <> 0 AND (s.key IS NULL OR NOT ({fits}))
-
--- part: texts
--- What a JSON document `j` says, names of fields included.
-group_concat(iif(typeof(j.key) = 'text', j.key || ' ', '') || CASE WHEN j.type IN ('object', 'array') THEN ''
-    WHEN j.atom IS NULL OR j.type IN ('true', 'false') THEN j.type ELSE j.atom END, ' ')
+ELSE coalesce(r.data LIKE :text ESCAPE '\', 0) OR coalesce(r.error_message LIKE :text ESCAPE '\', 0)
+    OR coalesce((SELECT v.value LIKE :text ESCAPE '\' FROM result v WHERE v.id = r.result_id), 0) END AS shown
 
 -- part: attempt
 -- An `AttemptRecord` but for its reply, of an attempt `a` and its endpoint `e`.
@@ -716,63 +698,6 @@ SELECT r.key, json_object(
 FROM row r LEFT JOIN result v ON v.id = r.result_id LEFT JOIN attempt a ON a.row_key = r.key
     LEFT JOIN endpoint e ON e.id = a.endpoint_id
 WHERE r.key IN (:many) GROUP BY r.key;
-
--- name: rows_with_words
--- Rows that an index of words finds, as they came, those that changed last: the same.
-SELECT w.rowid & 0xFFFFFFFFFF, w.rowid, 0, {matches} FROM words.entry w
-LEFT JOIN words.stamp s ON s.key = w.rowid & 0xFFFFFFFFFF AND s.version = w.rowid >> 40
-LEFT JOIN main.row r ON r.key = s.key AND r.run_id = :run AND {fits}
-WHERE w.entry MATCH :words AND w.rowid > :first ORDER BY w.rowid LIMIT :look;
-
--- name: rows_come_later
--- Some rows that were open when the index was made: the same.
-SELECT w.key, w.key, 0, {matches} FROM words.later w LEFT JOIN main.row r ON r.key = w.key AND r.run_id = :run
-WHERE w.key > :first ORDER BY w.key LIMIT :look;
-
--- name: rows_not_come_to
--- Some rows up to a last one, of which some are of the run: the same.
-SELECT r.key, r.key, 0, r.run_id = :run AND {matches} FROM main.row r
-WHERE r.key > :first AND r.key <= :last ORDER BY r.key LIMIT :look;
-
--- name: words_about
--- How far an index of words is, if it is of a run that was made then.
-SELECT upto, mark, walked FROM words.about WHERE made = ?;
-
--- name: words_range
--- What is before the first row of a run, and the last one.
-SELECT coalesce(min(key) - 1, 0), coalesce(max(key), 0) FROM main.row WHERE run_id = ?;
-
--- name: words_last_row
--- The last row of a run: mostly that of all runs; else they are looked through.
-SELECT iif((SELECT run_id FROM main.row ORDER BY key DESC LIMIT 1) = :run, (SELECT max(key) FROM main.row),
-    (SELECT max(key) FROM main.row WHERE run_id = :run));
-
--- name: words_begin
--- A walk begins, where none is under way.
-INSERT INTO words.about (id, made, upto, walking, walked) VALUES (1, :made, :before, :mark, :before)
-ON CONFLICT (id) DO UPDATE SET walking = coalesce(walking, :mark), walked = iif(walking IS NULL, :before, walked);
-
--- name: words_slice
--- A walk goes on by a slice: the words of rows that came or changed, what these are like now, and which rows are open.
-INSERT INTO words.entry (rowid, text)
-SELECT r.key + (ifnull(s.version + 1, 0) << 40), coalesce(r.error_message, '') || ' ' || coalesce(
-    (SELECT {texts} FROM json_tree(iif(json_valid(r.data), r.data, json_quote(r.data))) j), '') || ' ' || coalesce(
-    (SELECT {texts} FROM main.result v, json_tree(iif(json_valid(v.value), v.value, json_quote(v.value))) j
-    WHERE v.id = r.result_id), '') {to_index};
-INSERT OR REPLACE INTO words.stamp (key, version, hash, result_id, message)
-SELECT r.key, ifnull(s.version + 1, 0), substr(r.hash, 1, 4), r.result_id, r.error_message {to_index};
-DELETE FROM words.later WHERE key > :after AND key <= :upto;
-INSERT INTO words.later (key) SELECT key FROM main.row
-WHERE key > :after AND key <= :upto AND run_id = :run AND state = 0 AND coalesce(ordinal, origin) IS NOT NULL;
-UPDATE words.about SET upto = max(upto, :upto), walked = max(walked, :upto);
-
--- name: words_end
--- And to its end.
-UPDATE words.about SET mark = coalesce(walking, mark), walking = NULL;
-
--- name: words_counts
--- How many rows are in an index of words, and how many were open.
-SELECT (SELECT count(*) FROM words.stamp), (SELECT count(*) FROM words.later);
 
 -- name: failures_like
 -- Some rows that failed in the same way, the input's after those that stages made.

@@ -106,6 +106,7 @@ def test_the_project_is_found_from_every_folder_in_it_or_named(finished: Project
 MISSPELT = [
     (["xyz"], "no such command 'xyz'. Commands: validate, plan, test, lint, run,"),
     (["fmt", "--check"], "no such command 'fmt'. Format YAML files with Prettier"),
+    (["index", "--run", "1"], "no such command 'index'. Search rows in the monitor (`agac ui`);"),
     (["run", "-a", "reviews", "--limitt", "2"], "no such option '--limitt'. Did you mean '--limit'?"),
     (["run", "-a", "reviews", "--var", "shop"], "--var shop: write NAME=VALUE"),
     (["run", "-a", "reviews", "--var", "shop=x"], "error: --var shop: workflows/reviews.yml declares no such var"),

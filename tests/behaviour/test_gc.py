@@ -160,6 +160,18 @@ def test_what_would_be_dropped_is_said_without_dropping_it(three: ProjectFolder)
     assert three.agac("gc", "--keep-runs", "1").out.startswith("Nothing to delete\nKept: run 3 of reviews\nStore: ")
 
 
+def test_index_files_of_older_versions_are_deleted(three: ProjectFolder) -> None:
+    state = three.root / ".agac"
+    old = {state / name for name in ("words-1.db", "words-1.db-wal", "words-1.db-shm", "words-12.db")}
+    others = {state / name for name in ("words.db", "words-x.db", "words-1.db.txt")}
+    for file in old | others:
+        file.write_bytes(b"")
+    three.agac("gc", "--keep-runs", "9", "--dry-run", code=0)
+    assert {one for one in old | others if one.exists()} == old | others
+    three.agac("gc", "--keep-runs", "9", code=0)
+    assert {one for one in old | others if one.exists()} == others
+
+
 def test_space_is_given_back(project: ProjectFolder) -> None:
     project.rows({"id": f"r-{i}", "text": f"{i} " + "long " * 400} for i in range(400))
     for prompt in ("One: ${text}", "Two: ${text}", "Three: ${text}"):

@@ -53,7 +53,6 @@ WORDS: dict[str, list[list[str]]] = {
     "resume": [["job_2"]],
     "status": [[], ["last"], ["-a", "reviews"]],
     "runs": [[]],
-    "index": [[], ["--run", "1", "--drop"]],
     "data": [["data/rows.csv"]],
     "review status": [[]],
     "review export": [["reviews.csv", "--force"]],

@@ -49,7 +49,6 @@ def test_a_run_keeps_its_state_to_its_owner_and_its_outputs_follow_the_umask(pro
         rows=3, input={"sql": "SELECT * FROM input"}, output={"format": ["csv"], "to": "sqlite://out.db?table=t"}
     )
     project.agac("run", "-a", "reviews", "--model", "simulator/small", env=OPEN, code=0)
-    project.agac("index", "--run", "last", env=OPEN)
     project.agac("schema", "--write", env=OPEN, code=0)
     state = project.root / ".agac"
     assert {one.name for one in state.iterdir()} >= {"agac.db", "schemas"}

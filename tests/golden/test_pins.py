@@ -115,7 +115,6 @@ def without_added(value: Any, listed: bool) -> Any:
             "primer",
             "go_on",
             "spared",
-            "index_bytes",
             "sharded",
             "lines_written",
             "rows_selected",

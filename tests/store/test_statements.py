@@ -34,9 +34,6 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Con
     """A database for statements that are looked at and change nothing."""
     with closing(fresh(tmp_path_factory.mktemp("store") / "agac.db")) as made:
         made.execute(db.sql("found_make"))
-        made.execute("ATTACH ':memory:' AS words")
-        for statement in db.split_script((Path(db.__file__).parent / "words.sql").read_text("utf-8")):
-            made.execute(statement)
         yield made
 
 
@@ -82,7 +79,6 @@ def test_hot_statements_use_an_index(connection: sqlite3.Connection, name: str) 
     [
         "rows_at", "rows_export", "telemetry_attempts", "gc_roots", "gc_left_rows", "tasks_look", "rows_by_place",
         "rows_by_place_back", "rows_in_id_order", "rows_made_by", "rows_failed_so", "rows_made_failed_so",
-        "rows_with_words", "rows_come_later", "rows_not_come_to",
     ],
 )  # fmt: skip
 def test_rows_come_in_order_without_being_sorted(connection: sqlite3.Connection, name: str) -> None:
@@ -103,8 +99,7 @@ INDEXES = {
     "row_parent": "gc_tree",
     "row_": "gc_row_count",
     "member_row": "memberships",
-    "INTEGER PRIMARY KEY": "gc_row_drop gc_result_drop gc_references gc_results gc_attempt_endpoints "
-    "rows_come_later rows_not_come_to",
+    "INTEGER PRIMARY KEY": "gc_row_drop gc_result_drop gc_references gc_results gc_attempt_endpoints",
 }
 """The statements that go by an index."""
 
