@@ -12,15 +12,27 @@ from typing import Any, NamedTuple, Protocol
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Message, Outcome, RowId
 from agac.engine.answers import UNPARSED, Answer, LocalCall, Parked
+from agac.engine.decide.failures import (
+    binding_failure,
+    kept_failure,
+    stays_failed,
+    votes_of_replies,
+    was_asked_enough,
+)
+from agac.engine.decide.reuse import (
+    answers_since,
+    failure_of_batch,
+    is_answer_of_batch,
+    taken_answer,
+)
+from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import RowProgress, is_leave
 from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
-from agac.engine.retry_policy import is_left
 from agac.engine.review import Known, ReviewTask, known_of, reviewings
 from agac.engine.validate import checks_of
-from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection
 from agac.plan.render import Prepared, Preparer
@@ -29,7 +41,7 @@ from agac.spec.graph import Level
 from agac.spec.operations import Python
 from agac.spec.templates import ROWS_JSON
 from agac.store import rows as store
-from agac.store.batches import Ready, live_tasks, ready_tasks
+from agac.store.batches import Ready, ReadyTask, live_tasks, ready_tasks
 from agac.store.db import Database, grouped, slices
 from agac.store.decisions import REDO, Fixes, discarded_at, fixes_of, redos_of
 from agac.store.records import DerivedRows, Result
@@ -278,22 +290,15 @@ class Baseline:
 
     def since(self, stage: AnyStage, *, chosen: bool) -> float:
         """From when on the stage's results are taken, for rows that are `chosen` or not."""
-        if (
-            chosen
-            and self.retry is not None
-            and self._again_from is not None
-            and stage.index >= self._again_from
-        ):
-            return self.retry.since
-        if self.before and self.continued:
-            run = self.before.record.fresh_since
-        else:
-            run = None
-        if isinstance(stage, LocalStage) or stage.max_age is None:
-            oldest = 0.0
-        else:
-            oldest = self.now - stage.max_age
-        return max(run or 0.0, oldest)
+        fresh_since = self.before.record.fresh_since if self.before and self.continued else None
+        return answers_since(
+            stage,
+            run_since=fresh_since or 0.0,
+            now=self.now,
+            keeps_old=False,
+            again_from=self._again_from if chosen else None,
+            again_since=self.retry.since if self.retry is not None else 0.0,
+        )
 
     def short_names(self, stage: PlannedStage) -> tuple[dict[str, str | None], ...]:
         """The short names of the stage's models, and what they mean."""
@@ -323,24 +328,39 @@ class Baseline:
     def left(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed and is not tried again; None when it is, or did not
         fail."""
-        ready = row.ready.get((stage.index, 0, fingerprint)) if row.ready else None
-        if ready is not None and ready.then_do is None and ready.error is not None:
-            return ready.error
+        if row.ready:
+            failed = failure_of_batch(stage, row.ready.get((stage.index, 0, fingerprint)))
+            if failed is not None:
+                return failed
         prior = self._prior(stage, row) if self.continued else None
-        if prior is None or prior.error is None or prior.fingerprint != fingerprint:
+        if prior is None or prior.error is None:
             return None
+        forced = self.retry is not None and row.chosen
+        brought = any(position == stage.index for position, _, _ in row.ready)
+        return kept_failure(
+            prior,
+            fingerprint,
+            asks_again=forced or brought,
+            row_stays=not forced and self._stays_failed(row),
+        )
+
+    def _stays_failed(self, row: ForecastRow) -> bool:
+        """True if the row failed and is not walked again."""
+        old = row.old
         if self.retry is not None:
-            return None if row.chosen else prior.error
-        if is_left(prior) or not self.scope.tries_again(stage.name):
-            return prior.error
-        return None
+            return not row.chosen
+        if old is None or old.state != State.FAILED:
+            return False
+        if old.hash != row.new.hash and not row.is_group:
+            return False
+        return stays_failed(old, row.tasks.values(), self.scope.tries_again)
 
     def left_reason(self, stage: AnyStage, row: ForecastRow) -> str:
         """Why a task that is `left` is not tried again."""
         prior = self._prior(stage, row)
         if prior is None or prior.error is None:
             return why.FAILED_IN_BATCH
-        return why.LEFT if is_left(prior) else why.NOT_RETRIED
+        return why.LEFT if was_asked_enough(prior) else why.NOT_RETRIED
 
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""
@@ -712,21 +732,46 @@ class StoredAnswers:
 
     def _there(
         self, stage: AnyStage, row: ForecastRow, prints: Sequence[bytes], replies: StoredReplies
-    ) -> dict[bytes, str | None]:
-        """Returns the replies to these fingerprints that the run would take for the row: JSON,
-        None for a failure."""
+    ) -> dict[bytes, str | RowError]:
+        """Returns the replies to these fingerprints that the run would take for the row: JSON, or
+        how a reply failed that is not asked for again."""
+        there: dict[bytes, str | RowError] = {}
+        for number, one in enumerate(prints, 1):
+            replica = number if len(prints) > 1 else 0
+            ready = row.ready.get((stage.index, replica, one)) if row.ready else None
+            taken = self._taken(stage, row, replies.results.get(one), ready)
+            if taken is None and ready is not None:
+                taken = failure_of_batch(stage, ready)
+            elif taken is None and one not in replies.results:
+                taken = self._binding_failure(stage, row, replies.failures.get(one, {}))
+            if taken is not None:
+                there[one] = taken
+        return there
+
+    def _taken(
+        self,
+        stage: AnyStage,
+        row: ForecastRow,
+        stored: store.EarlierResult | None,
+        ready: ReadyTask | None,
+    ) -> str | RowError | None:
+        """Returns the stored answer that the row takes, JSON, or the failure that it is."""
         checks = self._checks.get(stage.index)
+        if checks is None or stored is None:
+            wrong = None
+        else:
+            wrong = checks.error(row.view, json.loads(stored.value))
+        taken = taken_answer(stored, wrong, is_of_batch=is_answer_of_batch(ready))
+        return taken.value if isinstance(taken, store.EarlierResult) else taken
+
+    def _binding_failure(
+        self, stage: AnyStage, row: ForecastRow, failures: store.Failures
+    ) -> RowError | None:
+        if not failures:
+            return None
         key = row.old.key if row.old is not None and self.baseline.continued else 0
         since = self.baseline.since(stage, chosen=row.chosen)
-        there: dict[bytes, str | None] = {}
-        for one in prints:
-            result = replies.results.get(one)
-            if result is None:
-                if binding_failure(stage, key, since, replies.failures.get(one, {})) is not None:
-                    there[one] = None
-            elif checks is None or not checks.error(row.view, json.loads(result.value)):
-                there[one] = result.value
-        return there
+        return binding_failure(stage, key, since, failures)
 
     def _looked_up(
         self,
@@ -744,7 +789,10 @@ class StoredAnswers:
             asked = prints[: len(answers) + voted]
             if not there.keys() >= {*asked}:
                 break
-            answers = [there[one] for one in asked]
+            cast = votes_of_replies([there[one] for one in asked], stage.vote)
+            if isinstance(cast, RowError):
+                return cast
+            answers = cast
         if isinstance(voted, RowError):
             return voted
         if isinstance(voted, VoteResult):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from agac.core.errors import ErrorType
 from agac.data.files import prove_writable
+from agac.engine.decide.failures import stays_failed
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
 from agac.engine.limits import AcceptedKeys, BudgetLimiter, StopRules, StopSignal
 from agac.engine.notify import Notifier
 from agac.engine.replay import RowViews
-from agac.engine.retry_policy import is_left
 from agac.engine.settle import Settler, Totals
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer, RowView
@@ -223,9 +223,7 @@ class InvocationContext:
     def leaves_failed(self, row: StoredRow, tasks: Mapping[int, PriorTask]) -> bool:
         """Whether a failed row is not tried again, which is counted: it may not be, or was refused
         often enough."""
-        if row.error_type == ErrorType.REJECTED:  # until somebody decides otherwise
-            return True
-        tried = row.error_stage is None or self.work.scope.tries_again(row.error_stage)
-        left = not tried or any(is_left(task) for task in tasks.values())
-        self.totals.left_failed += left
+        left = stays_failed(row, tasks.values(), self.work.scope.tries_again)
+        # a rejection is nobody's failure
+        self.totals.left_failed += left and row.error_type != ErrorType.REJECTED
         return left

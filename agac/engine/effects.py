@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from agac.core.errors import RowError
 from agac.core.keys import trace_ids
 from agac.core.types import JSONValue, Message
+from agac.engine.decide.reuse import is_answer_of_batch, since_of_retry
 from agac.engine.limits import BudgetBalance
 from agac.engine.retry_policy import RowDeadline
 from agac.plan.render import RowView
@@ -138,17 +139,12 @@ class ActiveRow(RowProgress):
 
     def asked_in_batch(self, stage: int, replica: int, fingerprint: bytes) -> bool:
         """Whether a batch brought the task's answer, which the row has not been walked with."""
-        ready = self.ready.get((stage, replica, fingerprint))
-        return (
-            ready is not None and ready.enrolled and ready.then_do is None and ready.error is None
-        )
+        return is_answer_of_batch(self.ready.get((stage, replica, fingerprint)))
 
     def takes_since(self, stage: int, since: float) -> float:
         """From when on earlier answers of the stage are taken, in seconds since 1970; `since`
         holds for all rows."""
-        if self.again_from is not None and stage >= self.again_from:
-            return max(since, self.since)
-        return since
+        return since_of_retry(stage, since, self.again_from, self.since)
 
     @property
     def log_fields(self) -> dict[str, str]:

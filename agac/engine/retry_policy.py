@@ -13,10 +13,9 @@ from typing import TypeVar
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType
+from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind
 from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
-from agac.store.rows import PriorTask
 
 MAX_RATE_LIMIT_RETRIES = 20
 """Tries after the first for a refusal by rate: nothing was billed, and the server says when to
@@ -31,10 +30,6 @@ to run it again."""
 MAX_ROW_WAIT_S = 3600.0
 """Seconds that one row waits in total between calls of one invocation; then its task fails; the
 next run asks again."""
-
-FURTHER_RUNS = 2
-"""Invocations that ask again for an answer that failed as an answer: a nightly run must not pay
-forever."""
 
 _backoff = wait_exponential(multiplier=1, exp_base=2)  # of the first wait
 
@@ -135,16 +130,6 @@ def with_end_of_pause(fault: Fault, now: float) -> Fault:
     )
     return replace(
         fault, message=f"{fault.message.removesuffix('.')}; it asks for a pause of {pause}"
-    )
-
-
-def is_left(task: PriorTask) -> bool:
-    """Whether a failed task is not asked again: its answer failed in as many runs as are worth
-    paying for."""
-    return (
-        task.error is not None
-        and task.error.type in ANSWER_FAILURES
-        and task.failures > FURTHER_RUNS
     )
 
 

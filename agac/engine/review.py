@@ -13,12 +13,12 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, review_key, seen_hash, share_of, snapshot
 from agac.core.types import JSONValue, Outcome, RowId, inside
 from agac.engine.answers import Answer, Parked
+from agac.engine.decide.votes import Reviewed
 from agac.engine.effects import ActiveRow, plain
 from agac.engine.invocation import InvocationRef, Work
 from agac.engine.lookups import LookupBatcher
 from agac.engine.settle import Settler
 from agac.engine.validate import Checker
-from agac.engine.votes import Reviewed
 from agac.plan.plan import Plan
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage

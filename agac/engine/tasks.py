@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from functools import partial
 from typing import Any, TypeVar
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.types import Outcome, RowId
 from agac.engine.answers import (
     UNPARSED,
@@ -24,13 +24,20 @@ from agac.engine.answers import (
     TaskRequest,
 )
 from agac.engine.context import InvocationContext
+from agac.engine.decide.failures import (
+    binding_failure,
+    is_shared,
+    kept_failure,
+    votes_of_replies,
+)
+from agac.engine.decide.reuse import answers_since, keeps_old_answer, taken_answer
+from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import Work
 from agac.engine.limits import RunStopped
 from agac.engine.lookups import LookupBatcher
-from agac.engine.retry_policy import RowDeadlineExceeded, is_left
-from agac.engine.validate import checks_of, is_of_row
-from agac.engine.votes import VoteResult, binding_failure, outcome_of_vote
+from agac.engine.retry_policy import RowDeadlineExceeded
+from agac.engine.validate import checks_of
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python
@@ -227,22 +234,14 @@ class Tasks:
     def _left(self, active: ActiveRow, stage: AnyStage, fingerprint: bytes) -> RowError | None:
         """The error of a task that failed before and is not tried again."""
         prior = active.prior.get(stage.index)
-        if (
-            prior is None
-            or prior.error is None
-            or prior.fingerprint != fingerprint
-            or active.forced
-        ):
+        if prior is None or prior.error is None:
             return None
-        # a batch brought what was asked since
-        if any(one[0] == stage.index for one in active.ready):
-            return None
-        if active.resumed:
-            return prior.error
-        if is_left(prior):
-            self._totals.left_failed += 1
-            return prior.error
-        return None
+        brought = any(position == stage.index for position, _, _ in active.ready)
+        error = kept_failure(
+            prior, fingerprint, asks_again=active.forced or brought, row_stays=active.resumed
+        )
+        self._totals.left_failed += error is not None and not active.resumed
+        return error
 
     async def _follow(
         self, asked: TaskRequest, leader: asyncio.Future[TaskReply | None]
@@ -314,16 +313,15 @@ class Tasks:
             if asked.replica and stage.vote and stage.vote.lead and earlier is None and not anew:
                 failed = await self.failures.get(fingerprint) or {}
                 kept = binding_failure(stage, row.new.key, self._takes_since(row, stage), failed)
-            if earlier is not None and wrong is None:
-                answer = Answer(Result(fingerprint, earlier.value, id=earlier.id), UNPARSED)
+            taken = taken_answer(earlier, wrong, is_of_batch=own)
+            if isinstance(taken, EarlierResult):
+                answer = Answer(Result(fingerprint, taken.value, id=taken.id), UNPARSED)
                 # another row of this invocation asked it
-                if earlier.id > self._newest_before and not own:
-                    self._collapsed(asked, earlier.id)
+                if taken.id > self._newest_before and not own:
+                    self._collapsed(asked, taken.id)
                 self._done(asked, answer.result, Outcome.DONE if own else Outcome.REUSED)
-            elif (
-                wrong is not None and own
-            ):  # nobody who knew the row has looked at what its batch brought
-                answer = wrong
+            elif taken is not None:
+                answer = taken
             elif kept is not None or not self._scope.may_ask(stage.name):
                 answer = kept or Parked.PARKED
             else:
@@ -373,24 +371,22 @@ class Tasks:
 
     def _takes_since(self, active: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
-        since = self._since
-        if isinstance(stage, PlannedStage) and stage.max_age is not None:
-            prior = active.prior.get(stage.index)
-            had = stage.replicas > 1 or (
-                prior is not None and prior.outcome in (Outcome.DONE, Outcome.REUSED)
-            )
-            # else it grew old while the row waited for a batch
-            if not ((active.resumed or active.ready) and had):
-                since = max(since, self._wall() - stage.max_age)
-        return active.takes_since(stage.index, since)
+        if stage.max_age is None:
+            return active.takes_since(stage.index, self._since)
+        waited = active.resumed or bool(active.ready)
+        return answers_since(
+            stage,
+            run_since=self._since,
+            now=self._wall(),
+            keeps_old=keeps_old_answer(stage, active.prior.get(stage.index), waited=waited),
+            again_from=active.again_from,
+            again_since=active.since,
+        )
 
     def _is_of_its_row(self, stage: AnyStage, error: RowError) -> bool:
         """The row took too long, spent too much before it came here, or has other values: another
         one has its turn."""
-        of_time = error.type is ErrorType.BUDGET_EXCEEDED or (
-            error.type is ErrorType.TIMEOUT and self._timed
-        )
-        return of_time or is_of_row(stage, error)
+        return not is_shared(stage, error, has_row_timeout=self._timed)
 
     async def _replicated(self, active: ActiveRow, stage: AnyStage, task: Prepared) -> TaskReply:
         """The answer of a task with replicas; the error of the first of them that failed, or of
@@ -407,8 +403,6 @@ class Tasks:
             TaskRequest(active, stage, task, one, number)
             for number, one in enumerate(task.replicas, 1)
         ]
-        # as asked, though they are no answers
-        counted = ANSWER_FAILURES if stage.vote and stage.vote.lead else ()
         asked = every[:0]
         replied = list[TaskReply]()
         answers = list[str | None]()
@@ -429,10 +423,13 @@ class Tasks:
             parked = next((one for one in replied if isinstance(one, Parked)), None)
             if parked is not None:
                 return parked
-            for number, error in enumerate(replied, 1):
-                if isinstance(error, RowError) and error.type not in counted:
-                    return RowError(error.type, f"replica {number}: {error.message}", error.detail)
-            answers = [one.result.value if isinstance(one, Answer) else None for one in replied]
+            ended = [one for one in replied if not isinstance(one, Parked)]
+            cast = votes_of_replies(
+                [one.result.value if isinstance(one, Answer) else one for one in ended], stage.vote
+            )
+            if isinstance(cast, RowError):
+                return cast
+            answers = cast
         if isinstance(voted, RowError):
             return voted
         like = next(

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
-from agac.core.types import Fault, FaultKind, Outcome
+from agac.core.errors import ErrorType
+from agac.core.types import Fault, FaultKind
 from agac.engine.retry_policy import (
-    FURTHER_RUNS,
     MAX_AMBIGUOUS,
     MAX_RATE_LIMIT_RETRIES,
     MAX_RETRY_DELAY_S,
@@ -18,13 +17,11 @@ from agac.engine.retry_policy import (
     RetryAfter,
     StopRun,
     decide,
-    is_left,
     max_billed_calls,
     max_calls,
     with_end_of_pause,
 )
 from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
-from agac.store.rows import PriorTask
 
 RETRY, PAUSE, FATAL, TASK = FaultKind.RETRY, FaultKind.PAUSE, FaultKind.FATAL, FaultKind.TASK
 
@@ -155,14 +152,6 @@ def test_one_question_is_never_sent_more_often_than_the_cap_says(coming: list[Fa
             break
     assert sent <= max_calls(0, 1)
     assert ambiguous <= max_billed_calls(0, 1) - 1
-
-
-@pytest.mark.parametrize("error", [None, *ErrorType])
-def test_only_answers_are_left_and_only_after_two_further_runs(error: ErrorType | None) -> None:
-    for failures in (0, 1, FURTHER_RUNS, FURTHER_RUNS + 1, FURTHER_RUNS + 5):
-        outcome, kept = (Outcome.FAILED, RowError(error, "")) if error else (Outcome.DONE, None)
-        prior = PriorTask(1, 0, b"", outcome, None, kept, failures)
-        assert is_left(prior) == (error in ANSWER_FAILURES and failures > FURTHER_RUNS)
 
 
 def test_a_fault_that_stops_a_run_says_when_to_go_on_where_the_server_told_it() -> None:

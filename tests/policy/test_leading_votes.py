@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, RowError
+from agac.engine.decide.votes import VoteResult, outcome_of_vote, votes
 from agac.engine.telemetry import share
-from agac.engine.votes import VoteResult, outcome_of_vote, votes
 from agac.spec.operations import Match, Vote
 
 REPLIES = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=40, max_size=40)

@@ -22,12 +22,13 @@ from agac.engine.attempts import NextTurn
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.caller import Caller
 from agac.engine.connections import request_for_model
+from agac.engine.decide.reuse import failure_of_batch
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.lookups import LookupBatcher
 from agac.engine.prefix import PRIMED_AFTER
-from agac.engine.validate import is_of_row, repair_request
+from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
 from agac.store.batches import (
@@ -217,15 +218,8 @@ class Enrolment:
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
         question = Question(request, calls=stage.run_mode == "sync")
-        if ready is not None and ready.then_do is None:
-            failed = ready.error
-        else:
-            failed = None
-        if (
-            ready is not None
-            and failed is not None
-            and (ready.enrolled or not is_of_row(stage, failed))
-        ):
+        failed = failure_of_batch(stage, ready)
+        if failed is not None:
             return failed
         if replica and ready is None and (active.ready or active.resumed) and not active.forced:
             # it failed while another replica was in a batch: the row, which waited for that, asks

@@ -10,14 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
+from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import JSONValue, inside
 from agac.engine.telemetry import share
-from agac.engine.validate import is_of_row, parsed
-from agac.plan.stage import AnyStage
+from agac.engine.validate import parsed
 from agac.spec.operations import Vote
-from agac.store.rows import Failures
 
 ReplicaAnswers = Sequence[str | None]
 """The answers of replicas in their order, JSON. None: the reply was no answer."""
@@ -147,14 +145,3 @@ def _normalized(value: JSONValue) -> str:
     text = " ".join(written.casefold().split())
     bare = text.lstrip(_QUOTES).rstrip(_END_MARKS)
     return bare or text
-
-
-def binding_failure(stage: AnyStage, row: int, since: float, failures: Failures) -> RowError | None:
-    """Returns how a replica failed, if it is not asked again: its reply was no answer, at or after
-    `since` (seconds since 1970), for the row with the key `row` or for any. `failures` are those
-    of one fingerprint, by rows' keys."""
-    for key, (at, error) in failures.items():
-        is_for_the_row = key == row or not is_of_row(stage, error)
-        if at >= since and error.type in ANSWER_FAILURES and is_for_the_row:
-            return error
-    return None
