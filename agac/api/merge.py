@@ -33,7 +33,8 @@ from agac.engine.sharding.folder import (
 )
 from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
-from agac.engine.sharding.shard_run import ShardRun, added
+from agac.engine.sharding.shard_run import ShardRun
+from agac.engine.summary import added
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource

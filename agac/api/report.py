@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol
+from typing import IO, Annotated, Any, Literal, Protocol
 
 from agac.api.batches import batch_lines
 from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
@@ -45,6 +45,7 @@ from agac.engine.limits import facts as budget_facts
 from agac.engine.replay import FinalRows
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
+from agac.engine.summary import RowCounts as RowCounts
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import AnyStage, PlannedStage
@@ -317,17 +318,6 @@ def counted_or_estimated(checked: CheckedWorkflow, selection: Selection) -> RowC
     if rows is None:
         return None
     return RowCount(selection.taken(max(0, rows - selection.offset)), exact=False)
-
-
-class RowCounts(NamedTuple):
-    """The rows of a run by outcome; `open` have none yet."""
-
-    total: int
-    done: int
-    skipped: int
-    failed: int
-    dropped: int
-    open: int
 
 
 @dataclass(frozen=True, slots=True)

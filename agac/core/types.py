@@ -541,8 +541,9 @@ class Report:
 
     They come in their order, unless JSON_KEYS lists the keys. Each of these is the name of a field
     or property, or `key=name` if the two differ; `name` may be a path, as in `key=run.id`. The
-    keys of the record in a field `name` replace `**name`. A type `Annotated[…, convert]` prints
-    what `convert` makes of the value."""
+    keys of the record in a field `name` replace `**name`; there are none if it is None. `name?` is
+    left out while its value is None, 0 or empty. A type `Annotated[…, convert]` prints what
+    `convert` makes of the value."""
 
     __slots__ = ()
     JSON_KEYS: ClassVar[tuple[str, ...]] = ()
@@ -586,7 +587,10 @@ def _object(value: Any) -> dict[str, Any]:
     for key, read, convert in _members(kind):
         member = read(value)
         if key.startswith("**"):
-            members |= json_form(member)
+            members |= json_form(member) or {}
+        elif key.endswith("?"):
+            if member:
+                members[key[:-1]] = json_form(member)
         elif convert is None or member is None:
             members[key] = json_form(member)
         else:
@@ -604,7 +608,7 @@ def _members(kind: Any) -> list[_Member]:
     members: list[_Member] = []
     for entry in getattr(kind, "JSON_KEYS", ()) or _field_names(kind):
         key, _, name = entry.partition("=")
-        name = name or key.removeprefix("**")
+        name = name or key.removeprefix("**").removesuffix("?")
         members.append((key, partial(_read, name), _converter(_hint_of(kind, name))))
     return members
 

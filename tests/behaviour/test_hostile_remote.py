@@ -34,7 +34,7 @@ from agac.engine.batch.control import LogEntry
 from agac.engine.sharding import group_packs, row_packs
 from agac.engine.sharding.folder import LeaseEntry, PaidCalls, ShardFolder, ShardManifest, ShardStatus
 from agac.engine.sharding.leases import Grants
-from agac.engine.sharding.shard_run import added
+from agac.engine.summary import added
 from agac.engine.workers import work
 from agac.providers.http import HttpReply
 from agac.spec.paths import RemoteContent

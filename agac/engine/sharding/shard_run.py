@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError, LeaseLost
-from agac.core.types import dollars_in_all
 from agac.data.sources import InputDigest
 from agac.engine.limits import BudgetLimiter, RunStopped, StopRules, StopSignal
 from agac.engine.rate_limiter import Lane
@@ -25,6 +24,7 @@ from agac.engine.sharding.folder import (
 )
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
+from agac.engine.summary import added
 from agac.engine.telemetry import calls_of
 from agac.store import runs
 from agac.store.batches import project_token
@@ -257,66 +257,3 @@ class ShardRun:
 
         await self.folder.append(f"ended/{self.shard.name}", made)
         await self.lease.beat(status)  # what accounts take is the others' from now on
-
-
-_NOT_ADDED = {
-    "p50",
-    "p95",
-    "mean",
-    "unanimous",
-    "asked",
-    "dedup",
-    "prefix_hit",
-    "prefix_hit_without_first",
-    "slot_utilisation",
-}
-"""Facts of a summary that those of its parts do not tell."""
-
-_NAMES = ("name", "stage", "type", "address")  # what tells parts of lists apart
-
-
-def _lists_added(entries: list[Any], name: str) -> list[Any]:
-    kinds = {_kind(one) for one in entries}
-    if len(kinds) > 1 or list in kinds:
-        raise ValueError(f"{name} lists several kinds of facts")
-    if dict not in kinds:
-        return sorted(set(entries))
-    alike = dict[tuple[str, ...], list[Any]]()
-    for one in entries:
-        alike.setdefault(tuple(str(one.get(key)) for key in _NAMES), []).append(one)
-    return [added(same) for same in alike.values()]
-
-
-def _kind(value: Any) -> type:
-    return float if type(value) is int else type(value)
-
-
-def added(parts: Sequence[Any], name: str = "") -> Any:
-    """What several summaries, or the same parts of them, come to. Raises ValueError where they are
-    not alike."""
-    if len({_kind(one) for one in parts if one is not None}) > 1:
-        raise ValueError(f"{name or 'a part'} is not the same kind of fact in all summaries")
-    known = [one for one in parts if one is not None]
-    first = known[0] if known else None
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for part in known for key in part)
-        return {
-            key: added([part[key] for part in known if key in part], key)
-            for key in keys
-            if key != "example"
-        } | ({"example": first["example"]} if "example" in first else {})
-    if isinstance(first, list):
-        return _lists_added([one for part in known for one in part], name)
-    if not known or (name in _NOT_ADDED and len(known) > 1):
-        return None
-    if name.endswith("usd"):
-        return dollars_in_all(known)
-    if isinstance(known[0], bool):
-        return any(known) if name == "cost_is_simulated" else all(known)
-    if isinstance(known[0], int | float):
-        return max(known) if name == "duration_s" else sum(known)
-    if name == "finished_at":
-        return max(known)
-    if name == "started_at":
-        return min(known)
-    return known[0]
