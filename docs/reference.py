@@ -25,23 +25,19 @@ from agac.providers.table import ELSEWHERE, SHIPPED
 from agac.simulator import fault_files, faults
 from agac.simulator.settings import setting_flags
 from agac.spec.card_models import CARD_MODELS, CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile
+from agac.spec.data_models import InputFile, OutputFile
+from agac.spec.default_models import BatchFile, DefaultsFile, RetriesFile, TimeoutFile
 from agac.spec.file_model import FileModel
 from agac.spec.models import (
-    BatchFile,
     CheckFile,
-    DefaultsFile,
     EscalateFile,
-    InputFile,
     LabelFile,
     MessageFile,
-    OutputFile,
     RedoFile,
     ReduceFile,
-    RetriesFile,
     ReviewFile,
     RuntimeFile,
     StageFile,
-    TimeoutFile,
     ToolFile,
     VisibleFile,
     VoteFile,

@@ -14,19 +14,15 @@ from heapq import heappop, heappush
 from itertools import chain, compress, islice, repeat
 from operator import contains, or_
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agac.core.errors import Problem, did_you_mean
 from agac.core.types import first_repeated
+from agac.spec.operations import Makes
 
 if TYPE_CHECKING:
     from agac.spec.models import StageFile
     from agac.spec.yaml import Document
-
-Makes = Literal["items", "rows", "groups", "kept"]
-"""What a stage makes of rows: a child of each item (`explode`), children of the rows that a
-function gives in a list, groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
-
 
 ESCALATED = "/escalate"
 """What follows a stage's name in that of the stage which asks a stronger model about some of its

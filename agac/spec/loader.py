@@ -17,11 +17,12 @@ from agac.core.arguments import refuse_types
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
 from agac.spec.card_types import card_parts
+from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools, in_python
 from agac.spec.graph import MAX_STAGES, StageNode, amended_name, graph, homes, rows_in_words
 from agac.spec.inputs import input_spec
-from agac.spec.models import DefaultsFile, StageFile, WorkflowFile
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import Refused, Unusable, home_of
 from agac.spec.project_files import files_in, open_file
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec

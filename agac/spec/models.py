@@ -1,351 +1,53 @@
-"""Every mapping of a workflow file as one frozen model; those of agac.yml are in `project_models`,
-those that both have in `rule_models`, those of AgentCards in `card_models`. They are the only
-description of the keys: defaults, docs, the JSON Schemas for editors and the words of errors are
-made of them. A key that a file does not have is at its default, and `model_fields_set` says which
-ones it has. Checks of more than one key or file are the loader's."""
+"""The mappings of a workflow file as frozen models: stages and their parts. Where rows come from
+and go is in `data_models`, what holds for all stages in `default_models`, what agac.yml has too in
+`rule_models`; the mappings of agac.yml are in `project_models`, those of AgentCards in
+`card_models`. The models are the only description of the keys: defaults, docs, the JSON Schemas for
+editors and the words of errors are made of them. A key that a file does not have is at its default,
+and `model_fields_set` says which ones it has. Checks of more than one key or file are the loader's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agac.spec import validation as check
 from agac.spec import workflow
+from agac.spec.data_models import Input, OutputFile
+from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import (
-    Deadline,
     Duration,
     FieldPath,
     FieldPaths,
     FileModel,
     NonEmpty,
-    Paths,
     Share,
-    Size,
     StageNames,
-    TextOrList,
     key,
 )
-from agac.spec.graph import Makes
 from agac.spec.operations import (
     CHANGING,
     CHOICES,
     OPERATIONS,
     Choice,
     Incomplete,
+    Makes,
     Match,
     OnReject,
     OnTimeout,
     made_by,
 )
 from agac.spec.rule_models import Budget, RunRulesFile
-from agac.spec.templates import Syntax
 from agac.spec.tools import DEFAULT_RULES, MAX_CHARS, OnToolFailure, Runtime, ToolScope, ToolsMode
 
-_BATCH = workflow.DEFAULT_BATCH
-_RETRIES = workflow.DEFAULT_RETRIES
 _PROGRAM = Runtime()
 
 
-class BatchFile(FileModel):
-    """How batches are cut, waited for and ended; what is left out stays as the defaults above it
-    say."""
-
-    merges = True
-
-    max_requests: int | None = key(
-        "The most requests in a batch; as many as the provider takes when left out.", ge=1
-    )
-    max_bytes: Size | None = key(
-        "The most bytes of a batch's input; as many as the provider takes when left out.",
-        ge=1,
-        examples=["100MB"],
-    )
-    completion_window: NonEmpty | None = key(
-        "The time that the provider is given, in its own words (`24h`)."
-    )
-    poll_interval: Duration | None = key(
-        "How often a waiting command asks the provider; else after 15 s, then up to 5 min.",
-        gt=0,
-        le=86_400,
-    )
-    grace: Duration | None = key(
-        "How long a batch whose creation was cut off is looked for before it is created again.",
-        ge=0,
-        le=86_400,
-    )
-    retry: workflow.BatchRetry = key(
-        "Where a request is asked again that a batch left without a good answer: in the next "
-        "`batch`, at once by a call (`sync`), or nowhere (`fail`).",
-        default=_BATCH.retry,
-    )
-    max_rounds: int = key(
-        "In how many batches a request may be.", default=_BATCH.max_rounds, ge=1, le=100
-    )
-    deadline: Deadline | None = key(
-        "When a batch is cancelled: a time from its submission, or a time of day.",
-        examples=["8h", "07:30"],
-    )
-    on_deadline: workflow.AtDeadline = key(
-        "What becomes of the requests that the deadline left over: calls at full price (`sync`), "
-        "or none: it only is said, and the batch goes on (`wait`).",
-        default=_BATCH.on_deadline,
-    )
-    stuck_after: Duration = key(
-        "How long a batch may stand still until it is said to be stuck: seconds, or a text.",
-        default=_BATCH.stuck_after,
-        gt=0,
-        json_schema_extra={"default": "6h"},
-    )
-    linger: Duration = key(
-        (
-            "Of stages with tools: how long a batch of next turns waits for slow tools; later "
-            "turns are in another batch."
-        ),
-        default=_BATCH.linger,
-        ge=0,
-        le=86_400,
-        json_schema_extra={"default": "30s"},
-    )
-    tail: float = key(
-        "When less than this share of the conversations goes on, these go on by calls.",
-        default=_BATCH.tail,
-        ge=0,
-        le=1,
-    )
-
-
-class RetriesFile(FileModel):
-    """How often a request is sent whose call fails and may pass, and how long it waits in
-    between."""
-
-    merges = True
-
-    attempts: int = key(
-        "How often a request is sent at most where its calls end in a server error, a time-out "
-        "or a lost connection; `1`: no retries. Refusals by rate (429, 503) are counted apart; a "
-        "re-ask and a fallback begin anew.",
-        default=_RETRIES.attempts,
-        ge=1,
-        le=100,
-    )
-    delay: Duration = key(
-        (
-            "The wait before the second attempt, which doubles with each further one; what a "
-            "server asks for goes first."
-        ),
-        default=_RETRIES.delay,
-        ge=0,
-        le=900,
-    )
-    max_delay: Duration = key(
-        "The longest that such a wait becomes: seconds, or a text as `1m`.",
-        default=_RETRIES.max_delay,
-        ge=0,
-        le=900,
-        json_schema_extra={"default": "30s"},
-    )
-
-
-class InputFile(FileModel):
-    """Where rows come from."""
-
-    path: Paths | None = key(
-        "File with the rows, relative to the project; a pattern as `data/*.csv`, a list of files, "
-        "`sqlite://data.db?query=SELECT …`, "
-        "`postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT …`, or `-` for "
-        "standard input."
-    )
-    format: workflow.InputFormat | None = key(
-        "Format; by the suffix when left out. `files`: each file is a row."
-    )
-    id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
-    on_duplicate_id: workflow.OnDuplicateId = key(
-        "What to do with the later of two rows with one id.", default="error"
-    )
-    delimiter: Annotated[str, AfterValidator(check.csv_delimiter)] | None = key(
-        "The character between the cells of a csv or tsv file; a comma or a tab when left out.",
-        examples=[";"],
-    )
-    encoding: Annotated[NonEmpty, AfterValidator(check.text_encoding)] | None = key(
-        (
-            "How text is written: `cp1252`, `latin-1`, …; UTF-8 when left out, or as a byte order "
-            "mark says."
-        ),
-        examples=["cp1252"],
-    )
-    on_short_record: workflow.OnShortRecord = key(
-        "A csv or tsv record with fewer fields than the header: its row fails if a prompt or "
-        "condition needs a missing field (`fail`), or its missing fields are null (`null`).",
-        default="fail",
-    )
-    sql: NonEmpty | None = key(
-        (
-            "One SELECT over the rows, which are the table `input`: what it gives are the rows of "
-            "the workflow."
-        ),
-        examples=["select id, text from input where length(text) > 20"],
-    )
-    sheet: NonEmpty | int | None = key(
-        "Sheet of an xlsx file, by name or number from 1.", examples=["Prices", 2]
-    )
-    header_row: int | None = key(
-        "Row of the sheet that names the columns; else the first that is not empty.", ge=1
-    )
-    hive: bool = key(
-        "Make fields of the folders of parquet files: `year=2024/lang=de`.", default=False
-    )
-    allow_empty: bool = key("Let an input that lost all its rows empty the results.", default=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_without_quotes(cls, keys: Any) -> Any:
-        """`on_short_record: null`, which YAML reads as no value."""
-        if isinstance(keys, dict) and keys.get("on_short_record", "fail") is None:
-            return keys | {"on_short_record": "null"}
-        return keys
-
-
-_WrittenInput = NonEmpty | list[NonEmpty] | InputFile
-Input = Annotated[
-    InputFile, BeforeValidator(check.input_mapping, json_schema_input_type=_WrittenInput)
-]
-
-
-class OutputFile(FileModel):
-    """Where results go."""
-
-    dir: NonEmpty | None = key("Folder for the results, relative to the project.")
-    include_input: bool = key("Put the row's fields beside its result.", default=False)
-    format: Annotated[
-        list[workflow.OutputFormat],
-        BeforeValidator(
-            check.formats,
-            json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat],
-        ),
-    ] = key(
-        "Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.",
-        default=[],
-    )
-    to: NonEmpty | None = key(
-        "Table to write rows into: `sqlite://data/out.db?table=NAME`, "
-        "`postgres://USER:${PGPASSWORD}@HOST/DB?table=NAME`."
-    )
-    merge: workflow.Merge | None = key(
-        "What a result is written as: `replace` (alone), `extend` (the row's fields, then the "
-        "result's), `update` (the "
-        "same, the result's win), `append` (the row with the result under the stage's name)."
-    )
-    stages: StageNames | None = key(
-        "Stages whose results are written: several by their names; else those that no stage needs.",
-        min_length=1,
-    )
-    how: bool = key(
-        (
-            "Put beside each result how people had to do with it, by stage: `auto`, `approved`, "
-            "`manual`, `rejected`."
-        ),
-        default=False,
-    )
-    sources: bool = key(
-        "Put beside each result the pages that providers' own searches found for it, by stage.",
-        default=False,
-    )
-    bom: bool = key(
-        "Begin csv and tsv files with a byte order mark, by which Excel knows UTF-8.", default=False
-    )
-    csv_safe: bool = key(
-        "Keep spreadsheets from running cells of csv and tsv files as formulas.", default=False
-    )
-
-    def faults(self) -> Iterator[str]:
-        for name in ("csv_safe", "bom"):
-            if getattr(self, name) and not {"csv", "tsv"} & set(self.format):
-                yield f"{name} is for csv and tsv; add format: csv, or remove {name}"
-
-
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 StageName = Annotated[
     str, AfterValidator(check.stage_name), Field(json_schema_extra=check.STAGE_NAME_FORM)
 ]
-
-
-class TimeoutFile(FileModel):
-    """Bounds of one call, in seconds."""
-
-    connect: Seconds | None = key("Seconds until the connection stands.")
-    first_byte: Seconds | None = key("Seconds from the request to the first byte of the answer.")
-    total: Seconds | None = key("Seconds for the whole call.")
-
-
-Timeout = Annotated[
-    TimeoutFile,
-    BeforeValidator(check.seconds_or_parts, json_schema_input_type=float | TimeoutFile),
-    Field(
-        description="Seconds for the whole call, or a mapping with connect, first_byte and total."
-    ),
-]
-
-
-ModelChain = Annotated[
-    NonEmpty, Field(json_schema_extra={"type": ["string", "array"], "items": {"type": "string"}})
-]
-
-
-class DefaultsFile(FileModel):
-    """What holds for every stage that does not say otherwise."""
-
-    model: ModelChain | None = key(
-        "Model as `provider/model?key=value`; a list is a model and its fallbacks.",
-        examples=["simulator/small", "openai/gpt-5.4-mini?reasoning=low", "gpt-5.4-mini"],
-    )
-    backend: NonEmpty | None = key(
-        "A model server by its address: `vllm://HOST:PORT`, `sglang://HOST:PORT`, "
-        "`dynamo://HOST:PORT?version=1.2`, `http://HOST:PORT/v1`, `openai://`, `anthropic://`. "
-        "`model` is a model of it, the only one when left out.",
-        examples=["vllm://127.0.0.1:8000"],
-    )
-    run_mode: workflow.RunMode = key(
-        "`sync` calls the model for each row as it comes; `batch` hands the requests to the "
-        "provider's Batch API, which takes up to a day and costs less.",
-        default="sync",
-    )
-    batch: BatchFile = key(
-        "How batches are cut, waited for and ended, in the run mode `batch`.", default=BatchFile()
-    )
-    temperature: float | None = key("Sampling temperature.", ge=0, le=2)
-    max_tokens: int | None = key("The most tokens that a reply may have.", ge=1)
-    timeout: Timeout | None = key(
-        "Seconds for a call, or {connect, first_byte, total}; of a function, seconds."
-    )
-    concurrency: int | None = key("The most calls in flight at a time.", ge=1, le=10_000)
-    fallback: Annotated[
-        list[NonEmpty], BeforeValidator(check.model_or_chain, json_schema_input_type=TextOrList)
-    ] = key("Models that are asked in this order when the model gave no valid answer.", default=[])
-    repair: int = key("How often a reply of the wrong form is asked again.", default=1, ge=0, le=10)
-    retries: RetriesFile = key(
-        "How often and when a request is sent again after a fault.", default=RetriesFile()
-    )
-    json_repair: bool = key("Mend replies that are almost JSON before asking again.", default=False)
-    reuse: workflow.ReusePolicy = key(
-        "Whose earlier answers are taken: the same prompt's (`content`), row's (`row`), or none.",
-        default="content",
-    )
-    warm_prefix: bool = key(
-        "Where a cache keeps what all requests begin with, the first goes alone.", default=True
-    )
-    max_age: Duration | None = key(
-        "Ask again when an answer is older: seconds, or a text as `12h`, `7d`.", gt=0
-    )
-    syntax: Syntax = key(
-        "How prompts, instructions and messages mark what is replaced: `dollar` as `${name}`, "
-        "`mustache` as "
-        "`{{name}}`, `brace` as `{name}`; `auto` as the first of these that the text holds.",
-        default="dollar",
-    )
-
-    _chain = model_validator(mode="before")(staticmethod(check.split_chain))
 
 
 class MessageFile(FileModel):
@@ -585,11 +287,8 @@ class ReviewFile(FileModel):
             yield (
                 "blind rows come without the answer, so that a value is given; add edit to choices"
             )
-        if (
-            self.redo is not None
-            and "choices" in self.model_fields_set
-            and "redo" not in self.choices
-        ):
+        chooses = "choices" in self.model_fields_set
+        if self.redo is not None and chooses and "redo" not in self.choices:
             yield "redo has no effect: it is none of the choices; add it to them, or remove redo"
         if self.choices == ["redo"]:
             yield "an answer is given again only so often; add another choice, such as approve"
@@ -814,35 +513,52 @@ class StageFile(DefaultsFile):
     def faults(self) -> Iterator[str]:
         if "otherwise" in self.model_fields_set and self.when is None:
             yield "otherwise says what happens when `when` is false; add when, or remove otherwise"
-        asks = not self.operations  # else these keys are misplaced, which is said later
-        if asks and self.vote is not None and self.replicas == 1:
+        if not self.operations:  # else these keys are misplaced, which is said later
+            yield from self._vote_faults()
+            yield from self._label_faults()
+        yield from self._group_faults()
+        yield from self._reply_faults()
+
+    def _vote_faults(self) -> Iterator[str]:
+        """Yields a vote on a single answer, and a lead that no answer can have."""
+        if self.vote is None:
+            return
+        if self.replicas == 1:
             yield "vote chooses among several answers; add `replicas: 3`, or remove vote"
-        if asks and self.vote is not None and self.vote.lead > self.replicas:
+        if self.vote.lead > self.replicas:
             yield (
                 f"nothing leads by {self.vote.lead} votes of {self.replicas}; raise "
                 "replicas, or lower the lead"
             )
-        if asks and self.expect is not None and self.replicas > 1 and self.vote is None:
+
+    def _label_faults(self) -> Iterator[str]:
+        """Yields labels that cannot be compared with the answers."""
+        if self.expect is None:
+            return
+        if self.replicas > 1 and self.vote is None:
             yield "expect compares one answer, and replicas give a list of them; add vote"
-        if (
-            asks
-            and self.expect is not None
-            and self.expect.field is None
-            and self.output_schema is not None
-        ):
+        if self.expect.field is None and self.output_schema is not None:
             yield "expect compares one field of the results; add `field` to it"
-        beside = {"reduce": "how groups are cut", "incomplete": "what becomes of a group"}
-        for name, what in beside.items() if self.group_by is None else ():
-            if name in self.model_fields_set and (
-                asks or (name == "incomplete" and self.python is not None)
-            ):
-                yield f"{name} says {what}; add group_by, or remove {name}"
-        if self.group_by is not None and self.explode is not None:
-            yield "explode makes rows and group_by makes groups of rows; make a stage of each"
-        if self.output_field is not None and self.output_schema is not None:
-            yield "output_field is for plain replies; give either output_field or output_schema"
-        if "reply" in self.model_fields_set and self.output_schema is not None:
-            yield "reply is for replies without a schema; give either reply or output_schema"
+
+    def _group_faults(self) -> Iterator[str]:
+        """Yields keys of groups where there are none, and groups in a stage that makes rows."""
+        if self.group_by is not None:
+            if self.explode is not None:
+                yield "explode makes rows and group_by makes groups of rows; make a stage of each"
+            return
+        asks = not self.operations
+        if "reduce" in self.model_fields_set and asks:
+            yield "reduce says how groups are cut; add group_by, or remove reduce"
+        if "incomplete" in self.model_fields_set and (asks or self.python is not None):
+            yield "incomplete says what becomes of a group; add group_by, or remove incomplete"
+
+    def _reply_faults(self) -> Iterator[str]:
+        """Yields keys for plain replies that do not go together, or with a schema."""
+        if self.output_schema is not None:
+            if self.output_field is not None:
+                yield "output_field is for plain replies; give either output_field or output_schema"
+            if "reply" in self.model_fields_set:
+                yield "reply is for replies without a schema; give either reply or output_schema"
         if self.reply == "json" and self.output_field is not None:
             yield "output_field holds a reply's text; give either output_field or `reply: json`"
 

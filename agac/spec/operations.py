@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agac.core.types import JSONValue
-from agac.spec.graph import Makes
 from agac.spec.guards import STORED, Guard
 from agac.spec.python_code import FunctionRef
 from agac.spec.templates import SKIPPED, as_text
+
+Makes = Literal["items", "rows", "groups", "kept"]
+"""What a stage makes of rows: a child of each item (`explode`), children of the rows that a
+function gives in a list, groups (`group_by`), or one child of each row that goes on (`dedupe`)."""
 
 Fields = dict[str, JSONValue]
 # a field by its parts: a field of the row, or a stage upstream and fields of its result

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agac.core.errors import Path_, Problem
-from agac.spec.models import DefaultsFile, StageFile
+from agac.spec.default_models import DefaultsFile
+from agac.spec.models import StageFile
 from agac.spec.workflow import WrittenStage
 from agac.spec.yaml import Document
 

@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Where
-from agac.spec import models, workflow
+from agac.spec import default_models, models, workflow
+from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
-from agac.spec.models import DefaultsFile, StageFile
+from agac.spec.models import StageFile
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Vote
 from agac.spec.rule_models import BudgetFile, RowBudgetFile, RunRulesFile
@@ -26,9 +27,9 @@ LevelKeys = tuple[FileModel, Mapping[str, Where]]
 _VALUE_TYPES: dict[type[FileModel], type] = {
     BudgetFile: workflow.Budget,
     RowBudgetFile: workflow.RowBudget,
-    models.TimeoutFile: workflow.Timeout,
-    models.BatchFile: workflow.BatchRules,
-    models.RetriesFile: workflow.RetryRules,
+    default_models.TimeoutFile: workflow.Timeout,
+    default_models.BatchFile: workflow.BatchRules,
+    default_models.RetriesFile: workflow.RetryRules,
     models.VoteFile: Vote,
 }
 """The types that mappings of files have in a Stage: the same keys, without how they were written.

@@ -22,9 +22,10 @@ from agac.spec.agent_cards import (
 )
 from agac.spec.card_models import NO_LIMIT
 from agac.spec.card_types import OF_ANSWERS, REQUEST, CardPart, becomes_stages
+from agac.spec.default_models import DefaultsFile
 from agac.spec.graph import PARTS, StageNode, stage_of
 from agac.spec.guards import Check, Guard, compile_guard
-from agac.spec.models import DefaultsFile, EscalateFile, StageFile, WorkflowFile
+from agac.spec.models import EscalateFile, StageFile, WorkflowFile
 from agac.spec.operations import Join
 from agac.spec.output_schema import field_problems, load_schema
 from agac.spec.stage_checks import misplaced_keys, rule_problems

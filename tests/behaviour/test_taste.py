@@ -166,7 +166,6 @@ STILL_LONG = {
     "providers/table.py",
     "spec/agent_cards.py",
     "spec/json_schema.py",
-    "spec/models.py",
     "spec/validation.py",
     "spec/workflow.py",
     "store/writer.py",

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from agac.api.job_files import JobFile
 from agac.core.errors import Path_, key_path
 from agac.spec.card_models import CARD_MODELS
+from agac.spec.default_models import BatchFile, DefaultsFile
 from agac.spec.file_model import FileModel
-from agac.spec.models import BatchFile, DefaultsFile, StageFile, WorkflowFile
+from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.stage_keys import SAME, merged, set_keys, value_of
 from agac.spec.validation import known_keys, validate
