@@ -20,6 +20,7 @@ import zstandard
 from support.machines import Machine, edit
 from support.packs import answer
 from support.server import Server
+from support.services import services
 from support.shards import Sharded
 
 from agac.core.errors import AgacError
@@ -342,6 +343,7 @@ def test_an_index_has_no_more_entries_than_a_pack_has_answers(monkeypatch: pytes
         assert len(known.find([b"f" * 16], [b"m" * 8])) == 1
 
 
+@services
 @posix
 def test_a_pack_that_is_a_pipe_is_left_out_and_the_others_count(tmp_path: Path, server: Server) -> None:
     first, second = (Sharded(tmp_path / name, server, of=2) for name in ("first", "second"))

@@ -11,6 +11,7 @@ import pytest
 from support.opencode import FakeOpenCode
 from support.processes import ended, interrupt, killed, wait_until
 from support.project import ProjectFolder
+from support.services import services, starts_service
 from support.soak import few
 
 import agac
@@ -25,6 +26,7 @@ FORM = {"output_schema": {"a": "string"}}
 
 
 @pytest.fixture
+@starts_service
 def program(project: ProjectFolder) -> FakeOpenCode:
     project.configure()
     return FakeOpenCode(project.root)
@@ -220,6 +222,7 @@ def test_an_unchanged_stage_is_not_run_again_and_another_permission_is(
     assert [started(), started(version="1.18")] == [1, 1]
 
 
+@services
 def test_a_program_that_is_missing_or_of_another_version_is_said_before_any_row(
     project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

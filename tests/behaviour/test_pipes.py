@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import click
 import pytest
-from support.commands import template
+from support.commands import run_here
 from support.project import ProjectFolder, clean_environment, fresh_command, to_its_end
 from support.terminals import on_pty
 
@@ -151,12 +151,17 @@ def unread(words: list[str], project: ProjectFolder, where: str) -> tuple[int, s
     """The exit code of a command whose output nobody reads, and what it says as errors if those are read."""
     reader, writer = os.pipe()
     os.close(reader)
-    with Path(os.devnull).open("rb") as nothing, TemporaryFile() as said:
-        errors = writer if where == "both" else said.fileno()
-        handles = [nothing.fileno(), writer, errors]
-        process = template().fork("agac", words, project.root, clean_environment({}), handles)
-        os.close(writer)
-        code = process.wait(60)
+    with os.fdopen(writer, "wb") as output:
+        return written_to(words, project, output, output if where == "both" else None)
+
+
+def written_to(
+    words: list[str], project: ProjectFolder, output: IO[bytes] | None, errors: IO[bytes] | None
+) -> tuple[int, str]:
+    """The exit code of a command with these streams, and what it says as errors if those are read."""
+    with Path(os.devnull).open("r+b", 0) as nothing, TemporaryFile() as said:
+        handles = [one.fileno() for one in (nothing, output or nothing, errors or said)]
+        code, _, _ = run_here(words, project.root, clean_environment({}), handles)
         said.seek(0)
         return code, said.read().decode()
 
@@ -197,8 +202,6 @@ def test_errors_keep_their_exit_code_when_nobody_reads_them(words: list[str], fi
         ("run -a reviews --fresh", ">&-", 1, "error: standard output cannot be written: Bad file descriptor\n"),
         ("-q run -a reviews", ">&-", 0, None),  # nothing was to be printed
         ("--help", ">/dev/full", 1, "error: standard output cannot be written: No space left on device\n"),
-        ("sql --json 'SELECT 1'", ">/dev/full", 1, "output cannot be written: No space left on device\n"),
-        ("run -a reviews --fresh", "2>/dev/full", 0, None),
         ("-vv run -a reviews --fresh", "2>&-", 0, None),
         ("nothing", "2>&- >&- <&-", 2, None),
         ("-vv --log-file /dev/full run -a reviews", "", 0, "warning: --log-file /dev/full: [Errno 28]"),
@@ -213,6 +216,14 @@ def test_a_stream_that_cannot_be_written_is_told_where_it_can_be(
     assert ended.err.count(said or "\0") == (said is not None)
     assert "Traceback" not in ended.err
     assert said is not None or not ended.err
+
+
+def test_a_full_disk_behind_a_stream_is_told_where_it_can_be(finished: ProjectFolder) -> None:
+    """The same in the process of the tests, which starts sooner."""
+    with Path("/dev/full").open("wb", 0) as full:
+        code, said = written_to(["sql", "--json", "SELECT 1"], finished, full, None)
+        assert (code, said.count("output cannot be written: No space left on device\n")) == (1, 1)
+        assert written_to(["run", "-a", "reviews", "--fresh"], finished, None, full) == (0, "")
 
 
 def test_a_table_is_whole_in_a_pipe_and_on_a_narrow_terminal(finished: ProjectFolder) -> None:

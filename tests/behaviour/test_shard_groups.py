@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.project import Ran
 from support.server import Server
+from support.services import services, starts_service
 from support.shards import Sharded
 from support.soak import SOAK
 from zstandard import compress
@@ -47,6 +48,7 @@ def written(project: Sharded, rows: list[dict[str, Any]], *stages: dict[str, Any
 
 
 @pytest.fixture
+@starts_service
 def make(tmp_path: Path, server: Server) -> Make:
     server.reset()
     return lambda *args, name="first", **more: written(Sharded(tmp_path / name, server, **more), *args)
@@ -115,6 +117,7 @@ KEYS = st.sampled_from(["x", "y/0", "[", "ü"]) | st.integers(-2, 3)
 IDS = st.dictionaries(st.text("ab/#é1", min_size=1, max_size=3), KEYS, min_size=1, max_size=9)
 
 
+@services
 @given(IDS, st.integers(2, 5), st.booleans())
 @settings(max_examples=40 if SOAK else 4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_ids_and_keys_there_are(

@@ -8,6 +8,7 @@ import pytest
 from support.monitor import monitor
 from support.project import ProjectFolder
 from support.server import Server
+from support.services import services
 from support.sharded import four_shards, leave
 from support.shards import Sharded
 
@@ -91,6 +92,7 @@ def test_a_shard_that_waits_for_a_stage_named_like_batches_is_run_again(project:
     assert (first["state"], first["next"]) == ("waiting", "agac run -a reviews --shard 1/2")
 
 
+@services
 def test_status_tells_of_shards_that_ran_here_and_of_what_was_merged(project: ProjectFolder, server: Server) -> None:
     sharded = Sharded(project.root, server, of=2)
     sharded.workflow(rows=6)

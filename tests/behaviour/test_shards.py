@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.project import SENTIMENT
 from support.server import Server
+from support.services import services, starts_service
 from support.shards import FILES, Sharded
 
 import agac
@@ -25,6 +26,7 @@ Make = Callable[..., Sharded]
 
 
 @pytest.fixture
+@starts_service
 def make(tmp_path: Path, server: Server) -> Make:
     server.reset()
     return lambda name="first", **more: Sharded(tmp_path / name, server, **more)
@@ -324,6 +326,7 @@ def test_a_bucket_will_do(make: Make, bucket: dict[str, str]) -> None:
     assert project.taken() == whole
 
 
+@services
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text("ab#2/", min_size=1, max_size=4), min_size=1, max_size=12), st.integers(1, 4), st.booleans())
 def test_any_ids_come_to_the_same(tmp_path: Path, ids: list[str], of: int, suffix: bool) -> None:

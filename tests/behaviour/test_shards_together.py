@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support.processes import ended, killed, wait_until
 from support.server import Faulty, Server
+from support.services import starts_service
 from support.shards import WRITER, Sharded
 
 import agac
@@ -22,6 +23,7 @@ Make = Callable[..., Sharded]
 
 
 @pytest.fixture
+@starts_service
 def make(tmp_path: Path, server: Server) -> Make:
     server.reset()
     return lambda server=server, **more: Sharded(tmp_path / "first", server, **more)

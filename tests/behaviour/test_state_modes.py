@@ -15,6 +15,7 @@ from support.monitor import Watched
 from support.processes import ended, wait_until
 from support.project import ProjectFolder
 from support.server import Server
+from support.services import services
 from support.shards import Sharded
 
 from agac.core import state_files
@@ -79,6 +80,7 @@ def test_files_of_batches_are_their_owners_alone(tmp_path: Path, server: Server)
     assert wide(state) == {}
 
 
+@services
 def test_shards_and_what_merges_them_are_their_owners_alone(tmp_path: Path, server: Server) -> None:
     project = Sharded(tmp_path / "project", server, of=2, env=OPEN)
     project.workflow(rows=4)

@@ -14,6 +14,7 @@ from scripted_server import Step, scripted
 from support.monitor import monitor
 from support.project import ProjectFolder
 from support.server import Faulty, Server
+from support.services import services
 from support.shards import Sharded
 
 import agac
@@ -235,6 +236,7 @@ def test_a_source_that_is_no_web_page_is_never_a_link(project: ProjectFolder) ->
     assert "<script>" not in page.partition("<h4>Sources</h4>")[2].partition("</ul>")[0]
 
 
+@services
 def test_shards_merge_to_the_lines_of_one_run(tmp_path: Path, server: Server) -> None:
     server.reset()
     project = Sharded(tmp_path / "first", server, of=2)
@@ -246,6 +248,7 @@ def test_shards_merge_to_the_lines_of_one_run(tmp_path: Path, server: Server) ->
     assert project.taken() == whole
 
 
+@services
 def test_an_answer_that_a_colleague_pulls_brings_its_sources(tmp_path: Path, server: Server) -> None:
     server.reset()
     lines = []

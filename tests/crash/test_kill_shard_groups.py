@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.processes import kill_at, quiet_account
 from support.server import Server
+from support.services import services
 from support.shards import Sharded
 from support.soak import few
 
@@ -22,6 +23,7 @@ MOMENTS = [
 ]  # fmt: skip
 
 
+@services
 @pytest.mark.parametrize("disk", ["kept", "lost"])
 @pytest.mark.parametrize("others", ["before", "after"])
 @pytest.mark.parametrize("moment", few(MOMENTS, 19, first=2))

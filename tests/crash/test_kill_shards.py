@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.processes import asleep, asleep_at, ended, kill_at, killed, quiet_account, wait_until
 from support.server import Faulty, Server, simulator
+from support.services import services, starts_service
 from support.shards import Sharded
 from support.soak import few
 
@@ -29,6 +30,7 @@ def slow() -> Iterator[Server]:
 
 
 @pytest.fixture
+@starts_service
 def project(slow: Server, tmp_path: Path) -> Sharded:
     slow.reset()
     found = Sharded(tmp_path / "first", slow, of=2, env=SOON)
@@ -67,6 +69,7 @@ def test_a_shard_is_killed_and_run_again(moment: str, disk: str, project: Sharde
     finish(project, slow, most)
 
 
+@services
 def test_a_machine_that_dies_in_the_middle_costs_what_was_not_pushed(faulty: Faulty, tmp_path: Path) -> None:
     slow = faulty([{"kind": "hang", "at": [*range(13, 13 + CONCURRENCY)]}])  # it is at work for as long as we look
     project = Sharded(tmp_path / "first", slow, of=2, env=SOON)

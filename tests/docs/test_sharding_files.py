@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator
 from support.commands import clean_environment, template
 from support.project import ProjectFolder
 from support.server import Server, simulator
+from support.services import services, starts, starts_service
 
 from agac.core.errors import ExitCode
 
@@ -218,6 +219,7 @@ class Machines:
     """Folders with copies of a project, each as if on a machine of its own, that share a folder as their remote."""
 
     def __init__(self, folder: Path, server: Server, *, concurrency: int = 8) -> None:
+        starts("machines that share a run")
         self.folder, self.server = folder, server
         self.project = ProjectFolder(folder / "project")
         self.project.configure(server.base_url)
@@ -283,6 +285,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
+@starts_service
 def alone(tmp_path_factory: pytest.TempPathFactory, server: Server) -> list[bytes]:
     """What one process writes."""
     machines = Machines(tmp_path_factory.mktemp("alone"), server)
@@ -291,6 +294,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, server: Server) -> list[byte
 
 
 @pytest.fixture
+@starts_service
 def machines(tmp_path: Path, server: Server) -> Machines:
     return Machines(tmp_path, server)
 
@@ -312,6 +316,7 @@ def test_a_merge_without_all_shards_fails_with_a_code_that_the_manifest_names(ma
     assert merging.returncode in rule["onExitCodes"]["values"]
 
 
+@services
 def test_a_pod_that_is_asked_to_end_saves_and_another_one_goes_on_from_the_remote(tmp_path: Path) -> None:
     with simulator("--latency", "0.1") as slow:
         machines = Machines(tmp_path, slow, concurrency=2)
@@ -342,6 +347,7 @@ def test_an_array_of_slurm_and_the_merge_after_it_write_what_one_process_writes(
     assert results(machines.project.root) == alone
 
 
+@services
 def test_a_task_of_slurm_whose_time_is_over_saves_and_is_queued_again(tmp_path: Path) -> None:
     with simulator("--latency", "0.1") as slow:
         machines = Machines(tmp_path, slow, concurrency=2)

@@ -16,6 +16,7 @@ from support.forges import serving
 from support.npm import Npm
 from support.project import ProjectFolder
 from support.repository import Git
+from support.services import services
 
 WORKFLOWS = sorted((ROOT / "docs/ci").glob("*.yml"), key=lambda path: path.name == "gitlab.yml")[:-1]
 OURS = "OWNER/agac@COMMIT"
@@ -167,6 +168,7 @@ def repository(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return root, {"CI": "true", "GITHUB_EVENT_NAME": "pull_request", "GITHUB_EVENT_PATH": str(event)}
 
 
+@services
 def test_the_action_comments_on_a_pull_request(repository: tuple[Path, dict[str, str]]) -> None:
     root, environment = repository
     ran = run_step("agac ci", root, environment, project="eu $(touch hacked)")
@@ -179,6 +181,7 @@ def test_the_action_comments_on_a_pull_request(repository: tuple[Path, dict[str,
         assert not list(root.rglob("hacked"))
 
 
+@services
 def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     root, environment = repository
     assert run_step("agac ci", root, environment, project="eu $(touch hacked)").returncode == 0
@@ -191,6 +194,7 @@ def test_the_action_posts_findings_of_another_job(repository: tuple[Path, dict[s
         assert (ran.returncode, len(at.bodies)) == (0, 1), ran.stderr
 
 
+@services
 def test_the_jobs_of_gitlab_review_comment_and_run(repository: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     root, _ = repository
     root /= "eu $(touch hacked)"

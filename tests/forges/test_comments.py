@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.action import Ended, post
 from support.forges import FakeForge, Fault, serving
+from support.services import services, starts_service
 
 from agac.api.ci import Findings, WorkflowFindings
 from agac.cli.markdown import comment_text
@@ -26,12 +27,14 @@ TEXT = comment_text(findings()) + "\n"
 
 
 @pytest.fixture(params=["github", "gitlab"])
+@starts_service
 def at(request: pytest.FixtureRequest) -> Iterator[FakeForge]:
     with serving(request.param) as forge:
         yield forge
 
 
 @pytest.fixture
+@starts_service
 def github() -> Iterator[FakeForge]:
     with serving("github") as forge:
         yield forge
@@ -96,6 +99,7 @@ def test_with_nothing_to_say_only_an_earlier_comment_is_updated(at: FakeForge, f
     assert at.bodies[0].startswith(f"{MARKER}\nNo workflow changed.")
 
 
+@services
 def test_no_list_of_processes_shows_the_token(folder: Path) -> None:
     with serving("gitlab") as gitlab:
         posted(gitlab, folder)
@@ -110,6 +114,7 @@ def test_a_token_that_may_not_comment_fails_the_job(at: FakeForge, folder: Path)
     assert at.bodies == []
 
 
+@services
 def test_a_redirect_is_not_followed_with_the_token(folder: Path) -> None:
     with serving("gitlab") as gitlab, serving("gitlab") as other:
         gitlab.faults = [Fault("GET", 301, {}, {"Location": f"{other.url}/elsewhere"}, times=99)]

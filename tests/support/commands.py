@@ -182,10 +182,11 @@ def run_forked(
 
 SWITCHES = {
     "AGAC_TEST_FORKS": [],
+    "PYTHONIOENCODING": [],
     "AGAC_TEST_REAL": ["agac.providers.dialect.SIMULATOR_MARK"],
     "AGAC_TEST_PUSH": [f"agac.engine.sharding.shard_run.{name}" for name in ("EVERY", "PUSH_SECONDS", "BEAT_SECONDS")],
 }
-"""Variables of killed/sitecustomize.py that a command in this process may have, and what they set in it."""
+"""Variables that a command in this process may have, and what they set in it (see killed/sitecustomize.py)."""
 
 
 def may_run_here(env: Mapping[str, str]) -> bool:
@@ -198,13 +199,17 @@ def may_run_here(env: Mapping[str, str]) -> bool:
     )
 
 
-def run_here(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
+def run_here(
+    arguments: Sequence[str], folder: Path, env: Mapping[str, str], handles: Sequence[int] | None = None
+) -> tuple[int, str, str]:
     """One command in this process, to its end, as `run_forked` runs it: a third of the time. Descriptors, streams,
-    environment, folder and loggers are the command's as long as it runs."""
+    environment, folder and loggers are the command's as long as it runs. What goes into other `handles` is not given.
+    """
     from agac.cli.main import main
 
     with Path(os.devnull).open("rb") as nothing, TemporaryFile() as out, TemporaryFile() as err, ExitStack() as after:
-        after.enter_context(_streams(nothing, out, err))
+        files = handles or [nothing.fileno(), out.fileno(), err.fileno()]
+        after.enter_context(_streams(files, env.get("PYTHONIOENCODING") or "utf-8"))
         after.enter_context(_surroundings(arguments, folder, env))
         after.enter_context(warnings.catch_warnings(action="ignore", category=ResourceWarning))  # as in any process
         try:
@@ -218,17 +223,17 @@ def run_here(arguments: Sequence[str], folder: Path, env: Mapping[str, str]) -> 
 
 
 @contextmanager
-def _streams(*files: IO[bytes]) -> Iterator[None]:
-    """Has the descriptors 0 to 2, and Python's streams, be these files for the block."""
+def _streams(handles: Sequence[int], encoding: str) -> Iterator[None]:
+    """Has the descriptors 0 to 2, and Python's streams, be these for the block."""
     names = ("stdin", "stdout", "stderr")
     streams = {name: getattr(sys, name) for each in names for name in (each, f"__{each}__")}
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(number) for number in range(3)]
     try:
-        for number, (name, file) in enumerate(zip(names, files, strict=True)):
-            os.dup2(file.fileno(), number)
-            opened = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+        for number, (name, handle) in enumerate(zip(names, handles, strict=True)):
+            os.dup2(handle, number)
+            opened = open(number, "w" if number else "r", encoding=encoding, closefd=False)  # noqa: SIM115
             setattr(sys, name, opened)
         yield
     finally:

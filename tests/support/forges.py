@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from support.services import starts
+
 PROJECT = "team/shop"
 LONGEST = {"github": 65_536, "gitlab": 1_000_000}
 """Characters that a comment may have."""
@@ -205,6 +207,7 @@ def programs(folder: Path) -> Path:
 @contextmanager
 def serving(kind: str) -> Iterator[FakeForge]:
     """A forge, as long as the block lasts."""
+    starts("a forge")
     forge = FakeForge(kind)
 
     class Handler(BaseHTTPRequestHandler):

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.services import starts
+
 PROGRAM = """\
 import json, os, subprocess, sys, time
 from pathlib import Path
@@ -122,6 +124,7 @@ class FakeOpenCode:
     command = "bin/opencode"
 
     def __init__(self, root: Path) -> None:
+        starts("OpenCode")
         self.folder = root / "bin"
         self.folder.mkdir()
         (self.folder / "program.py").write_text(PROGRAM, encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Tests that start something large beside agac: a cluster, a browser, another's server, a program of npm, a kernel.
+"""Tests that start something large beside agac: a cluster or machines that share a run, a browser, another's server, a
+forge, a program of npm, a kernel.
 
 `make test` leaves them to `make test-services`, by the marker `services`. A fixture that starts such a thing is
 decorated with `starts_service`, which marks every test that uses it. What such fixtures call says `starts(...)`: it

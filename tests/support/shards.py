@@ -8,6 +8,7 @@ import yaml
 
 from support.project import ProjectFolder, Ran
 from support.server import Server
+from support.services import starts
 
 WRITER = {"AGAC_REMOTE_WRITER": "ci", "AGAC_TEST_REAL": "1"}
 FILES = ("results.jsonl", "results.json", "errors.jsonl")
@@ -17,6 +18,7 @@ class Sharded(ProjectFolder):
     """A project whose answers travel as those of a real provider do."""
 
     def __init__(self, root: Path, server: Server, *, of: int = 3, env: dict[str, str] | None = None) -> None:
+        starts("machines that share a run")
         self.of, self.env = of, {**WRITER, **(env or {})}
         super().__init__(root)
         prices = {"small": {"input": 1000.0, "output": 1000.0}}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.mcp_http import Headers, serving
+from support.services import services
 
 from agac.core.errors import UsageError
 from agac.spec.mcp_lock import ServerLock, connection
@@ -150,6 +151,7 @@ def test_how_servers_are_reached(given: McpServer, env: dict[str, str], said: st
         assert (reached.headers.get("Authorization"), "login" in reached.url) == (said, False)
 
 
+@services
 async def test_published_servers(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", tmp_path / "repository"], check=True)
     clock = McpServer("time", "mcp-server-time --local-timezone UTC")
