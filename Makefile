@@ -10,8 +10,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Two more than there are cores: many tests wait for the processes that they start.
-PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
+# One more than there are cores: some tests wait for the processes that they start.
+PARALLEL ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 # The tests start hundreds of processes: without bytecode each would compile all of agac again, twice the time of the rest.
 unexport PYTHONDONTWRITEBYTECODE
 

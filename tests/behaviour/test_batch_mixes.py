@@ -249,7 +249,7 @@ FAILING: list[dict[str, Any]] = [
 
 ANTHROPIC = {"dialect": "anthropic", "batch": {"api": "anthropic", "grace": 0.5}}
 WAYS: dict[str, list[str]] = {
-    "to the end": [*dict.fromkeys([*few(list(WORKFLOWS), 2), "a function of groups"])],
+    "to the end": [*dict.fromkeys([*few(list(WORKFLOWS), 3), "a function of groups"])],
     "one by one": [*dict.fromkeys([*few(list(WORKFLOWS), 8), "checks"])],  # whose replicas fail in different batches
     "waiting": few(["branches", "explode", "a tree of parts", "a vote", "functions"], 2),
     "failing": few(list(WORKFLOWS), 8, first=1),

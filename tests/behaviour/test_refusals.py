@@ -7,6 +7,7 @@ from support.batchcase import Start
 from support.batchrun import Make, failed
 from support.project import ProjectFolder
 from support.server import Faulty
+from support.soak import few
 
 import agac
 from agac.core.errors import ExitCode
@@ -189,7 +190,7 @@ def accept_key(project: ProjectFolder, stage: dict[str, Any]) -> None:
     assert project.run("first", sample=1, sample_seed=1).exit_code == ExitCode.DONE
 
 
-@pytest.mark.parametrize("status", [403, 405, 406, 415, 418, 451, 400])
+@pytest.mark.parametrize("status", few([403, 405, 406, 415, 418, 451, 400], 3))
 def test_a_page_for_the_file_of_a_batch_fails_only_the_rows_that_it_is_about(batches_at: Make, status: int) -> None:
     project = batches_at(blocked("openai", match="<script>", status=status))
     project.batched(ECHO, defaults=FAST)

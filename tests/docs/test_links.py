@@ -9,6 +9,8 @@ import yaml
 from pages import ROOT, pages
 
 PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "changelog.d/README.md"]
+TEXTS = sorted({*PAGES, *(ROOT / "docs").rglob("*.md")})
+"""Pages, and cards of examples."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -22,8 +24,18 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_names_is_there_and_it_is_of_agac_alone(page: Path) -> None:
+    links_lead_somewhere(page)
+    named_tests_are_there(page)
+    text = page.read_text("utf-8")
+    if page.is_relative_to(ROOT / "docs"):
+        assert not re.search(r"/(?:work|tmp|root)/|issue \d|(?<!\w)#\d+\b", text)
+    if page.parent == ROOT / "docs/guide":
+        assert text.split("\n")[2].startswith("After this page you "), "what its reader can do afterwards"
+
+
+def links_lead_somewhere(page: Path) -> None:
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -38,20 +50,7 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert {page for page in pages() if page.name != "benchmarks.md"} <= reached
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.relative_to(ROOT).as_posix()
-)
-def test_a_page_is_of_agac_alone(page: Path) -> None:
-    assert not re.search(r"/(?:work|tmp|root)/|issue \d|(?<!\w)#\d+\b", page.read_text("utf-8"))
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs/guide").glob("*.md")), ids=lambda page: page.name)
-def test_a_guide_begins_with_what_its_reader_can_do_afterwards(page: Path) -> None:
-    assert page.read_text("utf-8").split("\n")[2].startswith("After this page you ")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_test_that_a_page_names_is_there(page: Path) -> None:
+def named_tests_are_there(page: Path) -> None:
     for path, name in re.findall(r"\b(tests/[\w/]+\.py)::(\w+)", page.read_text("utf-8")):
         found = (ROOT / path).read_text("utf-8")
         assert re.search(rf"def {name}\(|^{name} = ", found, re.MULTILINE), f"{page.name}: {path}::{name}"

@@ -34,41 +34,41 @@ def expected(retry: str, round_: int, models: int) -> Then | None:
     return "fallback" if models else None
 
 
-@pytest.mark.parametrize(
-    ("retry", "round_", "models", "lack"), list(product(RETRIES, range(1, LAST + 2), (0, 1, 2), LACKS))
-)
-def test_a_task_that_was_not_answered(retry: str, round_: int, models: int, lack: MissingAnswer) -> None:
-    found = next_step(missing_error(lack, "as it says"), asked(round_, models, repairs=5), rules(retry), may_pass=True)
-    assert found.then == expected(retry, round_, models)
-    assert found.error.type is KINDS[lack]
-    assert "as it says" in found.error.message
-    out_of_rounds = retry != "fail" and round_ >= LAST
-    assert (f"(after {round_} rounds)" in found.error.message) == out_of_rounds
+@pytest.mark.parametrize("lack", LACKS)
+def test_a_task_that_was_not_answered(lack: MissingAnswer) -> None:
+    for retry, round_, models in product(RETRIES, range(1, LAST + 2), (0, 1, 2)):
+        attempts = asked(round_, models, repairs=5)
+        found = next_step(missing_error(lack, "as it says"), attempts, rules(retry), may_pass=True)
+        assert found.then == expected(retry, round_, models), (retry, round_, models)
+        assert found.error.type is KINDS[lack]
+        assert "as it says" in found.error.message
+        out_of_rounds = retry != "fail" and round_ >= LAST
+        assert (f"(after {round_} rounds)" in found.error.message) == out_of_rounds, (retry, round_, models)
 
 
-@pytest.mark.parametrize(("kind", "retry", "round_", "models"), list(product(FaultKind, RETRIES, (1, 2, LAST), (0, 1))))
-def test_a_line_that_holds_an_error(kind: FaultKind, retry: str, round_: int, models: int) -> None:
+@pytest.mark.parametrize("kind", FaultKind)
+def test_a_line_that_holds_an_error(kind: FaultKind) -> None:
     may_pass = kind in (FaultKind.RETRY, FaultKind.PAUSE)
     error = RowError(ErrorType.RATE_LIMITED, "slow down")
-    found = next_step(error, asked(round_, models), rules(retry), may_pass=may_pass)
-    other = "fallback" if models else None
-    assert found.then == (expected(retry, round_, models) if may_pass else other)
-    assert found.error.type is ErrorType.RATE_LIMITED
-    assert found.error.message.startswith("slow down")
+    for retry, round_, models in product(RETRIES, (1, 2, LAST), (0, 1)):
+        found = next_step(error, asked(round_, models), rules(retry), may_pass=may_pass)
+        other = "fallback" if models else None
+        assert found.then == (expected(retry, round_, models) if may_pass else other), (retry, round_, models)
+        assert found.error.type is ErrorType.RATE_LIMITED
+        assert found.error.message.startswith("slow down")
 
 
 ANSWER_ERRORS = (ErrorType.SCHEMA_MISMATCH, ErrorType.REFUSED, ErrorType.TRUNCATED, ErrorType.FILTERED)
 
 
-@pytest.mark.parametrize(
-    ("type_", "retry", "models", "repairs"), list(product(ANSWER_ERRORS, RETRIES, (0, 1), (0, 1, 2)))
-)
-def test_a_reply_that_is_no_result(type_: ErrorType, retry: str, models: int, repairs: int) -> None:
+@pytest.mark.parametrize("type_", ANSWER_ERRORS)
+def test_a_reply_that_is_no_result(type_: ErrorType) -> None:
     error = RowError(type_, "not so")
-    found = next_step(error, asked(LAST, models, repairs), rules(retry))
-    quoted = type_ is ErrorType.SCHEMA_MISMATCH and repairs > 0 and retry != "fail"
-    other = "fallback" if models else None
-    assert found == NextStep("repair" if quoted else other, error)
+    for retry, models, repairs in product(RETRIES, (0, 1), (0, 1, 2)):
+        found = next_step(error, asked(LAST, models, repairs), rules(retry))
+        quoted = type_ is ErrorType.SCHEMA_MISMATCH and repairs > 0 and retry != "fail"
+        other = "fallback" if models else None
+        assert found == NextStep("repair" if quoted else other, error), (retry, models, repairs)
 
 
 def test_one_round_is_said_in_the_singular() -> None:
