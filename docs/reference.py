@@ -329,7 +329,7 @@ def batch_fault_kinds() -> str:
     return _fault_table(in_batches=True, keys=fault_files.BATCH_KEYS)
 
 
-def _fault_table(*, in_batches: bool, keys: Mapping[str, fault_files.Kind]) -> str:
+def _fault_table(*, in_batches: bool, keys: Mapping[str, fault_files.ValueKind]) -> str:
     """The kinds of the table of faults, the phases that they have, and the values of their keys."""
     found = {kind: spec for kind, spec in faults.FAULTS.items() if (spec.phase in faults.SINGLE_PHASES) != in_batches}
     rows = [

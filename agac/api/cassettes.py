@@ -21,7 +21,8 @@ from agac.data.files import writable_place, write_in_project
 from agac.engine.invocation import OutgoingCall
 from agac.providers.http import HttpReply
 from agac.simulator import anthropic, chat, openai
-from agac.simulator.replies import MARK, AnswerWriter, ApiError
+from agac.simulator.api_errors import ApiError
+from agac.simulator.replies import MARK, AnswerWriter
 from agac.simulator.tool_calls import ScriptRule
 from agac.spec.project_files import MAX_RECORDED, required_text
 from agac.spec.test_files import ReplyFile

@@ -1,1 +1,1 @@
-"""A provider that costs nothing: real HTTP on loopback, replies by schema and seed. Stands alone."""
+"""A provider that costs nothing: real HTTP on loopback, replies by schema and seed."""

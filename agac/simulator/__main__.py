@@ -1,4 +1,4 @@
-"""`python -m agac.simulator SETTINGS`: a simulator as the process of a program, which gives its settings as JSON."""
+"""`python -m agac.simulator SETTINGS`: a simulator as the process of a program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from agac.simulator.settings import Settings, SimulatorError
 
 
 def main(written: str = "{}") -> int:
-    """Serves until standard input ends, or a signal comes; a line of JSON says where. Who started it gives a key in
-    the variable AGAC_SIMULATOR_KEY where it is to serve that program alone. Gives the exit code."""
+    """Serves until standard input ends, or a signal comes; returns the exit code.
+
+    The settings come as JSON; a line of JSON says where it serves. With a key in the variable
+    AGAC_SIMULATOR_KEY it serves the program alone that started it.
+    """
     from agac.simulator.server import KEY_VARIABLE, run_simulator
 
     def report_ready(base_url: str) -> None:

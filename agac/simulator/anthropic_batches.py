@@ -17,6 +17,7 @@ from agac.simulator.anthropic import (
     moment,
     read_message_request,
 )
+from agac.simulator.api_errors import ApiError
 from agac.simulator.batch_state import (
     RESULTS_KEPT,
     Batch,
@@ -24,7 +25,7 @@ from agac.simulator.batch_state import (
     BatchOrder,
     BatchRequest,
 )
-from agac.simulator.replies import ApiError, ModelCall
+from agac.simulator.model_calls import ModelCall, encoded, read_object
 
 MAX_BODY_BYTES = 256_000_000
 MAX_REQUESTS = 100_000
@@ -120,7 +121,7 @@ def read_batched_request(params: dict[str, Any], seed: int) -> ModelCall:
 
 
 def result_line(request: BatchRequest, result: dict[str, Any]) -> bytes:
-    return replies.encoded({"custom_id": request.custom_id, "result": result}) + b"\n"
+    return encoded({"custom_id": request.custom_id, "result": result}) + b"\n"
 
 
 def left_over(ended: str) -> str:
@@ -167,7 +168,7 @@ def split_requests(body: bytes) -> list[bytes]:
     if len(body) > MAX_BODY_BYTES:
         message = f"Request exceeds the maximum size of {MAX_BODY_BYTES:,} bytes."
         raise ApiError(413, message, code="request_too_large")
-    requests = replies.read_object(body).get("requests")
+    requests = read_object(body).get("requests")
     if requests is not None and not isinstance(requests, list):
         raise bad("requests", "Input should be a valid list")
     if not requests:
@@ -177,7 +178,7 @@ def split_requests(body: bytes) -> list[bytes]:
     seen: set[str] = set()
     for number, request in enumerate(requests):
         check_request(f"requests.{number}", request, seen)
-    return [replies.encoded(request) + b"\n" for request in requests]
+    return [encoded(request) + b"\n" for request in requests]
 
 
 def check_request(place: str, request: Any, seen: set[str]) -> None:

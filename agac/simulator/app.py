@@ -19,25 +19,22 @@ from aiohttp.typedefs import Handler
 from agac.core.keys import SIMULATOR_KEY
 from agac.simulator import batch_api, replies
 from agac.simulator.anthropic import MESSAGES
+from agac.simulator.api_errors import ApiError, limit_error, status_error, unknown_model
 from agac.simulator.batch_api import BatchCall, Effect
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.batch_worker import SimulatedBatches
 from agac.simulator.channels import Channel, ModelExchange, SocketChannel
 from agac.simulator.chat import CHAT
+from agac.simulator.dynamo_hints import take_hints
 from agac.simulator.fault_files import load_rules, parse_rules, parse_script
 from agac.simulator.fault_plan import FaultPlan
 from agac.simulator.faults import FAULTS, FaultRule, changed_answer, error_of
+from agac.simulator.kinds import is_number
+from agac.simulator.model_calls import ModelCall, read_object
 from agac.simulator.openai import RESPONSES
-from agac.simulator.replies import AnswerWriter, ApiError, ModelAnswer, ModelApi, ModelCall
-from agac.simulator.serving import ModelServer, take_hints
-from agac.simulator.settings import (
-    RateLimits,
-    Settings,
-    SimulatorError,
-    is_number,
-    parse_latency,
-    read_limits,
-)
+from agac.simulator.replies import AnswerWriter, ModelAnswer, ModelApi
+from agac.simulator.serving import ModelServer
+from agac.simulator.settings import RateLimits, Settings, SimulatorError, parse_latency, read_limits
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 BAD_KEY = "sk-invalid"
@@ -104,7 +101,7 @@ def check_key(http: web.Request) -> None:
     headers = http.headers
     bearer = headers.get("authorization", "").removeprefix("Bearer ")
     if (headers.get("x-api-key") or headers.get("api-key") or bearer) == BAD_KEY:
-        raise replies.status_error(401)
+        raise status_error(401)
 
 
 class Simulator:
@@ -235,12 +232,12 @@ class Simulator:
             call = replace(call, hints=hints)
         check_key(channel.http)
         if "missing" in call.model:
-            raise replies.unknown_model(call.model)
+            raise unknown_model(call.model)
         tokens = call.prompt_tokens + (call.max_tokens or 0)
         refusal = self.limits.take(tokens, time.monotonic())
         if refusal is not None:
             self.account.limited += 1
-            raise replies.limit_error(refusal, call.model)
+            raise limit_error(refusal, call.model)
         return call
 
     async def reply(self, exchange: ModelExchange, number: int) -> None:
@@ -338,12 +335,12 @@ class Simulator:
 
     async def set_limits(self, http: web.Request) -> web.Response:
         """POST /account/limits: `rpm`, `tpm`, `burst` in place of the earlier limits."""
-        self.limits = read_limits(replies.read_object(await http.read()))
+        self.limits = read_limits(read_object(await http.read()))
         return batch_api.json_response(self.limits.headers(time.monotonic()))
 
     async def clock(self, http: web.Request) -> web.Response:
         """POST /account/clock: `{"advance": SECONDS}` moves the clock of batches."""
-        seconds = replies.read_object(await http.read()).get("advance")
+        seconds = read_object(await http.read()).get("advance")
         if not is_number(seconds) or seconds < 0:
             example = 'an object such as {"advance": 3600}'
             raise ApiError(400, f"The clock is moved by {example}, in seconds, never back.")

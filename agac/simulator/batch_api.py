@@ -18,14 +18,14 @@ from aiohttp import web
 
 from agac.core.state_files import make_file
 from agac.simulator.anthropic_batches import results_url
+from agac.simulator.api_errors import PAGE, ApiError, invalid, missing
 from agac.simulator.batch_state import DAY, Batch, BatchOrder
 from agac.simulator.batch_store import StoredFile
 from agac.simulator.batch_worker import DIALECTS, SimulatedBatches, refusal
-from agac.simulator.chat import invalid, missing
 from agac.simulator.fault_effects import Dropped, mentions
 from agac.simulator.faults import FAULTS, FaultRule
 from agac.simulator.openai_batches import file_object
-from agac.simulator.replies import MARK, PAGE, ApiError
+from agac.simulator.replies import MARK
 
 MAX_FILE_BYTES = 512 * 2**20
 MAX_FILES_OF_PAGE = 10_000

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
-from agac.simulator.replies import ApiError, BatchEndpoint
+from agac.simulator.api_errors import ApiError
+from agac.simulator.replies import BatchEndpoint
 
 DAY = 86_400.0
 RESULTS_KEPT = 29 * DAY  # how long results are kept that have no file of their own

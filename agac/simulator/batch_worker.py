@@ -19,20 +19,15 @@ from typing import Any
 
 from agac.core.state_files import make_file
 from agac.simulator.anthropic_batches import MessageBatches
+from agac.simulator.api_errors import ApiError, unknown_model
 from agac.simulator.batch_state import Batch, BatchDialect
 from agac.simulator.batch_store import BatchStore
 from agac.simulator.fault_plan import FaultPlan, line_rules
 from agac.simulator.faults import FAULTS, FaultRule, changed_answer, error_of
+from agac.simulator.model_calls import ModelCall, encoded
 from agac.simulator.openai_batches import CheckedInput, OpenAiBatches, input_problem
-from agac.simulator.replies import (
-    AnswerWriter,
-    ApiError,
-    BatchEndpoint,
-    ModelCall,
-    encoded,
-    unknown_model,
-)
-from agac.simulator.serving import PromptCache, prompt_ends
+from agac.simulator.prompt_cache import PromptCache, prompt_ends
+from agac.simulator.replies import AnswerWriter, BatchEndpoint
 
 DIALECTS: dict[str, BatchDialect] = {
     "openai": OpenAiBatches(),

@@ -11,9 +11,11 @@ from typing import Any
 from aiohttp import web
 
 from agac.simulator import replies
+from agac.simulator.api_errors import ApiError
 from agac.simulator.batch_api import drop_connection, page_response
+from agac.simulator.model_calls import ModelCall
 from agac.simulator.openai import SOCKET_RESPONSES
-from agac.simulator.replies import ApiError, Event, ModelAnswer, ModelApi, ModelCall
+from agac.simulator.replies import Event, ModelAnswer, ModelApi
 
 HANG_INTERVAL_S = 0.1  # seconds between looks at whether a client that gets no answer is there
 

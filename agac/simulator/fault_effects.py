@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agac.simulator import replies
+from agac.simulator.api_errors import ApiError, blocked_page, status_error
 from agac.simulator.batch_state import BatchDialect, BatchRequest
-from agac.simulator.replies import AnswerMessage, AnswerWriter, ApiError, ModelAnswer, ModelCall
+from agac.simulator.model_calls import ModelCall
+from agac.simulator.replies import AnswerMessage, AnswerWriter, ModelAnswer
 from agac.simulator.schema_keywords import validity
 from agac.simulator.tool_calls import AskedTool
 
@@ -65,7 +66,7 @@ class Dropped(Exception):
 
 def slow_down(rule: Values, model: str) -> ApiError:
     message = f"Rate limit reached for {model}. Please slow down."
-    return replies.status_error(429, message=message)
+    return status_error(429, message=message)
 
 
 def malformed_json(
@@ -83,13 +84,13 @@ def wrong_schema(
 ) -> ModelAnswer:
     """Answers with JSON that the call's schema refuses: as near as possible to the right one."""
     candidates: list[Any] = [{"unexpected": True}, [], "unexpected", 17.5, None, True]
-    if call.schema is None:
+    if call.form.schema is None:
         return ModelAnswer(json.dumps(candidates[0]), answer.finish)
     with suppress(ValueError):
         right = json.loads(answer.content or "")
         if isinstance(right, dict):
             candidates = [*nearly(right), *candidates]
-    is_valid = validity(call.schema)
+    is_valid = validity(call.form.schema)
     wrong = next((value for value in candidates if not is_valid(value)), {"unexpected": True})
     return ModelAnswer(json.dumps(wrong), answer.finish)
 
@@ -152,7 +153,7 @@ def with_calls(change: Callable[[AskedTool], AskedTool]) -> Callable[..., ModelA
 GARBAGE = b"<html><body>upstream sent too much</body></html>"
 
 
-def too_large(rule: Values, call: BatchApiCall) -> ApiError | None:
+def body_too_large(rule: Values, call: BatchApiCall) -> ApiError | None:
     max_bytes = rule.value("bytes")
     if call.size <= max_bytes:
         return None
@@ -164,7 +165,7 @@ def blocked(rule: Values, call: BatchApiCall) -> ApiError | None:
     text = rule.value("match")
     if text is not None and not mentions(call.requests_sent(), text):
         return None
-    return replies.blocked_page(rule.value("status"))
+    return blocked_page(rule.value("status"))
 
 
 def mentions(raw: bytes, text: str) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agac.core.errors import nearest
-from agac.simulator import replies
 from agac.simulator.faults import (
     FAULTS,
     FOREIGN_FORMS,
@@ -18,8 +17,8 @@ from agac.simulator.faults import (
     SINGLE_PHASES,
     FaultRule,
 )
-from agac.simulator.replies import Kind
-from agac.simulator.settings import SimulatorError, is_number
+from agac.simulator.kinds import TEXT, TRUTH, ValueKind, is_number, one_of
+from agac.simulator.settings import SimulatorError
 from agac.simulator.tool_calls import ScriptRule
 
 if TYPE_CHECKING:
@@ -220,61 +219,57 @@ def or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
-def one_of(choices: tuple[str, ...]) -> Kind:
-    return (lambda value: value in choices, f"one of {', '.join(choices)}")
+A_TEXT = ValueKind(is_text, "a text")
+A_COUNT = ValueKind(is_count, "a count of 1 or more")
 
-
-A_TEXT: Kind = (is_text, "a text")
-A_COUNT: Kind = (is_count, "a count of 1 or more")
-
-KEYS: dict[str, Kind] = {
-    "rate": (lambda value: is_amount(value) and value <= 1, "a share from 0 to 1"),
-    "at": (is_numbers_of_requests, "a list of request numbers, counted from 1"),
-    "match": (is_text, "a text to look for in the messages"),
+KEYS: dict[str, ValueKind] = {
+    "rate": ValueKind(lambda value: is_amount(value) and value <= 1, "a share from 0 to 1"),
+    "at": ValueKind(is_numbers_of_requests, "a list of request numbers, counted from 1"),
+    "match": ValueKind(is_text, "a text to look for in the messages"),
     "first": A_COUNT,
     "attempts": A_COUNT,
-    "always": (lambda value: value is True, "true (or left out)"),
-    "status": (lambda value: is_status(value, 500), "a status from 500 to 599"),
-    "retry_after": (or_null(is_amount), "a number of seconds, or null"),
-    "in_ms": replies.TRUTH,
-    "seconds": (is_amount, "a number of seconds"),
-    "after_bytes": (or_null(is_count_or_zero), "a count of bytes, or null"),
+    "always": ValueKind(lambda value: value is True, "true (or left out)"),
+    "status": ValueKind(lambda value: is_status(value, 500), "a status from 500 to 599"),
+    "retry_after": ValueKind(or_null(is_amount), "a number of seconds, or null"),
+    "in_ms": TRUTH,
+    "seconds": ValueKind(is_amount, "a number of seconds"),
+    "after_bytes": ValueKind(or_null(is_count_or_zero), "a count of bytes, or null"),
     "message": A_TEXT,
     "code": A_TEXT,
-    "marked": replies.TRUTH,
-    "failed": replies.TRUTH,
-    "begun": replies.TRUTH,
-    "word": (or_null(replies.TEXT[0]), "a text, or null"),
+    "marked": TRUTH,
+    "failed": TRUTH,
+    "begun": TRUTH,
+    "word": ValueKind(or_null(TEXT.fits), "a text, or null"),
 }
 
-SCRIPT_KEYS: dict[str, Kind] = {
-    "match": (is_text_or_texts, "a text, or a list of texts"),
+SCRIPT_KEYS: dict[str, ValueKind] = {
+    "match": ValueKind(is_text_or_texts, "a text, or a list of texts"),
     "turn": A_COUNT,
-    "reply": (lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
-    "calls": (
+    "reply": ValueKind(lambda value: isinstance(value, str | dict | list), "a text, or JSON"),
+    "calls": ValueKind(
         is_scripted_calls,
         "a list of calls such as {name: search, arguments: {query: lamps}}",
     ),
 }
 
-BATCH_KEYS: dict[str, Kind] = {
-    "at": (
+BATCH_KEYS: dict[str, ValueKind] = {
+    "at": ValueKind(
         is_numbers_of_requests,
         "a list of numbers of calls, counted from 1 for each operation",
     ),
-    "match": (is_text, "a text to look for in the requests"),
-    "status": (lambda value: is_status(value, 400), "a status from 400 to 599"),
-    "lines": (
+    "match": ValueKind(is_text, "a text to look for in the requests"),
+    "status": ValueKind(lambda value: is_status(value, 400), "a status from 400 to 599"),
+    "lines": ValueKind(
         is_numbers_of_requests,
         "a list of numbers of a batch's requests, counted from 1",
     ),
     "op": one_of(OPERATIONS),
-    "when": (lambda value: value in ("before", "after"), "before or after"),
+    "when": ValueKind(lambda value: value in ("before", "after"), "before or after"),
     "type": A_TEXT,
     "times": A_COUNT,
-    "line": (is_count, "the number of a line, from 1"),
-    "tokens": (is_count_or_zero, "a count of tokens"),
-    "after": (is_count_or_zero, "a count of requests"),
+    "line": ValueKind(is_count, "the number of a line, from 1"),
+    "tokens": ValueKind(is_count_or_zero, "a count of tokens"),
+    "after": ValueKind(is_count_or_zero, "a count of requests"),
     "word": A_TEXT,
     "form": one_of(FOREIGN_FORMS),
     "body": one_of(JUNK_BODIES),

@@ -14,7 +14,7 @@ from agac.simulator.faults import (
     SINGLE_PHASES,
     FaultRule,
 )
-from agac.simulator.replies import ModelCall
+from agac.simulator.model_calls import ModelCall
 
 
 class FaultPlan:

@@ -10,12 +10,20 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
-from agac.simulator import replies
+from agac.simulator.api_errors import (
+    ApiError,
+    blocked_page,
+    request_too_large,
+    retry_headers,
+    status_error,
+    unknown_model,
+)
 from agac.simulator.fault_effects import (
     GARBAGE,
     Dropped,
     Exchange,
     blocked,
+    body_too_large,
     early_cut,
     half,
     malformed_json,
@@ -24,12 +32,12 @@ from agac.simulator.fault_effects import (
     same_calls,
     slow_down,
     thinking,
-    too_large,
     with_calls,
     with_fields,
     wrong_schema,
 )
-from agac.simulator.replies import AnswerWriter, ApiError, ModelAnswer, ModelCall
+from agac.simulator.model_calls import ModelCall
+from agac.simulator.replies import AnswerWriter, ModelAnswer
 
 CALL_SELECTORS = ("at", "first", "attempts", "rate", "always")
 BATCH_SELECTORS = ("at", "first", "attempts", "rate", "match", "always")
@@ -162,17 +170,17 @@ class KnownFault:
 def error_of(rule: FaultRule, model: str = "") -> ApiError:
     """Makes the error of a rule."""
     make = FAULTS[rule.kind].effect if rule.phase == "error" else None
-    error: ApiError = make(rule, model) if make else status_error(rule)
+    error: ApiError = make(rule, model) if make else error_of_status(rule)
     error.message = rule.value("message") or error.message
     seconds = rule.value("retry_after")
     if seconds is not None:
-        error.headers |= replies.retry_headers(seconds, in_ms=bool(rule.value("in_ms")))
+        error.headers |= retry_headers(seconds, in_ms=bool(rule.value("in_ms")))
     return error
 
 
-def status_error(rule: FaultRule) -> ApiError:
+def error_of_status(rule: FaultRule) -> ApiError:
     kind, code, message = (rule.value(key) for key in ("type", "code", "message"))
-    return replies.status_error(rule.value("status"), kind=kind, code=code, message=message)
+    return status_error(rule.value("status"), kind=kind, code=code, message=message)
 
 
 def sent_error(rule: FaultRule, exchange: Exchange) -> Awaitable[None]:
@@ -206,20 +214,20 @@ FAULTS: dict[str, KnownFault] = {
         "error",
         "429: the request alone needs more tokens than the account has in a minute",
         "message",
-        lambda rule, model: replies.too_large(model),
+        lambda rule, model: request_too_large(model),
     ),
     "blocked": KnownFault(
         "error",
         "403: a firewall's page of HTML in the place of the API's answer",
         "",
-        lambda rule, model: replies.blocked_page(),
+        lambda rule, model: blocked_page(),
     ),
     "server_error": KnownFault(
         "error", "500, or another `status`", "status retry_after in_ms message", status=500
     ),
     "unauthorized": KnownFault("error", "401: the key is refused", "message", status=401),
     "not_found": KnownFault(
-        "error", "404: no such model", "message", lambda rule, model: replies.unknown_model(model)
+        "error", "404: no such model", "message", lambda rule, model: unknown_model(model)
     ),
     "bad_request": KnownFault(
         "error", "400: the request is refused, with this `code`", "code message", status=400
@@ -362,7 +370,7 @@ FAULTS: dict[str, KnownFault] = {
         "call",
         "413 for an upload, or a create (`op`), of more than so many `bytes`",
         "op bytes",
-        too_large,
+        body_too_large,
         op="upload",
         bytes=10_000,
         when="before",

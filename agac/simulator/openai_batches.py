@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agac.simulator import chat, replies
+from agac.simulator.api_errors import ApiError, invalid, missing, unknown_model
 from agac.simulator.batch_state import DAY, Batch, BatchDialect, BatchOrder, BatchRequest
 from agac.simulator.batch_store import StoredFile
+from agac.simulator.model_calls import encoded, read_object
 from agac.simulator.openai import read_response, response
-from agac.simulator.replies import ApiError
 
 ENDPOINTS: dict[str, replies.BatchEndpoint] = {
     "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
@@ -49,7 +50,7 @@ class OpenAiBatches(BatchDialect):
         """Takes all: OpenAI requires none."""
 
     def read_order(self, body: bytes) -> BatchOrder:
-        return read_order(replies.read_object(body))
+        return read_order(read_object(body))
 
     def endpoint(self, batch: Batch) -> replies.BatchEndpoint:
         return ENDPOINTS[batch.endpoint]
@@ -129,7 +130,7 @@ def result_line(request: BatchRequest, answer: Any, error: Any = None) -> bytes:
         "response": answer,
         "error": error,
     }
-    return replies.encoded(line) + b"\n"
+    return encoded(line) + b"\n"
 
 
 def end_fields(batch: Batch) -> dict[str, Any]:
@@ -190,15 +191,15 @@ def read_order(data: dict[str, Any]) -> BatchOrder:
     """Reads the body of a create; raises ApiError."""
     for name in CREATE_PARAMETERS[:3]:
         if not isinstance(data.get(name), str) or not data[name]:
-            raise chat.missing(name)
+            raise missing(name)
     for name in sorted(set(data) - set(CREATE_PARAMETERS)):
         message = f"Unknown parameter: '{name}'."
         raise ApiError(400, message, code="unknown_parameter", param=name)
     endpoint = data["endpoint"]
     if endpoint not in ENDPOINTS:
-        raise chat.invalid("endpoint", " or ".join(ENDPOINTS), "invalid_value")
+        raise invalid("endpoint", " or ".join(ENDPOINTS), "invalid_value")
     if data["completion_window"] != "24h":
-        raise chat.invalid("completion_window", "'24h'", "invalid_value")
+        raise invalid("completion_window", "'24h'", "invalid_value")
     metadata = data.get("metadata")
     if metadata is not None:
         check_metadata(metadata)
@@ -208,7 +209,7 @@ def read_order(data: dict[str, Any]) -> BatchOrder:
 def check_metadata(metadata: Any) -> None:
     """Raises ApiError for metadata that OpenAI refuses."""
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise chat.invalid("metadata", "an object of strings")
+        raise invalid("metadata", "an object of strings")
     fits = len(metadata) <= MAX_METADATA and all(
         len(key) <= MAX_KEY_LENGTH and len(value) <= MAX_VALUE_LENGTH
         for key, value in metadata.items()
@@ -218,7 +219,7 @@ def check_metadata(metadata: Any) -> None:
             f"at most {MAX_METADATA} properties, with keys of at most {MAX_KEY_LENGTH} characters "
             f"and values of at most {MAX_VALUE_LENGTH}"
         )
-        raise chat.invalid("metadata", limits)
+        raise invalid("metadata", limits)
 
 
 def input_problem(
@@ -244,7 +245,7 @@ class CheckedInput:
             return
         self._read(path, MAX_REQUESTS[batch.family])
         if not self.errors and "missing" in self.model:
-            message = replies.unknown_model(self.model).message
+            message = unknown_model(self.model).message
             self.errors = [input_problem("model_not_found", message, 1, "body.model")]
 
     def _read(self, path: Path, max_requests: int) -> None:

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
+from agac.simulator.kinds import ValueKind
 from agac.simulator.schema_values import word_set
 
 MAX_COMBINATIONS = 100
@@ -100,13 +101,6 @@ def join_branches(one: list[Any], other: list[Any]) -> list[Any]:
     return [merge(left, right) for left in one for right in other]
 
 
-class KeywordCheck(NamedTuple):
-    """What the value of a keyword must be, and the words for it."""
-
-    fits: Callable[[Any], bool]
-    wanted: str
-
-
 @dataclass(frozen=True, slots=True)
 class Keyword:
     """What the simulator knows of a keyword."""
@@ -115,29 +109,29 @@ class Keyword:
     """the type that a schema without one most likely means by it"""
     join: Callable[[Any, Any], Any] | None = None
     """how the values of two schemas become one; without it the second's counts"""
-    check: KeywordCheck | None = None
+    kind: ValueKind | None = None
     """what its value must be"""
     is_sure: bool = True
     """false if every value must be validated before it is used"""
 
 
-COUNT = KeywordCheck(is_count, "a whole number of 0 or more")
-NUMBER = KeywordCheck(is_finite, "a number")
-BRANCHES = KeywordCheck(
+COUNT = ValueKind(is_count, "a whole number of 0 or more")
+NUMBER = ValueKind(is_finite, "a number")
+BRANCHES = ValueKind(
     lambda value: isinstance(value, list) and value != [], "a list with something in it"
 )
-LIST = KeywordCheck(TYPES["array"], "a list")
+LIST = ValueKind(TYPES["array"], "a list")
 
 KEYWORDS: dict[str, Keyword] = {
     "$ref": Keyword(),
-    "type": Keyword(join=join_types, check=KeywordCheck(is_types, f"of {', '.join(TYPES)}")),
-    "enum": Keyword(join=join_values, check=LIST),
+    "type": Keyword(join=join_types, kind=ValueKind(is_types, f"of {', '.join(TYPES)}")),
+    "enum": Keyword(join=join_values, kind=LIST),
     "const": Keyword(),
-    "anyOf": Keyword(join=join_branches, check=BRANCHES),
-    "oneOf": Keyword(join=join_branches, check=BRANCHES, is_sure=False),
-    "allOf": Keyword(join=join_lists, check=BRANCHES, is_sure=False),
-    "properties": Keyword("object", join_properties, KeywordCheck(TYPES["object"], "an object")),
-    "required": Keyword("object", join_names, KeywordCheck(is_names, "a list of property names")),
+    "anyOf": Keyword(join=join_branches, kind=BRANCHES),
+    "oneOf": Keyword(join=join_branches, kind=BRANCHES, is_sure=False),
+    "allOf": Keyword(join=join_lists, kind=BRANCHES, is_sure=False),
+    "properties": Keyword("object", join_properties, ValueKind(TYPES["object"], "an object")),
+    "required": Keyword("object", join_names, ValueKind(is_names, "a list of property names")),
     "additionalProperties": Keyword("object", join_additional),
     "minProperties": Keyword("object", max, COUNT),
     "maxProperties": Keyword("object", min, COUNT),
@@ -149,14 +143,14 @@ KEYWORDS: dict[str, Keyword] = {
     "contains": Keyword("array", is_sure=False),
     "minLength": Keyword("string", max, COUNT),
     "maxLength": Keyword("string", min, COUNT),
-    "pattern": Keyword("string", None, KeywordCheck(TYPES["string"], "a string")),
+    "pattern": Keyword("string", None, ValueKind(TYPES["string"], "a string")),
     "format": Keyword("string"),
     "minimum": Keyword("number", max, NUMBER),
     "maximum": Keyword("number", min, NUMBER),
     "exclusiveMinimum": Keyword("number", max, NUMBER),
     "exclusiveMaximum": Keyword("number", min, NUMBER),
     "multipleOf": Keyword(
-        "number", None, KeywordCheck(lambda value: is_finite(value) and value > 0, "more than 0")
+        "number", None, ValueKind(lambda value: is_finite(value) and value > 0, "more than 0")
     ),
 }
 """The keywords that say which values are right. Others make every value be validated."""
@@ -179,9 +173,9 @@ def telling(schema: Any) -> dict[str, Any]:
         shown = json.dumps(schema)[:40]
         raise SchemaError(f"{shown} is not a schema; a schema is an object, true or false")
     for name, value in schema.items():
-        check = KEYWORDS[name].check if name in KEYWORDS else None
-        if check is not None and not check.fits(value):
-            raise SchemaError(f"{name} must be {check.wanted}")
+        kind = KEYWORDS[name].kind if name in KEYWORDS else None
+        if kind is not None and not kind.fits(value):
+            raise SchemaError(f"{name} must be {kind.wanted}")
     return {key: value for key, value in schema.items() if key not in ANNOTATIONS}
 
 

@@ -49,8 +49,9 @@ from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
 from agac.providers.thinking import without_thinking
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
 from agac.simulator.chat import CHAT
+from agac.simulator.model_calls import ModelCall
 from agac.simulator.openai import RESPONSES
-from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, ModelCall, server_sent
+from agac.simulator.replies import AnswerMessage, ModelAnswer, ModelApi, server_sent
 from agac.simulator.tool_calls import HostedUse
 
 HERE = Path(__file__).parent

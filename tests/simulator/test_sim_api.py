@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from support.soak import campaign
 
 from agac.simulator import schema_keywords
+from agac.simulator.api_errors import ApiError
 from agac.simulator.chat import CHAT, CHAT_PARAMETERS
-from agac.simulator.replies import AnswerWriter, ApiError
+from agac.simulator.replies import AnswerWriter
 
 USER: Any = [{"role": "user", "content": "The lamp broke after two days and the shop was rude about it"}]
 STRICT = {

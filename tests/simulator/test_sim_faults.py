@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from agac.simulator.fault_files import load_rules, parse_rules
 from agac.simulator.fault_plan import FaultPlan
 from agac.simulator.faults import FAULTS, OPERATIONS, FaultRule
-from agac.simulator.replies import ModelCall
+from agac.simulator.model_calls import ModelCall
 from agac.simulator.settings import SimulatorError
 
 OPEN_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from agac.simulator.app import Simulator
-from agac.simulator.serving import EngineSpeed, ServedRequest, ServingEngine, take_hints
+from agac.simulator.dynamo_hints import take_hints
+from agac.simulator.serving import EngineSpeed, ServedRequest, ServingEngine
 from agac.simulator.settings import Settings, SimulatorError
 
 PLAIN = EngineSpeed(prefill=1000, step=0.01, decode=0.001, overhead=0.0, budget=100, block=10)

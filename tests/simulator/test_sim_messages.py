@@ -10,7 +10,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from agac.simulator.anthropic import message_error, read_message_request
-from agac.simulator.replies import ApiError
+from agac.simulator.api_errors import ApiError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 OLD = {"anthropic-version": "2023-06-01"}

@@ -11,8 +11,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from support.soak import campaign
 
+from agac.simulator.api_errors import ApiError
 from agac.simulator.chat import CHAT
-from agac.simulator.replies import AnswerWriter, ApiError
+from agac.simulator.replies import AnswerWriter
 
 NAMES = st.sampled_from(["sentiment", "reason", "score", "tags", "name", "rating", "x y", "é"])
 PATTERNS = [

@@ -9,16 +9,9 @@ import anthropic
 import pytest
 
 from agac.simulator.app import Simulator
-from agac.simulator.replies import ModelCall
-from agac.simulator.serving import (
-    EngineSpeed,
-    FixedSlots,
-    PromptCache,
-    ServedRequest,
-    ServingEngine,
-    parse_speed,
-    prompt_ends,
-)
+from agac.simulator.model_calls import ModelCall
+from agac.simulator.prompt_cache import PromptCache, prompt_ends
+from agac.simulator.serving import EngineSpeed, FixedSlots, ServedRequest, ServingEngine, parse_speed
 from agac.simulator.settings import Settings, SimulatorError
 
 PLAIN = EngineSpeed(prefill=1000, step=0.01, decode=0.001, overhead=0.0, budget=100, block=10)
@@ -209,7 +202,7 @@ def test_breakpoints_are_read_once_the_first_answer_has_begun_and_for_their_life
         call, entries = cache.look_up(
             ModelCall("m", (), b"", prompt_tokens=0, data=data), *prompt_ends(data, None), now
         )
-        return call.cached_tokens, call.cache_written, entries
+        return call.cache.read, call.cache.written, entries
 
     read, written, entries = look(conversation(1, marks=(0, 1)), 0.0)
     assert (read, written) == (0, {"5m": 1425})

@@ -13,9 +13,9 @@ from jsonschema import Draft202012Validator
 from openai.types.responses import Response
 from support.batchclient import line
 
+from agac.simulator.api_errors import ApiError
 from agac.simulator.app import Simulator
 from agac.simulator.openai import read_response
-from agac.simulator.replies import ApiError
 from agac.simulator.settings import Settings, SimulatorError
 
 QUERY = {
@@ -296,6 +296,20 @@ async def test_requests_of_batches_ask_for_the_same_tools(served: Any) -> None:
         batch = await client.batches.run([line("r-1", body)])
         result = json.loads(await client.batches.content(batch["output_file_id"]))
         assert result["response"]["body"] == alone
+
+
+@pytest.mark.parametrize("tool", [{}, {"name": None}, {"name": "a b"}])
+async def test_a_tool_without_a_right_name_is_refused(served: Any, tool: dict[str, Any]) -> None:
+    async with served() as client:
+        for path, tools, place in (
+            ("chat/completions", [{"type": "function", "function": tool}], "tools[0].function.name"),
+            ("responses", [{"type": "function", **tool}], "tools[0].name"),
+        ):
+            said = [{"role": "user", "content": "hi"}]
+            body = {"model": "small", "tools": tools, "messages" if path[0] == "c" else "input": said}
+            async with client.session.post(f"{client.base_url}/{path}", json=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == place
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from typing import Any
 
 from agac.simulator.anthropic import MESSAGES
 from agac.simulator.chat import CHAT
+from agac.simulator.model_calls import ModelCall
 from agac.simulator.openai import RESPONSES
-from agac.simulator.replies import ModelAnswer, ModelApi, ModelCall, server_sent
+from agac.simulator.replies import ModelAnswer, ModelApi, server_sent
 from support.canned import KEPT, Answer, Talk, serving
 
 FOLDER = Path(__file__).resolve().parents[1] / "contract" / "other_servers"
