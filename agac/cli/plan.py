@@ -208,13 +208,6 @@ def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
         )
     if found.batches is not None and found.batches.count:
         yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
-        primer = found.batches.primer
-        if primer is not None:
-            less = f"up to {dollars(primer.saves_usd, simulated=found.simulated)} less"
-            yield (
-                f"with `--wait` a primer goes ahead: {less}, ~{primer.tokens:,} tokens "
-                "cached, one more queue wait"
-            )
     if found.rounds is not None:
         yield _rounds(found.rounds)
     if found.parts:

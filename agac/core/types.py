@@ -267,8 +267,6 @@ class SharedPrefix:
     """How many opening messages belong to it, after the tools."""
     key: str
     """Brings requests of one key to the same cache (OpenAI)."""
-    ttl: Literal["5m", "1h"] = "5m"
-    """How long it is kept (Anthropic)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ from agac.engine.executor import LevelStages, Task
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.engine.past_usage import PastUsage
-from agac.engine.prefix import planned_primer
 from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
@@ -136,7 +135,6 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
         else:
             characters = None
         other = any(change in reason for reason in one.reasons for change in why.OTHER_TEXT)
-        primer = planned_primer(stage, stage.models[0], one.questions)
         one.estimate = estimate(
             stage,
             one.questions,
@@ -145,13 +143,12 @@ async def _estimate(baseline: Baseline, found: PlanReport) -> None:
             longer=None if other else 1.0,
             part=part,
             exact=one.exact,
-            risks=primer.risks_usd if primer else 0.0,
             rough=one.rough,
         )
         one.aliases = baseline.short_names(stage)
         lane = (stage.provider.name, stage.provider.account, stage.models[0].model)
         times = await lane_times(database, *lane) if database is not None else None
-        one.batches = planned_batches(stage, one.questions, characters, times, primer)
+        one.batches = planned_batches(stage, one.questions, characters, times)
         if one.batches is None:
             seconds = call_seconds(stage, one.estimate, plan.concurrency, past.seconds(stage))
         else:

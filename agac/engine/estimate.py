@@ -64,7 +64,6 @@ def estimate(
     past: PastUsage,
     *,
     longer: float | None,
-    risks: float = 0.0,
     part: float = 1.0,
     exact: bool = True,
     rough: bool = False,
@@ -72,9 +71,8 @@ def estimate(
     """What `tasks` will take, each replica of one being one; `part` of them is expected to be
     asked. `characters`: of a request, in the mean of a sample; None when nothing could be
     rendered. The history's input counts by how many times as long these requests are, or where it
-    is said (`longer`; None: they are others), or nothing could be rendered. `risks`: dollars that
-    a primer adds at most. `exact`: the number of tasks rests on no guess; `rough`: texts of
-    requests do."""
+    is said (`longer`; None: they are others), or nothing could be rendered. `exact`: the number
+    of tasks rests on no guess; `rough`: texts of requests do."""
     most = stage.params.max_tokens
     known = past.usage(stage)
     expected = tasks * part
@@ -120,7 +118,7 @@ def estimate(
     mode = stage.run_mode
     ways = {way: _dollars(model, paid, usage, way) for way in WAYS}
     whole = ways[mode]
-    at_most = summed([_at_most(stage, tasks, given), risks]) if exact else None
+    at_most = _at_most(stage, tasks, given) if exact else None
     off_peak = _dollars(model, paid, usage, mode, cheapest_price)
     off_peak = off_peak if off_peak != whole else None
     offered = {"batch": stage.provider.batch is not None, "flex": ways["flex"] != ways["sync"]}
@@ -281,25 +279,15 @@ def _of_shape(body: Any, root: Mapping[str, Any], text: str = TEXT, depth: int =
 AROUND = 400
 
 
-class PlannedPrimer(NamedTuple):
-    """What a batch of one that goes ahead saves, if all others find `tokens` in a cache, or adds,
-    if none does."""
-
-    tokens: int
-    saves_usd: Usd
-    risks_usd: Usd
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedBatches(Report):
-    """The batches of a stage: how many, of what size, in which window the provider ends them, the
-    `primer` of a run that waits, and how long those of the lane took that ended, in seconds: half
-    up to `p50_s`, 95 % up to `p95_s`."""
+    """The batches of a stage: how many, of what size, in which window the provider ends them, and
+    how long those of the lane took that ended, in seconds: half up to `p50_s`, 95 % up to
+    `p95_s`."""
 
     count: int
     requests_at_most: int
     completion_window: str
-    primer: PlannedPrimer | None = None
     ended_before: int = 0
     p50_s: float | None = None
     p95_s: float | None = None
@@ -321,7 +309,6 @@ def planned_batches(
     requests: int,
     characters: float | None,
     times: LaneTimes | None,
-    primer: PlannedPrimer | None,
 ) -> PlannedBatches | None:
     """The batches of a stage; None where it is not asked so. `characters`: of a request, schema
     included, in the mean; None where nothing is known of them. `times` are those of earlier
@@ -337,7 +324,7 @@ def planned_batches(
     else:
         took = ()
     window = stage.batch.completion_window or traits.windows[0]
-    return PlannedBatches(ceil(requests / most), min(most, requests), window, primer, *took)
+    return PlannedBatches(ceil(requests / most), min(most, requests), window, *took)
 
 
 @dataclass(frozen=True, slots=True)

@@ -692,17 +692,15 @@ def facts(balances: Iterable[BudgetBalance]) -> list[dict[str, object]]:
 class WorstCase:
     """What a call to one model can cost at most, or a request in a `batch`, at the dearest hour of
     the day. Made once a model; the price library is only asked for dollars, and once a day.
-    `lasting`: its beginning may be written to a cache for an hour. `session`: the call is an
-    agent's session, of so many calls with so many tokens at most."""
+    `session`: the call is an agent's session, of so many calls with so many tokens at most."""
 
     def __init__(
-        self, model: PlannedModel, *, in_dollars: bool, batch: bool = False, lasting: bool = False,
+        self, model: PlannedModel, *, in_dollars: bool, batch: bool = False,
         session: tuple[int, int] | None = None, wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._model = model
         self._max_tokens = model.params.max_tokens or 0
         self._session = session
-        self._lasting = lasting
         self._wall = wall
         # of all tiers that may serve it: the one asked for, the ordinary one, and `priority` where
         # the choice is left to the settings of an account; a batch is a tier of its own
@@ -738,25 +736,22 @@ class WorstCase:
                 for tier in self._tiers
             )
             known = (price for price in prices if price is not None)
-            self._steps = max_price_steps(known, lasting=self._lasting)
+            self._steps = max_price_steps(known)
         return self._steps
 
 
-def max_price_steps(
-    prices: Iterable[Price], *, lasting: bool = False
-) -> tuple[tuple[int, float, float], ...]:
+def max_price_steps(prices: Iterable[Price]) -> tuple[tuple[int, float, float], ...]:
     """For calls of up to so many input tokens: what a token costs at most, given and made, in $
     per million. A call may turn out smaller than it could be, so a step that is cheaper does not
     count."""
     columns = sorted(
         (
             start,
-            max(price.input, price.cached_input or 0.0, price.cache_write or 0.0, kept or 0.0),
+            max(price.input, price.cached_input or 0.0, price.cache_write or 0.0),
             price.output,
         )
         for one in prices
         for start, price in ((0, one), *one.above)
-        for kept in (price.cache_write_1h if lasting else None,)
     )
     steps = []
     given = made = 0.0

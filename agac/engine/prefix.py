@@ -16,13 +16,11 @@ from agac.core.errors import AgacError
 from agac.core.keys import prefix_mark
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Fault, Reply, Request, SharedPrefix, Usage
-from agac.engine.estimate import PlannedPrimer
 from agac.engine.invocation import Work
 from agac.engine.rate_limiter import CallLimit
 from agac.engine.settle import Totals
 from agac.plan.stage import PlannedModel, PlannedStage, agent_body, opening
 from agac.providers.backend import engine_counts
-from agac.providers.prices import BATCH, cost, dearest_price
 
 FEW_ROWS = 3
 """Rows from which a call that goes alone pays on an engine of one's own, which computes what is
@@ -32,10 +30,6 @@ many as go at a time."""
 KEY_CALLS = 12
 """Calls a minute with one key of OpenAI's cache: of more, about 15, some go to machines without it
 (developers.openai.com/api/docs/guides/prompt-caching, read November 2026)."""
-
-PRIMED_AFTER = 100
-"""Requests of a stage that go into batches as they are; what more of them save is worth the wait
-for a primer."""
 
 PATIENCE = 20.0
 """Seconds after which the prefix is taken to be in the cache although its first call, which is not
@@ -132,29 +126,6 @@ def prefix_of(stage: PlannedStage, model: PlannedModel, work: Work) -> Prefix | 
         for shard in range(shards)
     )
     return Prefix(mark, [(key, PrefixGate() if alone else None) for key in keys])
-
-
-def planned_primer(
-    stage: PlannedStage, model: PlannedModel, requests: int = PRIMED_AFTER + 3
-) -> PlannedPrimer | None:
-    """What a primer is worth to so many requests; None: nothing, or the price is not known."""
-    least = _least(stage, model)
-    kind = (stage.run_mode, stage.agent_spec, model.provider.cache, stage.batch.deadline)
-    if least is None or kind != ("batch", None, "anthropic", None):
-        return None
-    tokens = sum(len(one.text) for one in opening(stage, {})) // CHARACTERS_A_TOKEN
-    usages = (
-        Usage(tokens, 0),
-        Usage(tokens, 0, tokens),
-        Usage(tokens, 0, 0, None, tokens, None, tokens),
-    )
-    price = dearest_price(model.provider, model.model, BATCH)
-    primed = requests - PRIMED_AFTER
-    plain, read, written = (cost(usage, price) or 0.0 for usage in usages)
-    saved = primed * plain - written - (primed - 1) * read
-    if tokens >= least and saved > 0:
-        return PlannedPrimer(tokens, saved, primed * (written - plain))
-    return None
 
 
 def _has_rows(work: Work, least: int) -> bool:

@@ -112,18 +112,17 @@ def _mark(wire: dict[str, Any], request: Request, prefix: SharedPrefix) -> None:
     """Marks where the shared prefix ends and, in a conversation, its newest message: up to there
     it is kept."""
     kept: dict[str, JSONValue] = {"type": "ephemeral"}
-    lasting = {**kept, "ttl": prefix.ttl} if prefix.ttl != "5m" else kept
     messages = wire["messages"]
     shared = sum(message.role != "system" for message in request.messages[: prefix.messages])
     if shared:
         messages[shared - 1] = {
             **messages[shared - 1],
-            "content": _marked(messages[shared - 1]["content"], lasting),
+            "content": _marked(messages[shared - 1]["content"], kept),
         }
     elif "system" in wire:
-        wire["system"] = _marked(wire["system"], lasting)
+        wire["system"] = _marked(wire["system"], kept)
     elif "tools" in wire:
-        wire["tools"] = _marked(wire["tools"], lasting)
+        wire["tools"] = _marked(wire["tools"], kept)
     if request.tools and len(messages) > shared and messages[-1]["role"] == "user":
         messages[-1] = {**messages[-1], "content": _marked(messages[-1]["content"], kept)}
 

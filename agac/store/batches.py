@@ -100,8 +100,8 @@ class BatchRecord:
     """A batch as it is stored: the columns of the table, in their order. Times in seconds since
     1970, `held_…` is what is set aside for it. `state` is a step of its life (`BatchStep`),
     `status` what its provider last said, in the words that are the same for all of them, and
-    `word` its own. `outputs`: the downloaded files with size and sha256. `primer`: the batch that
-    brings into a cache what its requests begin with; its own number where it is one."""
+    `word` its own. `outputs`: the downloaded files with size and sha256. `primer` is not None if an
+    older version wrote its requests for a provider's cache."""
 
     id: int
     run_id: int

@@ -1343,9 +1343,9 @@ SELECT count(*) > 0 FROM batch_lane WHERE provider = ? AND account = ? AND model
 -- A batch that begins to be filled.
 INSERT INTO batch (
     id, run_id, event_id, stage, position, provider, base_url, model, account, state, intent, attempt, file, tasks, bytes,
-    tokens, window, held_usd, held_tokens, priced, planned_at, primer
+    tokens, window, held_usd, held_tokens, priced, planned_at
 ) VALUES (:id, :run, :event, :stage, :position, :provider, :base_url, :model, :account, 'PLANNED', :intent, 1, :file, 0, 0,
-    0, :window, 0, 0, :priced, :now, :primer);
+    0, :window, 0, 0, :priced, :now);
 
 -- name: batch_id_max
 -- The last batch's number.

@@ -103,7 +103,7 @@ def test_how_many_batches_there_will_be(batching: ProjectFolder, server: Server)
         stage = stage_of(batching)
         assert stage["run_mode"] == "batch"
         assert stage["batches"] == {
-            "count": count, "requests_at_most": most, "completion_window": "24h", "primer": None,
+            "count": count, "requests_at_most": most, "completion_window": "24h",
             "ended_before": 0, "p50_s": None, "p95_s": None,
         }  # fmt: skip
     batching.workflow(stages=[SAY], defaults={"run_mode": "batch"})

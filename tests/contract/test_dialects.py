@@ -217,7 +217,7 @@ REQUESTS = {
         tool_choice="none",
     ),
     "a prefix": Request(MESSAGES, prefix=SharedPrefix(1, "agac:1")),
-    "a prefix for an hour, and a schema": Request(MESSAGES, SCHEMA, prefix=SharedPrefix(1, "agac:1", "1h")),
+    "a prefix, and a schema": Request(MESSAGES, SCHEMA, prefix=SharedPrefix(1, "agac:1")),
     "the prefix of a conversation": Request(TURN, tools=TOOLS, prefix=SharedPrefix(1, "agac:1")),
     "a prefix of tools": Request(MESSAGES[1:], tools=TOOLS, prefix=SharedPrefix(0, "agac:1")),
     "tools that the provider runs": Request(MESSAGES, SCHEMA, Params(web_search="on", x_search="on", web_fetch="2")),
@@ -274,12 +274,12 @@ def test_tools_that_a_provider_runs_stand_before_the_stages_own(row: str, asked:
 EXAMPLES = (MESSAGES[0], Message("user", "Bad."), Message("assistant", "bad"), MESSAGES[1])
 
 
-def marked(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
-    """Where a body has marks of either kind, and how long what ends there is kept."""
+def marked(value: Any, at: str = "") -> Iterator[str]:
+    """Where a body has marks of either kind."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, one in inner:
         if name in ("cache_control", "prompt_cache_breakpoint"):
-            yield at, one.get("ttl", "")
+            yield at
         yield from marked(one, f"{at}.{name}".removeprefix("."))
 
 
@@ -288,22 +288,22 @@ def marked(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
     [
         (0, "gpt-5.4-mini", "a prefix", []),
         (0, "gpt-5.6-mini", "text", []),
-        (0, "gpt-5.6-mini", "a prefix", [("messages.0.content.0", "")]),
-        (0, "gpt-6", "the prefix of a conversation", [("messages.0.content.0", "")]),
+        (0, "gpt-5.6-mini", "a prefix", ["messages.0.content.0"]),
+        (0, "gpt-6", "the prefix of a conversation", ["messages.0.content.0"]),
         (0, "gpt-5.10", "a prefix of tools", []),
         (1, "gpt-5.4", "a prefix", []),
-        (1, "gpt-5.6", "a prefix", [("input.0.content.0", "")]),
-        (1, "gpt-5.6", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), [("input.0.content.0", "")]),
+        (1, "gpt-5.6", "a prefix", ["input.0.content.0"]),
+        (1, "gpt-5.6", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), ["input.0.content.0"]),
         (2, "claude-sonnet-5", "text", []),
-        (2, "claude-sonnet-5", "a prefix", [("system.0", "")]),
-        (2, "claude-sonnet-5", "a prefix for an hour, and a schema", [("system.0", "1h")]),
-        (2, "m", "the prefix of a conversation", [("system.0", ""), ("messages.2.content.1", "")]),
-        (2, "m", "a prefix of tools", [("messages.0.content.0", ""), ("tools.1", "")]),
-        (2, "m", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), [("messages.1.content.0", "")]),
+        (2, "claude-sonnet-5", "a prefix", ["system.0"]),
+        (2, "claude-sonnet-5", "a prefix, and a schema", ["system.0"]),
+        (2, "m", "the prefix of a conversation", ["system.0", "messages.2.content.1"]),
+        (2, "m", "a prefix of tools", ["messages.0.content.0", "tools.1"]),
+        (2, "m", Request(EXAMPLES, prefix=SharedPrefix(3, "agac:1")), ["messages.1.content.0"]),
     ],
 )
 def test_the_end_of_a_shared_prefix_is_marked_where_it_has_to_be(
-    kind: int, model: str, request_: str | Request, marks: list[tuple[str, str]]
+    kind: int, model: str, request_: str | Request, marks: list[str]
 ) -> None:
     member = MEMBERS[kind]
     asked = REQUESTS[request_] if isinstance(request_, str) else request_

@@ -112,7 +112,6 @@ def without_added(value: Any, listed: bool) -> Any:
             "server_tools",
             "rounds",
             "repeated_ids",
-            "primer",
             "go_on",
             "spared",
             "sharded",

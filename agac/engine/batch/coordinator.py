@@ -155,8 +155,8 @@ class Batches:
 
     async def _dropped(self, record: BatchRecord) -> bool:
         """Whether a batch of this run that was not sent ends here: it met its deadline before
-        there was room for it, has tasks that no row asks for any more, or followed a primer of no
-        use."""
+        there was room for it, has tasks that no row asks for any more, or an older version wrote
+        it for a cache that is not filled any more."""
         unsent = record.state in UNSENT and record.run_id == self._context.run
         asked = self.enrolment.asked.pop(record.id, None) if unsent else None
         if unsent and await self._context.is_due(record):
@@ -165,11 +165,8 @@ class Batches:
             then = ENDED, ENDED_UNSENT
         elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
             then = "batch", "rows changed before it was submitted: what they need goes into another"
-        elif unsent and record.primer and await self._context.is_warm(record.primer) is False:
-            then = (
-                "batch",
-                f"batch {record.primer} left nothing in the cache: its tasks go into another",
-            )
+        elif unsent and record.primer is not None:
+            then = "batch", "an older version wrote it for a cache: its tasks go into another"
         else:
             return False
         self._give_back(await self._journal.release(record, *then))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections import Counter
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from agac.engine.effects import ActiveRow
 from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.lookups import LookupBatcher
-from agac.engine.prefix import PRIMED_AFTER
 from agac.engine.validate import repair_request
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
@@ -184,8 +182,6 @@ class Enrolment:
         self._locks: dict[BatchKey, asyncio.Lock] = {}
         self._spools: list[Spool] = []
         self._left: dict[int, bool] = {}
-        self._plain = Counter[ModelOfStage]()
-        self._primers: dict[ModelOfStage, int | None] = {}
         self.full: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self.held_back = 0
         self.asked: dict[int, bytearray] = {}
@@ -193,8 +189,7 @@ class Enrolment:
     def begin_again(self) -> bool:
         """Rows are walked once more: whether for some tasks a budget had no room the last time."""
         held_back, self.held_back = self.held_back, 0
-        for known in (self._left, self._plain, self._primers):
-            known.clear()
+        self._left.clear()
         return held_back > 0
 
     async def ask(
@@ -321,18 +316,6 @@ class Enrolment:
             error = judged
         return repair_request(asked, reply, error, wants_json=form.stage.wants_json)
 
-    async def _primed(self, form: BatchFormat, model: ModelOfStage) -> BatchFormat:
-        """How a model is asked next: plainly, or, where a run waits, by a primer and those that
-        follow it."""
-        if form.primed is None or not self._context.batching.wait:
-            return form
-        if model not in self._primers:
-            self._primers[model] = await self._context.primer(model)
-        known = self._primers[model]
-        if known or (known is None and self._plain[model] >= PRIMED_AFTER):
-            return form.primed
-        return form
-
     async def _enrol(
         self,
         active: ActiveRow,
@@ -353,7 +336,6 @@ class Enrolment:
             return Parked.PARKED
         context.stop_signal.check()
         async with self._locks.setdefault(key, asyncio.Lock()):
-            form = await self._primed(form, key.model)
             body = form.body(request_for_model(form.model, request, position, replica))
             tokens = len(body) // CHARACTERS_A_TOKEN  # which count against the account's limit
             filling = self._filling.get(key)
@@ -365,9 +347,7 @@ class Enrolment:
                     f"{form.model.lane} takes {form.max_bytes:,}; shorten the row's fields or the "
                     "prompt, or run the stage with `run_mode: sync`",
                 )
-            if filling is not None and (
-                filling.form is not form or not filling.takes(length, tokens)
-            ):
+            if filling is not None and not filling.takes(length, tokens):
                 self._close(key, filling)
                 filling = None
             worst = form.worst_case(body)
@@ -392,7 +372,6 @@ class Enrolment:
             name = custom_id(filling.record.intent, place, fingerprint)
             filling.spool.add(form.lines.line(name, body, form.address))
             filling.tokens += tokens
-            self._plain[key.model] += form.prefix is None
             filling.held = filling.held.plus(worst)
         asked = (active.new, stage.index, replica, fingerprint)
         context.ledger.batch.enrolled.append(
@@ -424,16 +403,11 @@ class Enrolment:
         context = self._context
         account = self._context.account(form.model.provider.name)
         await context.prove_writable()
-        primer = None if form.prefix is None else self._primers[key.model] or 0
-        record = await context.journal.plan(
-            form, first, run=context.run, event=context.event, primer=primer
-        )
+        record = await context.journal.plan(form, first, run=context.run, event=context.event)
         cap = (await context.lane_load(record)).cap
         most = most_requests(form.stage.batch, form.traits)
         if account.traits.finds_by == "count" and most > 10 * FEWER:
             most -= record.id % FEWER
-        if primer == 0:
-            self._primers[key.model], most = record.id, 1
         self._spools.append(Spool(context.path(record)))
         return OpenBatch(
             record,

@@ -9,14 +9,13 @@ import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
-from agac.core.types import Fault, Params, Reply, SharedPrefix
+from agac.core.types import Fault, Params, Reply
 from agac.engine.connections import Route
 from agac.engine.context import WriteProof
 from agac.engine.estimate import most_bytes, most_requests
@@ -31,12 +30,11 @@ from agac.engine.limits import (
     WorstCase,
 )
 from agac.engine.notify import Notifier
-from agac.engine.prefix import Prefix, planned_primer
 from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
-from agac.plan.stage import PlannedModel, PlannedStage, opening
+from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import BatchApi, ProviderBatch, ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
 from agac.providers.dialect import too_large
@@ -44,7 +42,7 @@ from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
-from agac.store.batches import WAITING, BatchRecord, BatchStep, lane_load, least_refused
+from agac.store.batches import BatchRecord, BatchStep, lane_load, least_refused
 from agac.store.db import Database, execute, sql
 from agac.store.records import EndedTask
 from agac.store.writer import Ledger, ended_task
@@ -52,10 +50,6 @@ from agac.store.writer import Ledger, ended_task
 if TYPE_CHECKING:
     from agac.engine.batch.control import Control
     from agac.engine.otlp import Traces
-
-PRIMED_FOR = 1800.0
-"""Seconds after a primer's end in which others are sent: half of the cache's hour, since they wait
-in a queue too."""
 
 AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
@@ -75,18 +69,6 @@ class BatchFormat(Route):
     def address(self) -> str:
         """The address at which each request of a batch is served, as the provider calls it."""
         return self.traits.endpoint_prefix + self.dialect.path
-
-    @cached_property
-    def primed(self) -> BatchFormat | None:
-        """How a primer's request is written, and those that follow one; None: one is no gain."""
-        if planned_primer(self.stage, self.model) is None:
-            return None
-        prefix = Prefix("", [(SharedPrefix(len(opening(self.stage, {})), "", "1h"), None)])
-        return replace(
-            self,
-            prefix=prefix,
-            most=WorstCase(self.model, in_dollars=True, batch=True, lasting=True),
-        )
 
     @property
     def max_bytes(self) -> int:
@@ -160,11 +142,8 @@ class Journal:
         self._control = control
         self.notifier: Notifier | None = None  # which tells of some steps
 
-    async def plan(
-        self, form: BatchFormat, first: bytes, *, run: int, event: int, primer: int | None
-    ) -> BatchRecord:
-        """A new batch, to be filled. `first` is the fingerprint of its first task; `primer` 0: it
-        is one itself."""
+    async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> BatchRecord:
+        """Adds a new batch, to be filled. `first` is the fingerprint of its first task."""
         token = await batches.project_token(self._database)
         model = form.model
         now = self._now()
@@ -187,7 +166,6 @@ class Journal:
                 "window": form.stage.batch.completion_window or form.traits.windows[0],
                 "priced": form.price(BATCH, now) is not None,
                 "now": now,
-                "primer": number if primer == 0 else primer,
             }
             writer.execute(sql("batch_plan"), values)
             return number
@@ -491,25 +469,6 @@ class BatchContext:
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
         """The batch's file, or another beside it."""
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
-
-    async def primer(self, lane: tuple[int, int]) -> int | None:
-        """The run's primer for a stage and one of its models. None: it has none; 0: what that left
-        is of no use."""
-        for one in await batches.batches_of_run(self.database, self.run):
-            if (
-                one.primer == one.id
-                and (one.stage, one.position) == lane
-                and one.state != BatchStep.NOT_CREATED
-            ):
-                return 0 if await self.is_warm(one.id) is False else one.id
-        return None
-
-    async def is_warm(self, number: int) -> bool | None:
-        """Whether what a primer brought is in the cache; None: it has not ended."""
-        primer = await batches.read_batch(self.database, number)
-        if primer.state in WAITING | {BatchStep.PLANNED, BatchStep.SUBMITTED}:
-            return None
-        return bool(primer.done) and self.clocks.wall() < (primer.ended_at or 0.0) + PRIMED_FOR
 
     async def is_due(self, record: BatchRecord) -> bool:
         """Whether a batch has met its deadline, at which its stage calls what is not finished."""

@@ -325,8 +325,6 @@ async def _waits_for(context: BatchContext, record: BatchRecord) -> str | None:
     account = context.account(record.provider)
     if record.try_at is not None and record.try_at > context.clocks.wall():
         return record.note or "it is tried again later"
-    if record.primer and record.primer != record.id and not await context.is_warm(record.primer):
-        return f"batch {record.primer} brings what its requests begin with into the cache first"
     mark = account.provider.account
     if account.traits.finds_by == "count" and await others_in_intent(
         context.database, mark, record.id

@@ -1,1 +1,1 @@
-ALTER TABLE batch ADD COLUMN primer INTEGER; -- the batch that first brings what its requests begin with into a cache
+ALTER TABLE batch ADD COLUMN primer INTEGER; -- of an older version: the batch that filled a provider's cache for this one
