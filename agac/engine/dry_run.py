@@ -18,11 +18,12 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 
 from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
 from agac.engine.baseline import Baseline, ForecastRow, StoredAnswers
+from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.estimate import (
     PlanReport,
@@ -41,7 +42,7 @@ from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
 from agac.spec.graph import NameSets, joined, levels_of
-from agac.spec.workflow import InputSpec
+from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batches import lane_times, open_batches
 from agac.store.records import NewRow
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, rows_of_retry
@@ -460,19 +461,34 @@ async def judged_chunks(
         if policy == "suffix":
             await asyncio.to_thread(_make_unique, chunk, scratch)
         elif policy is not None:
-            times = await asyncio.to_thread(
-                scratch.times, [new.row.id for new in chunk], -1 if policy == "last" else 1
-            )
-            for new, number in zip(chunk, times, strict=True):
-                # none that comes after it, or that came before
-                if number == (0 if policy == "last" else 1):
-                    continue
-                new.state = State.FAILED if policy == "error" else State.DROPPED
+            await asyncio.to_thread(_judge, chunk, policy, scratch)
         yield chunk
+
+
+def _judge(chunk: Sequence[NewRow], policy: OnDuplicateId, scratch: Scratch) -> None:
+    """Gives rows whose ids repeat the states that they have in a run."""
+    ids = [new.row.id for new in chunk]
+    if policy == "last":
+        occurrences = [
+            occurrence_of(policy, 0, comes_again=further > 0) for further in scratch.times(ids, -1)
+        ]
+    else:
+        occurrences = [
+            occurrence_of(policy, times - 1, comes_again=False) for times in scratch.times(ids)
+        ]
+    for new, occurrence in zip(chunk, occurrences, strict=True):
+        new.state = state_of_repetition(policy, new.state, occurrence)
 
 
 def _make_unique(chunk: Sequence[NewRow], scratch: Scratch) -> None:
     """Gives rows whose ids came before other ids."""
     with scratch.at_once():
         for new in chunk:
-            new.row = new.row._replace(id=scratch.made_unique(new.row.id))
+            row_id = new.row.id
+            times = scratch.count(row_id)
+            if times == 1:
+                continue
+            free = first_free_id(row_id, count(times), scratch.has_come)
+            assert free is not None
+            scratch.count(free[0])
+            new.row = new.row._replace(id=free[0])

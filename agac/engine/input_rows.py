@@ -4,18 +4,24 @@ rows left."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import numbered_id, row_hash, snapshot
 from agac.core.types import Row, RowId
 from agac.data.files import PREVIOUS
 from agac.engine.context import InvocationContext
+from agac.engine.decide.duplicates import (
+    first_free_id,
+    occurrence_of,
+    repeated_id,
+    state_of_repetition,
+)
 from agac.engine.effects import ActiveRow
 from agac.engine.export import read_summary
 from agac.engine.invocation import InvocationRef
@@ -124,27 +130,19 @@ class RowMatcher:
 
     def _judge(self, new: NewRow, repetition: int, first: int, *, stays: bool) -> None:
         """What becomes of a row whose id was met before, or (under `last`) will be met again."""
-        row = new.row
-        new.occurrence = repetition
-        if self._policy == "last":
-            new.occurrence = 0 if stays else repetition + 1
-            new.state = new.state if stays else State.DROPPED
-        elif repetition and self._policy == "first":
-            new.state = State.DROPPED
-        elif repetition:
-            place = self._named(row.ordinal)
+        new.occurrence = occurrence_of(self._policy, repetition, comes_again=not stays)
+        new.state = state_of_repetition(self._policy, new.state, new.occurrence)
+        if new.occurrence and new.state is State.FAILED:
+            row = new.row
+            named = self._named(row.ordinal)
             # the envelope has the number alone
-            where = "" if place == f"row {row.ordinal}" else f"{place}: "
-            used = f"{where}id {row.id!r} was used by {self._named(first)} already"
-            key = (
-                "input.on_duplicate_id: first | last | suffix (`agac process`: --read "
-                "on_duplicate_id=last)"
-            )
-            error = RowError(
-                ErrorType.DUPLICATE_ID, f"{used}; give each row its own id, or set {key}"
+            error = repeated_id(
+                row.id,
+                row=named,
+                first=self._named(first),
+                is_by_number=named == f"row {row.ordinal}",
             )
             new.row = row._replace(error=error)
-            new.state = State.FAILED
 
     async def _renamed(
         self, new: NewRow, last: int, met: dict[RowId, tuple[int, int]]
@@ -158,15 +156,16 @@ class RowMatcher:
                 self._db, self._run, [numbered_id(row_id, number) for number in numbers]
             )
             placed = self._placed(stored)
-            for last in numbers:
-                name = numbered_id(row_id, last)
-                if name not in placed and not met.get(name):
-                    met[name] = 1, new.row.ordinal
-                    new.row = new.row._replace(id=name)
-                    new.occurrence = 0
-                    return next(
-                        (old for old in stored.get(name, ()) if old.occurrence == 0), None
-                    ), last
+            taken = ChainMap[RowId, Any](placed, met)
+            free = first_free_id(row_id, numbers, taken.__contains__)
+            if free is not None:
+                name, number = free
+                met[name] = 1, new.row.ordinal
+                new.row = new.row._replace(id=name)
+                new.occurrence = 0
+                same = stored.get(name, ())
+                return next((old for old in same if old.occurrence == 0), None), number
+            last = numbers[-1]
 
 
 # Two ways to compare. While the input stands as it is stored (same ids at the same positions), a
@@ -312,12 +311,10 @@ class InputRows:
                 continue
             new.row = new.row._replace(id=old.id)
             # it repeats the id that it repeated before
-            if old.occurrence and self._on_duplicate == "error":
+            new.state = state_of_repetition(self._on_duplicate, new.state, old.occurrence)
+            if old.occurrence and new.state is State.FAILED:
                 error = RowError(ErrorType.DUPLICATE_ID, old.error_message or "")
                 new.row = new.row._replace(error=error)
-                new.state = State.FAILED
-            elif old.occurrence:
-                new.state = State.DROPPED
             open_pairs.append((new, old))
         return await self._reopen(open_pairs)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from agac.core.keys import numbered_id
 from agac.core.types import RowId
 from agac.store.db import transaction
 
@@ -102,22 +101,11 @@ class Scratch:
             found = [1] * len(ids)
         except sqlite3.IntegrityError:
             self._db.execute("BEGIN")
-            found = [self._count(row_id, step) for row_id in ids]
+            found = [self.count(row_id, step) for row_id in ids]
         self._db.execute("COMMIT")
         return found
 
-    def made_unique(self, row_id: RowId) -> RowId:
-        """Returns an id that did not come before: this one, or the first of `id#2`, `id#3`, … that
-        did not. It counts as one that came."""
-        number = self._count(row_id, 1)
-        if number == 1:
-            return row_id
-        while self._has_come(name := numbered_id(row_id, number)):
-            number += 1
-        self._count(name, 1)
-        return name
-
-    def _count(self, row_id: RowId, step: int) -> int:
+    def count(self, row_id: RowId, step: int = 1) -> int:
         """How often an id came by now, itself included; with a `step` of -1, how often it comes
         after."""
         statement = (
@@ -127,7 +115,8 @@ class Scratch:
         times: int = self._db.execute(statement, (row_id, step)).fetchone()[0]
         return times
 
-    def _has_come(self, row_id: RowId) -> bool:
+    def has_come(self, row_id: RowId) -> bool:
+        """Whether an id came by now."""
         return self._db.execute("SELECT 1 FROM seen WHERE id = ?", (row_id,)).fetchone() is not None
 
     def new(self, maker: int, digests: Iterable[bytes]) -> int:
