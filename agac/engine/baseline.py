@@ -25,6 +25,7 @@ from agac.engine.decide.reuse import (
     is_answer_of_batch,
     taken_answer,
 )
+from agac.engine.decide.unfinished import is_retried
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import RowProgress, is_leave
 from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
@@ -278,15 +279,15 @@ class Baseline:
         new or changed."""
         retry = self.retry
         old = row.old
-        if retry is None or old is None or row.view.unknown or old.state == State.PENDING:
-            return True
-        if old.hash != row.new.hash and not row.is_group:
+        if retry is None or old is None or row.view.unknown:
             return True
         failed = old.state == State.FAILED
         again = self._again_from is not None
-        return retry.chooses_made(
+        is_chosen = retry.chooses_made(
             row.id, old.error_stage, old.error_type, failed=failed, again=again
         )
+        is_changed = old.hash != row.new.hash and not row.is_group
+        return is_retried(old, is_chosen=is_chosen, is_changed=is_changed)
 
     def since(self, stage: AnyStage, *, chosen: bool) -> float:
         """From when on the stage's results are taken, for rows that are `chosen` or not."""

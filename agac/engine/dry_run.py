@@ -18,12 +18,15 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import cached_property
 from itertools import count, islice
 
 from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
 from agac.engine.baseline import Baseline, ForecastRow, StoredAnswers
+from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
+from agac.engine.decide.unfinished import is_finished
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
 from agac.engine.estimate import (
     PlanReport,
@@ -40,7 +43,7 @@ from agac.engine.invocation import Retry
 from agac.engine.past_usage import PastUsage
 from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
-from agac.plan.stage import CHOOSING_ROWS, AnyStage, PlannedStage
+from agac.plan.stage import CHOOSING_ROWS, AnyStage, LocalStage, PlannedStage
 from agac.spec.graph import NameSets, joined, levels_of
 from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batches import lane_times, open_batches
@@ -272,31 +275,42 @@ class DryWalk:
                         row_id: min(same, key=lambda old: old.occurrence)
                         for row_id, same in by_id.items()
                     }
-                finished = await self._finished(stored.values())
+                reopened = await self._reopened(stored.values())
                 begun = []
                 for new in usable:
                     old = stored.get(new.row.id)
-                    if old is None or old.key not in finished or old.hash != new.hash:
+                    finished = (
+                        self._passes_over
+                        and old is not None
+                        and is_finished(old, new.hash, is_reopened=old.key in reopened)
+                    )
+                    if not finished:
                         begun.append(self._row(new, old))
                 for stage in found.stages:
                     stage.reuse += len(usable) - len(begun)
                 yield begun
 
-    async def _finished(self, stored: Iterable[StoredRow]) -> set[int]:
-        """The keys of done rows of the run that would be continued, but for those with answers
-        that are too old."""
+    @cached_property
+    def _passes_over(self) -> bool:
+        """True if finished rows of the run that would be continued need no look: else their tasks
+        say what became of each stage."""
         stages = self._plan.stages
+        needs_look = any(
+            isinstance(stage, LocalStage) or stage.guard is not None or stage.makes is not None
+            for stage in stages
+        )
+        return self._baseline.continued and not needs_look
+
+    async def _reopened(self, stored: Iterable[StoredRow]) -> frozenset[int]:
+        """The keys of those of these rows that have answers which are too old, or results that
+        people set by hand."""
+        if not self._passes_over or self._db is None:
+            return frozenset()
         asking = self._plan.asking
-        looks = any(stage.guard or stage.makes is not None for stage in stages) or len(
-            asking
-        ) < len(stages)
-        if not self._baseline.continued or self._db is None or looks:
-            return set()  # its tasks say what became of each stage of such a row
-        done = {old.key for old in stored if old.state in WALKED} - self._baseline.fixes.rows
         cutoffs = {s.index: self._baseline.now - s.max_age for s in asking if s.max_age is not None}
-        if cutoffs and done:
-            return done - await aged_rows(self._db, list(done), cutoffs)
-        return done
+        walked = [old.key for old in stored if old.state in WALKED]
+        aged = await aged_rows(self._db, walked, cutoffs) if cutoffs and walked else set[int]()
+        return self._baseline.fixes.rows | aged
 
     async def through(self, rows: Iterable[ForecastRow]) -> None:
         """Takes them, and all that is made of them, as far as it goes without groups."""
@@ -428,10 +442,11 @@ class DryWalk:
                 else:
                     candidate = self._deriver.made(row).alike.get(maker.index)
                 if candidate is not None and not row.lost:
-                    is_first = self._scratch.new(maker.index, [candidate.hash])
-                    found.reuse += is_first
-                    found.dropped += row.times - is_first
-                    if is_first:
+                    is_first = bool(self._scratch.new(maker.index, [candidate.hash]))
+                    decided = decide_on_equals(is_first=is_first, came_as=candidate.state)
+                    found.reuse += decided.goes_on
+                    found.dropped += row.times - decided.goes_on
+                    if decided.goes_on:
                         yield self._deriver.kept(maker, row, candidate.content)
                 elif row.unmade is maker:
                     continue

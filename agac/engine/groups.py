@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, snapshot
-from agac.core.types import Outcome, Row, RowId
+from agac.core.types import Row, RowId
 from agac.engine.answers import Answer, Parked
 from agac.engine.context import InvocationContext
+from agac.engine.decide.dedupe import decide, is_changed
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, RowSource, Walk, run_workers
 from agac.engine.replay import GroupContents, array
@@ -516,7 +517,7 @@ class Deduplicator:
             while rows := await store.dedupe_page(
                 self._db, self._run, self._stage.index, *at, after, PAGE
             ):
-                changed = [row for row in rows if self._is_new(row, firsts[row.hash])]
+                changed = [row for row in rows if is_changed(row, firsts[row.hash])]
                 prior = await store.prior_tasks(self._db, [row.key for row in changed])
                 settler = self._context.settler
                 ledger = self._context.ledger
@@ -528,30 +529,18 @@ class Deduplicator:
                     row = ActiveRow(
                         new, self._context.preparer.view(None), prior=prior.get(one.key, {})
                     )
-                    if one.key == first.key:
-                        settler.not_asked(row, self._stage, Outcome.DONE, None)
+                    decided = decide(is_first=one.key == first.key, came_as=State(one.came_as))
+                    if decided.goes_on:
+                        note = None
                         kept = [Child(one.id, one.content, "{}")]
-                        state = State(one.came_as)
                     else:
                         note = partial(
                             canonical, {"dedupe": self._fields, "first": first.id, "values": {}}
                         )
-                        settler.not_asked(row, self._stage, Outcome.DROPPED, note)
                         kept = []
-                        state = State.FILTERED
+                    settler.not_asked(row, self._stage, decided.outcome, note)
                     ledger.batch.children.append(Children(one.key, self._stage.index, kept))
-                    settler.row_moved(row, one.state, state, one.result_id)
+                    settler.row_moved(row, one.state, decided.state, one.result_id)
                 if changed:
                     await ledger.durable()
                 at = (rows[-1].hash, rows[-1].key)
-
-    def _is_new(self, row: store.DedupeRow, first: store.DedupeRow) -> bool:
-        """Whether what becomes of the row is not what is stored, its note of who is first
-        included."""
-        if row.key != first.key:
-            return row.state != State.FILTERED or self._is_new(first, first)
-        return (
-            row.state == State.FILTERED
-            or row.child_state in (None, State.GONE)
-            or row.child_hash != row.content
-        )

@@ -22,6 +22,7 @@ from agac.engine.decide.duplicates import (
     repeated_id,
     state_of_repetition,
 )
+from agac.engine.decide.unfinished import ENDED, is_finished
 from agac.engine.effects import ActiveRow
 from agac.engine.export import read_summary
 from agac.engine.invocation import InvocationRef
@@ -181,8 +182,6 @@ CHUNK_CHARACTERS = 4_000_000
 """A chunk ends at either: rows are read ahead by one chunk, so this bounds what reading holds in
 memory."""
 
-_ENDED = store.WALKED | {State.DROPPED}  # ends after which an unchanged row needs nothing
-
 
 class InputRows:
     """One pass over the input. What it no longer holds leaves as soon as its end is read, while
@@ -306,7 +305,7 @@ class InputRows:
         open_pairs = []
         aged = await self._aged(pairs)
         for new, old in pairs:
-            if old.hash == new.hash and old.state in _ENDED and old.key not in aged:
+            if is_finished(old, new.hash, is_reopened=old.key in aged):
                 self._totals.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
@@ -371,7 +370,7 @@ class InputRows:
         if new.state is not State.PENDING:
             message = new.row.error.message if new.row.error else None
             return new.state == old.state and message == old.error_message
-        if old.state in _ENDED:
+        if old.state in ENDED:
             return True
         return (
             old.state == State.FAILED

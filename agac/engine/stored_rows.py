@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agac.engine.context import InvocationContext, TasksOfRows
+from agac.engine.decide.unfinished import is_taken_up
 from agac.engine.effects import ActiveRow
 from agac.engine.executor import RowSource, Walk
 from agac.engine.invocation import Retry
@@ -238,14 +239,19 @@ class LevelPass:
         # made in this invocation, and walked already
         if self._fed and row.seen == self._context.places.event:
             return False
-        failed = row.state == State.FAILED
-        if row.key in aged and retry is None:
-            return True
-        if retry is not None:
-            return retry.chooses_made(
+        if retry is None:
+            is_chosen = None
+        else:
+            failed = row.state == State.FAILED
+            is_chosen = retry.chooses_made(
                 row.id, row.error_stage, row.error_type, failed=failed, again=self._done_too
             )
-        return failed and not self._context.leaves_failed(row, prior)
+        return is_taken_up(
+            row,
+            is_chosen=is_chosen,
+            is_reopened=row.key in aged,
+            stays_failed=partial(self._context.leaves_failed, row, prior),
+        )
 
     def active_row(self, made: StoredRow, tasks: TasksOfRows, view: RowView) -> ActiveRow:
         """The row at work."""
