@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.job import ProcessOptions
     from agac.api.process import process, process_plan, resume
     from agac.api.project import CheckReport, RunOptions, validate
-    from agac.api.report import ResultRow, RowCounts, RunReport, Sink
+    from agac.api.report import ResultRow, RunReport, Sink
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor,
         retrieve,
@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.data.frames import GivenRows
     from agac.engine.estimate import PlanReport
     from agac.engine.invocation import Retry
+    from agac.engine.summary import RowCounts, RunSummary
     from agac.simulator.server import embedded_simulator
     from agac.spec.given_tools import Tool
     from agac.spec.tools import McpServer
@@ -181,6 +182,7 @@ __all__ = [
     "RunComparison",
     "RunOptions",
     "RunReport",
+    "RunSummary",
     "RunsReport",
     "SchemasReport",
     "ShardsReport",

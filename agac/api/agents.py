@@ -595,7 +595,7 @@ async def try_card(
         {"stages": [{}]}
     ]
     turns = seen["stages"][0].get("turns", [])
-    simulated = report.summary["calls"]["cost_is_simulated"]
+    simulated = report.record.calls.cost.is_simulated
     return TrialReport(
         name,
         run,

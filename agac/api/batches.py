@@ -262,7 +262,10 @@ async def batch_status(
         found = await stored_again(database, found)
         lines = await batch_lines(database, opened.providers if opened else {}, found, objections)
         runs = sorted({one.run_id for one in found})
-        took = [{"run": run, "calls": calls_of(await counters(database, run))} for run in runs]
+        took = []
+        for run in runs:
+            calls = calls_of(await counters(database, run))
+            took.append({"run": run, "calls": calls.as_json()})
         counts = await batches.open_batches(database)
         elsewhere = sum(one.batches for run, one in counts.items() if run not in runs)
     return BatchReport(root, time.time(), lines, took, reasons, elsewhere)

@@ -17,6 +17,7 @@ from agac.api.run_compare import compare_runs
 from agac.api.status import database_path
 from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
+from agac.core.keys import job_alias
 from agac.engine.limits import BudgetBalance, loaded
 from agac.spec.workflow import Budget
 from agac.store import runs
@@ -174,10 +175,16 @@ async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
 async def _facts(first: RunReport, report: RunReport) -> dict[str, Any]:
     """What the summary has of a model that ran: parts of its own summary, and how far its results
     agree with those of the first model."""
-    facts = {name: report.summary[name] for name in ("job", "rows", "calls", "timing_ms")}
+    record = report.record
+    facts = {
+        "job": job_alias(record.run),
+        "rows": record.rows._asdict(),
+        "calls": record.calls.as_json(),
+        "timing_ms": record.timing_ms.as_json(),
+    }
     if report is first:
         return {**facts, "agreement": None}
-    runs_of_both = (first.summary["run"], report.summary["run"])
+    runs_of_both = (first.record.run, record.run)
     compared = await asynchronous(compare_runs)(*runs_of_both, limit=0, project=first.project)
     agreement = compared.stages[0].agreement
     fields = {name: of_field.share for name, of_field in agreement.fields.items()}

@@ -126,7 +126,7 @@ async def _line_report(
         "open_batches": json_form(batches),
         "selection": record.selection,
         "rows": row_counts(counts),
-        "calls": calls_of(counts),
+        "calls": calls_of(counts).as_json(),
         "started_at": iso(record.created_at),
         "last_worked_at": iso(line.last_at),
         "output": output_of(record),
@@ -284,14 +284,14 @@ async def export(
             )
             refuse_target(file, own, f"{record.workflow}.{kind}", force=force)
             await export_file(database, record, root, file, kind)
-            return summary, [file]
+            return summary.as_json(), [file]
         # with what reads a project's files: other commands need none of it
         from agac.api.project import environment
 
         exported = await export_run(database, record, root, summary, environment(root)[0])
     if exported.not_written is not None:
         raise exported.not_written
-    return summary, exported.files
+    return summary.as_json(), exported.files
 
 
 # One row of a run.

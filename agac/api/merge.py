@@ -19,6 +19,7 @@ from agac.api.status import MERGED, SHARDS, go_on
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, ExitCode, Problem, UsageError
 from agac.core.keys import canonical, is_job
+from agac.core.reading import read_as
 from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run, outputs_text, target_of
@@ -34,7 +35,7 @@ from agac.engine.sharding.folder import (
 from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
 from agac.engine.sharding.shard_run import ShardRun
-from agac.engine.summary import added
+from agac.engine.summary import RunRequest, RunSummary, added
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource
@@ -154,18 +155,23 @@ class ShardAnswers:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport(Report):
-    """The outputs of a run in `shards`: its `summary`, which adds up theirs, and the `files`.
-    `not_written` is why a table could not be written beside them."""
+    """The outputs of a run in `shards`: its summary as a `record`, which adds up theirs, and the
+    `files`. `not_written` is why a table could not be written with them."""
 
     JSON_KEYS = ("**summary", "exit_code", "files", "not_written")
 
-    summary: dict[str, Any]
+    record: RunSummary
     shards: int
     exit_code: ExitCode
     files: list[Path]
     not_written: (
         Annotated[AgacError, lambda one: {"message": one.message, "remedy": one.remedy}] | None
     ) = None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The record as JSON, which `summary.json` holds."""
+        return self.record.as_json()
 
 
 @blocking
@@ -197,32 +203,25 @@ async def merge(
         await write(database, "run_retarget", *where, run)
         await write(database, "run_finish", now, run)
         record = await runs.run_record(database, run)
-        about = {
-            "run": run,
-            "selection": record.selection,
-            "output": record.output_dir,
-            "shards": len(manifests),
-        }
-        summary = _added(folder, manifests) | about
+        summary = _added(folder, manifests)
+        request = RunRequest(summary.request.input, record.selection, record.output_dir)
+        summary = replace(summary, run=run, request=request, shards=len(manifests))
         exported = await export_run(
             database, record, opened.root, summary, opened.env, ShardRows(folder, manifests)
         )
-    failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
     if exported.not_written:
         code = ExitCode.FAILED
-    elif failed:
+    elif summary.any_row_failed:
         code = ExitCode.ROWS_FAILED
     else:
         code = ExitCode.DONE
     return MergeReport(summary, len(manifests), code, exported.files, exported.not_written)
 
 
-def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> dict[str, Any]:
-    """The summaries of all shards as one. Raises AgacError where they are none."""
+def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> RunSummary:
+    """Adds up the summaries of all shards. Raises AgacError where they are none."""
     try:
-        summary = added([one.summary for one in manifests])
-        for one in (summary, *summary["levels"]):
-            one["rows"]["failed"]
+        return read_as(RunSummary, added([one.summary for one in manifests]))
     except (ValueError, LookupError, TypeError) as error:
         what = (
             f"{folder.remote.url}/{folder.path}/ended: the summaries of the shards cannot "
@@ -230,7 +229,6 @@ def _added(folder: ShardFolder, manifests: Sequence[ShardManifest]) -> dict[str,
         )
         remedy = "run the shard again whose last entry there is wrong, which costs nothing"
         raise AgacError(what, remedy=remedy) from None
-    return dict(summary)
 
 
 async def _complete(

@@ -25,7 +25,7 @@ from agac.api.status import (
     full_report,
     go_on,
     position_of,
-    rows_by_remedy,
+    remedy_of,
     run_report,
     state_of,
     stored_run,
@@ -571,7 +571,7 @@ async def aerrors(
 
 
 def _remedy(record: runs.RunRecord, stage: str | None, kind: str) -> Advice:
-    (needs,) = rows_by_remedy([{"type": kind, "stage": stage, "rows": 1}])
+    needs = remedy_of(kind, stage)
     retry = f"agac retry {record.id} --stage {stage} --error {kind}"
     return {
         "input": Advice("resumes the run, once the input is corrected", go_on(record)),

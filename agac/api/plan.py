@@ -33,6 +33,7 @@ from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.engine.past_usage import PastRun, PastUsage
 from agac.engine.replay import FinalRows
+from agac.engine.summary import RunSummary
 from agac.plan.changes import changes_of
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan, remote_of
@@ -266,12 +267,12 @@ class Quote(NamedTuple):
         return "; [y/batch/n]"
 
 
-async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -> Quote:
+async def quote_of(database: Database, work: Work, summary: RunSummary) -> Quote:
     """What the rest of a run of one stage is expected to cost."""
     rows = work.rows
     stage = work.plan.asking[0]
-    run = summary["run"]
-    ended = summary["rows"]["total"] - summary["rows"]["open"]
+    run = summary.run
+    ended = summary.rows.total - summary.rows.open
     (left,) = (await planned(database, work.plan, work.scope, rows)).stages
     (done,) = (await planned(None, work.plan, work.scope, lambda: islice(rows(), ended))).stages
     first = (
@@ -279,7 +280,7 @@ async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -
     )[:FIRST_ROWS]
     counts = await runs.counters(database, run)
     longer = left.characters * done.sampled / (left.sampled or 1)
-    if not summary["calls"]["output_tokens"]:  # all answers were there before
+    if not summary.calls.tokens.output:  # all answers were there before
         made = sum(len(row.value or "") for row in first) * done.sampled // (len(first) or 1)
         given = done.characters // CHARACTERS_A_TOKEN
         made = made // CHARACTERS_A_TOKEN
@@ -287,7 +288,7 @@ async def quote_of(database: Database, work: Work, summary: Mapping[str, Any]) -
         counts = [replace(of_stage, tasks=done.sampled, input_tokens=given, output_tokens=made)]
     longer /= done.characters or 1
     past = PastUsage([PastRun(counts, {}, {})])
-    took = summary["timing_ms"]["duration"]["p50"]
+    took = summary.timing_ms.duration.p50
     now = estimate(replace(stage, run_mode="sync"), left.questions, None, past, longer=longer)
     seconds = call_seconds(stage, now, work.plan.concurrency, took / 1000 if took else None)
     answers = [(row.id, row.error_message or json.loads(row.value or "null")) for row in first]

@@ -12,7 +12,6 @@ from typing import Any
 from agac.api.adoption import adopt
 from agac.api.job import (
     FILES,
-    READ,
     STDOUT,
     WRITTEN,
     Began,
@@ -24,6 +23,7 @@ from agac.api.job import (
     said,
     stored_path,
 )
+from agac.api.job_summary import JobCache, JobRequest, JobRows, JobSummary, JobUsage
 from agac.api.plan import Confirm, Quote, plan
 from agac.api.report import RunReport, Watch
 from agac.api.run import run
@@ -270,18 +270,18 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
         watcher.close()
     if report.exit_code is not ExitCode.INTERRUPTED:
         await watcher.tell_others()
-    async with stored_run(job.root, report.summary["run"]) as (database, record):
+    async with stored_run(job.root, report.record.run) as (database, record):
         adopted = await adopted_rows(database, job.name, record.id)
         read = record.read_at is not None
         stage = (await runs.definition_of(database, record.id))["stages"][0]
         own = job.keys["stages"][0]
         keys = {name: value for name, value in stage.get("params", {}).items() if name not in own}
         model = f"{model_of(stage)}{write_query(keys)}"
-        summary = job_summary(job, report, model, adopted, read=read)
+        report = replace(report, job=job_summary(job, report, model, adopted, read=read))
     if job.options.summary_output is not None:
-        write_whole(Path(job.options.summary_output), encode(summary, indent=True) + "\n")
+        write_whole(Path(job.options.summary_output), encode(report.summary, indent=True) + "\n")
     copies = report.copies or ((watcher.kept,) if watcher.kept else ())
-    return replace(report, summary=summary, copies=copies)
+    return replace(report, copies=copies)
 
 
 async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) -> RunReport:
@@ -304,7 +304,7 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
             where = ""
         raise UsageError(
             what,
-            remedy=f"Continue with: agac resume {job_alias(first.summary['run'])}{where} --yes",
+            remedy=f"Continue with: agac resume {job_alias(first.record.run)}{where} --yes",
         )
     if answer == "batch":
         job.options = replace(job.options, run_mode="batch")
@@ -322,50 +322,57 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     return replace(report, invocation=report.invocation | both | {"continued": before["continued"]})
 
 
-def job_summary(
-    job: Job, report: RunReport, model: str, adopted: int, *, read: bool
-) -> dict[str, Any]:
-    """The summary of a run with what is asked of a row run besides: which rows were selected
-    (None: not all of them were `read`), processed in this invocation, skipped (they needed no
-    call), failed, and `adopted` out of OUTPUT; the `model` with its keys, the files, the duration
-    in milliseconds."""
-    summary = report.summary
-    rows = report.rows
-    done = report.invocation
+def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: bool) -> JobSummary:
+    """Makes what the summary of a row run says besides that of its run. `model`: with its keys;
+    `adopted`: rows out of OUTPUT; `read`: all selected rows were."""
+    record = report.record
+    rows = record.rows
+    tokens = record.calls.tokens
+    processed = report.invocation["rows_done"] + report.invocation["rows_failed"]
+    reason = report.exit_code.name.lower()
+    if report.exit_code is ExitCode.DONE and rows.open:
+        reason = "waiting"
+    return JobSummary(
+        alias=job_alias(record.run),
+        request=_job_request(job, model),
+        rows=JobRows(
+            input=rows.total if read and not record.request.selection else None,
+            selected=rows.total if read else None,
+            processed=processed,
+            skipped=max(0, rows.total - rows.open - processed),
+            ok=rows.done + rows.skipped,
+            failed=rows.failed,
+            adopted=adopted,
+        ),
+        duration_ms=round(1000 * record.times.duration_s, 1),
+        interrupted=report.exit_code is ExitCode.INTERRUPTED,
+        exit_code=int(report.exit_code),
+        exit_reason=reason,
+        usage=JobUsage(
+            prompt=tokens.input,
+            completion=tokens.output,
+            reasoning=tokens.reasoning,
+            total=tokens.input + tokens.output,
+        ),
+        cache=JobCache(tokens.cached, tokens.cache_write),
+    )
+
+
+def _job_request(job: Job, model: str) -> JobRequest:
+    """Tells what a row run was asked; `model`: with its keys."""
     options = job.options
-    processed = done["rows_done"] + done["rows_failed"]
-    calls = summary["calls"]
-    named = {"prompt": "input", "completion": "output", "reasoning": "reasoning"}
-    usage = {f"{name}_tokens": calls[f"{own}_tokens"] for name, own in named.items()}
-    return {
-        "job": job_alias(summary["run"]),
-        "model": model,
-        "input": job.input,
-        "output": job.output,
-        "template": options.template or ("<inline>" if options.prompt else "<default>"),
-        **{
-            name: getattr(options, name)
-            for name in ("json_schema", "schema_model", *READ[2:], "agent", "sql")
-        },
-        "variables": sorted(options.vars),
-        "output_mode": "structured" if options.json_schema or options.schema_model else "text",
-        "input_rows": rows.total if read and not summary["selection"] else None,
-        "selected_rows": rows.total if read else None,
-        "processed_rows": processed,
-        "skipped_rows": max(0, rows.total - rows.open - processed),
-        "ok_rows": rows.done + rows.skipped,
-        "failed_rows": rows.failed,
-        "adopted_rows": adopted,
-        "duration_ms": round(1000 * summary["duration_s"], 1),
-        "interrupted": report.exit_code is ExitCode.INTERRUPTED,
-        "exit_code": int(report.exit_code),
-        "exit_reason": "waiting"
-        if report.exit_code is ExitCode.DONE and rows.open
-        else report.exit_code.name.lower(),
-        "usage": usage | {"total_tokens": calls["input_tokens"] + calls["output_tokens"]},
-        "cache": {
-            "read_tokens": calls["cached_tokens"],
-            "write_tokens": calls["cache_write_tokens"],
-        },
-        **{name: value for name, value in summary.items() if name not in ("input", "output")},
-    }
+    has_schema = options.json_schema or options.schema_model
+    return JobRequest(
+        model=model,
+        input=job.input,
+        output=job.output,
+        template=options.template or ("<inline>" if options.prompt else "<default>"),
+        json_schema=options.json_schema,
+        schema_model=options.schema_model,
+        instruction=options.instruction,
+        agent_card=options.agent_card,
+        agent=options.agent,
+        sql=options.sql,
+        variables=sorted(options.vars),
+        output_mode="structured" if has_schema else "text",
+    )

@@ -17,6 +17,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, Protocol
 
 from agac.api.batches import batch_lines
+from agac.api.job_summary import JobSummary
 from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
 from agac.api.project import CheckedWorkflow, Project
 from agac.api.share import push_at_end
@@ -45,7 +46,7 @@ from agac.engine.limits import facts as budget_facts
 from agac.engine.replay import FinalRows
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals
-from agac.engine.summary import RowCounts as RowCounts
+from agac.engine.summary import RowCounts, RunSummary
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import AnyStage, PlannedStage
@@ -398,9 +399,9 @@ async def _table(root: Path, run: int) -> tuple[Sequence[TableColumn], list[list
 
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
-    """How an invocation ended: `summary` is the run's (what summary.json holds), `invocation` what
-    this one did. `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or
-    `loss`; `stopped` is that in words. At a limit `finishing` estimates what the open rows need.
+    """How an invocation ended: `record` is the run's summary, `invocation` what this one did.
+    `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`;
+    `stopped` is that in words. At a limit `finishing` estimates what the open rows need.
     `not_written` is why a table could not be written beside the `files`; `replaced` is the run
     whose results they replaced, `edited` are those that somebody had changed, and `copies` the
     files that keep the changes, in the same order. `quote` is what the rest of a row run costs,
@@ -422,7 +423,7 @@ class RunReport(Report):
         "empty",
     )
 
-    summary: dict[str, Any]
+    record: RunSummary
     invocation: dict[str, Any]
     exit_code: ExitCode
     files: list[Path]
@@ -444,9 +445,11 @@ class RunReport(Report):
     project: Path = field(default=Path(), repr=False)
     kind: Any = None
     go_on: str = field(default="", repr=False)
+    job: JobSummary | None = None
+    """What the summary of a row run says besides; None for a run of a workflow."""
 
     def __repr__(self) -> str:
-        of = self.summary
+        of = self.record
         counts = self.rows._asdict() | {"rows": self.rows.total}
         facts = [
             f"{counts[name]:,} {name}" for name in ("rows", *RowCounts._fields[1:]) if counts[name]
@@ -454,8 +457,18 @@ class RunReport(Report):
         facts += [f"exit code {self.exit_code:d}"] + (
             [f"stopped: {self.stopped}"] if self.stopped else []
         )
-        facts += [f"results in {of['output']}"] if self.files else []
-        return f"<run {of['run']} of {of['workflow']}: {', '.join(facts)}>"
+        facts += [f"results in {of.request.output}"] if self.files else []
+        return f"<run {of.run} of {of.workflow}: {', '.join(facts)}>"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The `record` as JSON, which `summary.json` holds; of a row run with what its `job` adds.
+        Made anew at each call: what is changed in it changes nothing."""
+        whole = self.record.as_json()
+        if self.job is None:
+            return whole
+        job = self.job.as_json()
+        return job | {key: value for key, value in whole.items() if key not in job}
 
     def results(self) -> Iterator[ResultRow]:
         """The rows of the run as the store has them now, finished or not, in the order of its
@@ -463,7 +476,7 @@ class RunReport(Report):
         result, that is an instance of it. Raises AgacError for a stored result that the model no
         longer takes."""
         read = result_reader(self.kind)
-        with _spooled(self.project, self.summary["run"]) as lines:
+        with _spooled(self.project, self.record.run) as lines:
             for row in map(json.loads, lines):
                 if row["error"]:
                     row["error"] = RowError(
@@ -492,25 +505,25 @@ class RunReport(Report):
     def to_pandas(self) -> Any:
         """The table of the run, as `output.format: csv` has it: each row's fields, its result's,
         and its error."""
-        return frame("pandas", *_table(self.project, self.summary["run"]))
+        return frame("pandas", *_table(self.project, self.record.run))
 
     def to_polars(self) -> Any:
         """The same for polars."""
-        return frame("polars", *_table(self.project, self.summary["run"]))
+        return frame("polars", *_table(self.project, self.record.run))
 
     def to_arrow(self) -> Any:
         """The same as a table of pyarrow."""
-        return frame("pyarrow", *_table(self.project, self.summary["run"]))
+        return frame("pyarrow", *_table(self.project, self.record.run))
 
     @property
     def rows(self) -> RowCounts:
         """The rows of the run, those of the input."""
-        return RowCounts(**self.summary["rows"])
+        return self.record.rows
 
     @property
     def rows_by_remedy(self) -> Counter[str]:
         """What the failed rows of the run need."""
-        return rows_by_remedy(self.summary["errors"])
+        return rows_by_remedy(self.record.errors)
 
 
 async def report_of(
@@ -528,7 +541,7 @@ async def report_of(
     `count` tells how many rows are selected, where not all of them were read."""
     record = await runs.run_record(database, invocation.run)
     summary = await summarise(database, record)
-    rows = summary["rows"]["total"]
+    rows = summary.rows.total
     exported = Exported(Outputs(record, work.root, rows).files())
     stop = invocation.stop_signal.stop if not invocation.complete else None
     about = await _batch_facts(database, invocation, work.batching.providers)
@@ -538,9 +551,7 @@ async def report_of(
     replaced = writes and (invocation.complete or for_people or stop is StopReason.LIMIT)
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary, work.env)
-    reused = {
-        one["name"] for one in summary["stages"] if one["reused"] or invocation.totals.unchanged
-    }
+    reused = {one.name for one in summary.stages if one.tasks.reused or invocation.totals.unchanged}
     names = [
         stage.name for stage in work.plan.stages if stage.tooling.record and stage.name in reused
     ]
@@ -550,7 +561,7 @@ async def report_of(
         selected = count()
     else:
         selected = None
-    if selected is not None and selected.rows > summary["rows"]["total"]:
+    if selected is not None and selected.rows > rows:
         about["rows_selected"] = {"rows": selected.rows, "exact": selected.exact}
     if replaced and stop is not None and exported.lines is not None:
         about["lines_written"] = exported.lines
@@ -563,11 +574,9 @@ async def report_of(
     else:
         code = invocation.exit_code
     if code is ExitCode.DONE:  # nothing stopped it
-        # also of rows that stages made
-        any_failed = any(one["rows"]["failed"] for one in (summary, *summary["levels"]))
         if about["undecided_batches"]:  # a batch waits for its user
             code = ExitCode.NOT_READY
-        elif invocation.finished and any_failed:
+        elif invocation.finished and summary.any_row_failed:
             code = ExitCode.ROWS_FAILED
     if code in (ExitCode.DONE, ExitCode.ROWS_FAILED) and any_error(empty):
         code = ExitCode.FAILED
@@ -618,7 +627,7 @@ def _kind_of(ends: Sequence[AnyStage]) -> Any:
 
 
 async def _finishing(
-    database: Database, work: Work, invocation: Invocation, summary: dict[str, Any]
+    database: Database, work: Work, invocation: Invocation, summary: RunSummary
 ) -> Finishing:
     """The estimate of what the open rows need, and a limit in place of the one that was reached."""
     retry = work.retry
@@ -629,9 +638,8 @@ async def _finishing(
         database, work.plan, scope, work.rows if of_input else None, run=invocation.run, retry=retry
     )  # fmt: skip
     if retry is None:
-        settled = sum(
-            summary["rows"][outcome] for outcome in ("done", "skipped", "failed", "dropped")
-        )
+        counts = summary.rows
+        settled = counts.done + counts.skipped + counts.failed + counts.dropped
         rows = left.rows["total"] - settled
     else:
         rows = (
@@ -640,10 +648,10 @@ async def _finishing(
     return finishing(left, max(rows, 0), totals.rows_failed, invocation.budgets)
 
 
-def _empty(plan: Plan, summary: dict[str, Any], workflow: Workflow | None) -> list[Problem]:
+def _empty(plan: Plan, summary: RunSummary, workflow: Workflow | None) -> list[Problem]:
     found = []
-    for stage, count in zip(plan.stages, summary["stages"], strict=True):
-        if stage.on_empty is not None and not count["done"] + count["reused"]:
+    for stage, count in zip(plan.stages, summary.stages, strict=True):
+        if stage.on_empty is not None and not count.tasks.done + count.tasks.reused:
             message = f"no row has a result of stage {stage.name!r}"
             severity: Literal["error", "warning"] = (
                 "error" if stage.on_empty == "error" else "warning"
@@ -778,7 +786,7 @@ async def leave_in_remote(
         has_batches=invocation.batches.touched,
         why=invocation.stop_signal.why,
         exit_code=report.exit_code,
-        summary=report.summary,
+        summary=report.record,
         command=command,
     )
     await work.sharding.end(database, opened.root, end)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,8 +206,8 @@ async def compare_page(
     async with stored_run(project_root(project), first) as (database, run):
         other = await find_run(database, None, second)
         stages = await _common_stages(database, run.id, other.id)
-        before = await summarise(database, run)
-        now = await summarise(database, other)
+        before = (await summarise(database, run)).as_json()
+        now = (await summarise(database, other)).as_json()
         report = RunComparison(before, now, None, stages)
         row_id, repetition = _page_start(after)
         bounds = {"after": row_id, "more": repetition, "most": limit}
@@ -277,13 +277,13 @@ async def side_of(database: Database, run: int, stage: str | None = None) -> dic
     times and failures are those of this stage."""
     summary = await summarise(database, await run_record(database, run))
     asked = await rows_asked(database, run)
+    of_stage: dict[str, Any] = {}
     if stage is not None:
-        of_stage = next(entry for entry in summary["stages"] if entry["name"] == stage)
+        of_named = next(entry for entry in summary.stages if entry.name == stage)
         counts = [count for count in await counters(database, run) if count.stage == stage]
-        summary["calls"] = calls_of(counts)
-        for name in ("model", "failed", "timing_ms"):
-            summary[name] = of_stage[name]
-        asked = of_stage["done"] + of_stage["failed"]
-    cost = summary["calls"]["cost_usd"]
+        asked = of_named.tasks.done + of_named.tasks.failed
+        summary = replace(summary, calls=calls_of(counts), timing_ms=of_named.timing_ms)
+        of_stage = {"model": of_named.model, "failed": of_named.tasks.failed}
+    cost = summary.calls.cost.usd
     thousand = usd(1000 * cost / asked) if cost is not None and asked else None
-    return {**summary, "rows_asked": asked, "usd_per_1000_rows": thousand}
+    return {**summary.as_json(), **of_stage, "rows_asked": asked, "usd_per_1000_rows": thousand}

@@ -19,6 +19,7 @@ from agac.api.sync import blocking
 from agac.core.arguments import typed
 from agac.core.errors import ErrorType, UsageError, did_you_mean, listed, sentence
 from agac.core.keys import JOB, job_alias
+from agac.core.reading import read_as
 from agac.core.types import (
     Outcome,
     Report,
@@ -29,6 +30,7 @@ from agac.core.types import (
     json_form,
     waits_left,
 )
+from agac.engine.summary import ErrorSummary, RunSummary, WrittenSummary
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root
 from agac.spec.project_files import files_in, read_bytes
@@ -274,7 +276,7 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
     ):
         last["waiting_for"] = again
     return {
-        **summary,
+        **summary.as_json(),
         "state": state,
         "open_batches": json_form(open_batches),
         "shown": record.exported_revision == record.revision,
@@ -298,7 +300,7 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
     for stage in report["stages"]:
         own = [c for c in counts if c.stage == stage["name"]]
         errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
-        stages.append({**stage, "errors": errors, "calls": calls_of(own)})
+        stages.append({**stage, "errors": errors, "calls": calls_of(own).as_json()})
     events = await history.invocations(database, record.id, 10)  # the last ones
     return {
         **report,
@@ -341,13 +343,20 @@ async def state_of(
     )
 
 
-def rows_by_remedy(errors: Iterable[Mapping[str, Any]]) -> Counter[str]:
+def rows_by_remedy(errors: Iterable[ErrorSummary]) -> Counter[str]:
     """How many failed rows need another `input`, `schema`, row `budget`, answer on `calls`, of
     `people`, or to go `again`."""
     found = Counter[str]()
     for error in errors:
-        found[_REMEDIES.get(error["type"], "again") if error["stage"] else "input"] += error["rows"]
+        found[remedy_of(error.type, error.stage)] += error.rows
     return found
+
+
+def remedy_of(error_type: str, stage: str | None) -> str:
+    """Names what rows need that failed so; `stage` is None where the input itself was wrong."""
+    if stage is None:
+        return "input"
+    return _REMEDIES.get(error_type, "again")
 
 
 _REMEDIES: Mapping[str, str] = {
@@ -434,7 +443,7 @@ class StatusReport(Report):
     @property
     def rows_by_remedy(self) -> Counter[str]:
         """What the failed rows of the first of the runs need."""
-        return rows_by_remedy(self.runs[0]["errors"])
+        return rows_by_remedy(read_as(RunSummary, self.runs[0]).errors)
 
 
 @blocking
@@ -511,10 +520,9 @@ async def runs_in_shards(root: Path, workflow: str | None) -> list[dict[str, Any
 def _merged(root: Path, record: runs.RunRecord) -> dict[str, Any]:
     """Into which folder a run was merged, and its rows as the summary there tells them."""
     rows: dict[str, int] = {}
-    with suppress(OSError, ValueError, LookupError):
-        told = json.loads((root / record.output_dir / "summary.json").read_bytes())
-        if told["workflow"] == record.workflow and told["shards"]:
-            rows = told["rows"]
-        else:
-            rows = {}
+    with suppress(OSError, ValueError, RecursionError):
+        text = (root / record.output_dir / "summary.json").read_bytes()
+        told = read_as(WrittenSummary, json.loads(text))
+        if told.workflow == record.workflow and told.shards:
+            rows = told.rows._asdict()
     return {"output": record.output_dir, "rows": rows}

@@ -215,7 +215,7 @@ async def try_offline(
     request = InvocationRequest(answers=answers)
     ui = RunInterface(confirm=confirm)
     report = await invoke(project, workflow, chosen, request, ui)
-    async with stored_run(state, report.summary["run"]) as (database, record):
+    async with stored_run(state, report.record.run) as (database, record):
         definition = await definition_of(database, record.id)
         found = list[TriedRow]()
         stages = recorded_stages(definition)
@@ -251,7 +251,7 @@ async def try_offline(
                 value = None if error or row.value is None else json.loads(row.value)
                 visible["result"], where = value, failed or next(reversed(prompts), None)
                 found.append(TriedRow(row.id, value, error, visible, where, prompts))
-    return TriedRun(report, found, report.summary["calls"]["count"])
+    return TriedRun(report, found, report.record.calls.count)
 
 
 @calling
@@ -322,7 +322,7 @@ async def _judged(
         stale = []
     about = {
         "calls": ran.calls,
-        "usd": ran.report.summary["calls"]["cost_usd"],
+        "usd": ran.report.record.calls.cost.usd,
         "stale": stale,
         "written": written,
     }
@@ -364,12 +364,13 @@ class _Snapshot:
 def _of_run(ran: TriedRun, expect: ExpectFile) -> list[Failure]:
     counts = ran.report.rows._asdict()
     results = len(ran.rows)
-    calls = ran.report.summary["calls"]
-    usd, price = (
-        (math.inf, "no price")
-        if calls["cost_usd"] is None
-        else (calls["cost_usd"], f"${calls['cost_usd']}")
-    )
+    cost = ran.report.record.calls.cost.usd
+    if cost is None:
+        usd = math.inf
+        price = "no price"
+    else:
+        usd = cost
+        price = f"${cost}"
     ends = [
         (f"{some} rows {end}", f"{counts[end]} rows {end}") for end, some in expect.rows.items()
     ]
@@ -389,17 +390,18 @@ def _of_run(ran: TriedRun, expect: ExpectFile) -> list[Failure]:
 
 def _of_rows(ran: TriedRun, case: WorkflowCase) -> Iterator[Failure]:
     validator = compiled(case.schema.body) if case.schema is not None else None
-    stages = [one["name"] for one in ran.report.summary["stages"]]
+    stages = [stage.name for stage in ran.report.record.stages]
     tests = [(guard, Evaluator(guard, stages=stages)) for guard in case.each]
     written = {row.id for row in ran.rows}
-    for one in [] if case.body.expect.rows.get("failed") else ran.report.summary["errors"]:
-        example = one["example"]
-        if example["id"] not in written:  # of rows of which others were to be made
+    may_fail = case.body.expect.rows.get("failed")
+    for error in () if may_fail else ran.report.record.errors:
+        example = error.example
+        if example.id not in written:  # of rows of which others were to be made
             yield Failure(
                 "no failed rows",
-                f"{one['type']}: {example['message']}",
-                example["id"],
-                one["stage"],
+                f"{error.type}: {example.message}",
+                example.id,
+                error.stage,
             )
     for row in ran.rows:
         if row.error is not None:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agac.core.errors import AgacError, ErrorType, Problem, RowError, UsageError
 from agac.core.keys import canonical, place_mark, snapshot
+from agac.core.reading import read_as
 from agac.core.types import JSONValue, RowId
 from agac.data import sinks
 from agac.data.files import PREVIOUS, PreviousFile, put_aside, stamp
@@ -29,6 +30,7 @@ from agac.data.tables import (
     result_name,
 )
 from agac.engine.replay import FinalRows, RowViews, WrittenRows
+from agac.engine.summary import RunSummary, StoreMark, SummaryFile, WrittenSummary
 from agac.engine.telemetry import write_telemetry
 from agac.plan.stage import ends_of, recorded_stages, written_of
 from agac.spec.graph import StageNode, descent
@@ -345,7 +347,7 @@ async def export_run(
     database: Database,
     run: RunRecord,
     root: Path,
-    summary: Mapping[str, Any],
+    summary: RunSummary,
     env: Mapping[str, str],
     source: RowsElsewhere | None = None,
 ) -> Exported:
@@ -355,7 +357,7 @@ async def export_run(
     leaves the old files or the new ones, and no run that claims to be shown there: the next one
     writes them again. A table of a database that cannot be written keeps nothing else from being
     replaced. The rows come from a `source` where the store has none."""
-    outputs = Outputs(run, root, summary["rows"]["total"])
+    outputs = Outputs(run, root, summary.rows.total)
     outputs.telemetry = outputs.telemetry and source is None
     ended, layout = await _final_rows(database, run, outputs, tables=outputs.tables, source=source)
     by_line = await _by_line(database, run)
@@ -373,11 +375,9 @@ async def export_run(
         folder = sinks.OutputFolder(
             outputs.folder, root, keep.files, places=outputs.places, keep=keep.kept_as
         )
-    marked = not outputs.preview and source is None
-    if marked:
-        mark = {"store": {"id": token, "generation": run.revision, "place": place}}
-    else:
-        mark = {}
+    mark = None
+    if not outputs.preview and source is None:
+        mark = StoreMark(token, run.revision, place)
     await write(database, "run_exporting", run.id)
     written_lines = 0
     with folder as out:
@@ -401,7 +401,7 @@ async def export_run(
             async for _, rows in ended.failed(database, run.id):
                 opened["errors.jsonl"].write_texts(Lines(rows, run.include_input).errors)
         if "summary.json" in opened:
-            opened["summary.json"].write(dict(summary) | mark)
+            opened["summary.json"].write(SummaryFile(summary, mark).as_json())
         if outputs.telemetry:
             await write_telemetry(database, run.id, out.open(sinks.TELEMETRY))
         if outputs.filtered:
@@ -561,7 +561,12 @@ def _edited(outputs: Outputs, written: list[WrittenFiles], token: str, place: st
     not outputs that came from another place, and no logs of that store."""
     found = []
     told = read_summary(outputs.folder)
-    foreign = written or told is None or (told.place == place and told.store != token)
+    mark = told.store if told is not None else None
+    if mark is not None:
+        left_here = mark.place == place and mark.id != token
+    else:
+        left_here = False
+    foreign = written or told is None or left_here
     for file in (outputs.folder / name for name in outputs.names):
         stamps = [one.files[file.name] for one in written if file.name in one.files]
         if (
@@ -583,26 +588,6 @@ def _left_alone(file: Path) -> bool:
     return other != file and other.exists() and file.stat().st_mtime_ns <= other.stat().st_ctime_ns
 
 
-class WrittenSummary(NamedTuple):
-    """What a summary in an output folder tells of the results next to it. `rows` have a result;
-    `store` wrote them, at `generation` and in the project at `place`: None where an older agac
-    did."""
-
-    workflow: str
-    run: int
-    output: str
-    rows: int
-    store: str | None
-    generation: int
-    place: str | None
-
-    @property
-    def mark(self) -> str:
-        """What an invocation accepts that goes on although its store is not this one, or is
-        older."""
-        return f"{self.store} {self.run} {self.generation}"
-
-
 def place_of_project(root: Path) -> str:
     """Tells this project from its copies."""
     real = root.resolve()
@@ -619,15 +604,17 @@ async def lost_store(
     told = read_summary(root / output)
     if told is None or told.store is None or (told.workflow, told.output) != (workflow, output):
         return None
-    if told.place != place_of_project(root):
+    if told.store.place != place_of_project(root):
         return None
-    if database is None or told.store != await project_token(database):
+    if database is None or told.store.id != await project_token(database):
         what = f"the store that wrote {output} is not there: it was deleted, emptied or replaced"
     else:
         run = await runs.read_run(database, told.run)
-        known = run is not None and run.workflow == workflow and run.revision >= told.generation
-        # a run that was dropped
-        if known or (run is None and told.run <= await runs.last_run_number(database)):
+        if run is None:
+            was_dropped = told.run <= await runs.last_run_number(database)
+            if was_dropped:
+                return None
+        elif run.workflow == workflow and run.revision >= told.store.generation:
             return None
         what = f"the store is an older copy of the one that wrote {output}"
     if database is not None and await runs.store_accepted(database, told.mark):
@@ -636,23 +623,10 @@ async def lost_store(
 
 
 def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | None:
-    """What the summary in this folder tells; None where there is none that agac wrote."""
+    """Reads the summary in this folder; None where there is none that agac wrote."""
     try:
-        told = json.loads((folder / name).read_bytes())
-        rows = told["rows"]
-        mark = told.get("store") or {}
-        held = int(rows["done"]) + int(rows["skipped"])
-        generation = int(mark.get("generation", 0))
-        return WrittenSummary(
-            told["workflow"],
-            int(told["run"]),
-            told["output"],
-            held,
-            mark.get("id"),
-            generation,
-            mark.get("place"),
-        )
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return read_as(WrittenSummary, json.loads((folder / name).read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -474,23 +474,22 @@ async def left_rows(
     reading = rows()
     ids = await asyncio.to_thread(read_ids, reading)
     if full and not ids:
-        held = told.rows if told is not None else 0
+        held = told.rows_with_result if told is not None else 0
         return LeftRows(held, held, empty=True)
     shown = kept or told
     there = 0
     if database is None or shown is None or shown.workflow != plan.workflow:
         return None
-    if (
-        shown.store not in (None, await project_token(database))
-        or await read_run(database, shown.run) is None
-    ):
+    if shown.store is not None and shown.store.id != await project_token(database):
         return None
-    while ids and 2 * there < shown.rows:
+    if await read_run(database, shown.run) is None:
+        return None
+    while ids and 2 * there < shown.rows_with_result:
         # ids of the store are not those of the input
         suffixed = plan.input.on_duplicate_id == "suffix"
         there += len(ids) if suffixed else await store.rows_with_results(database, shown.run, ids)
         ids = await asyncio.to_thread(read_ids, reading)
-    return LeftRows(shown.rows, max(0, shown.rows - there))
+    return LeftRows(shown.rows_with_result, max(0, shown.rows_with_result - there))
 
 
 async def moved_rows(database: Database, plan: Plan, rows: Callable[[], Iterator[Row]]) -> str:

@@ -113,7 +113,7 @@ class Notifier:
             f"{counted(rows['total'], 'row')}{words and f', {words}'}"
         )
         facts = {"exit_code": int(code), "rows": rows, **({"waiting": reviews} if reviews else {})}
-        facts |= {name: calls[name] for name in ("cost_usd", "cost_is_simulated")}
+        facts |= {"cost_usd": calls.cost.usd, "cost_is_simulated": calls.cost.is_simulated}
         return await self.lines(kind, f"event {self.event}", said, then.format(self.run), **facts)
 
     async def batch(self, record: BatchRecord, to: BatchStep | None) -> Lines:

@@ -298,6 +298,44 @@ class SummaryFile(Report):
     """Which store wrote it; None for a preview, for merged shards, and of an older agac."""
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenSummary(Report):
+    """What agac reads of a summary in an output folder, whatever version wrote it."""
+
+    JSON_KEYS = ("workflow", "run", "output", "rows", "store?", "shards?")
+
+    workflow: str
+    """The name of the workflow."""
+
+    run: int
+    """The number of the run in the store that wrote it."""
+
+    output: str | None
+    """The folder or file with the results."""
+
+    rows: RowCounts
+    """The rows of the input by outcome."""
+
+    store: StoreMark | None = None
+    """Which store wrote it; None for a preview, for merged shards, and of an older agac."""
+
+    shards: int = 0
+    """Of how many shards it is the sum; 0: of none."""
+
+    @property
+    def rows_with_result(self) -> int:
+        """The rows of the input that ended without an error."""
+        return self.rows.done + self.rows.skipped
+
+    @property
+    def mark(self) -> str:
+        """What an invocation accepts that goes on although its store is not the one that wrote
+        the summary, or is older."""
+        if self.store is None:
+            return f"None {self.run} 0"
+        return f"{self.store.id} {self.run} {self.store.generation}"
+
+
 # Adding up.
 
 

@@ -13,6 +13,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agac.core.errors import ErrorType
 from agac.core.types import Outcome, dollars_in_all, iso, usd
 from agac.data.json_formats import encode
+from agac.engine.stage_summary import (
+    CallCost,
+    CallCounts,
+    CallTimes,
+    ConversationCounts,
+    EarlyVotes,
+    MendedAnswers,
+    ReviewCounts,
+    StageSummary,
+    TaskOutcomes,
+    TimeQuantiles,
+    TokenCounts,
+    ToolCallCounts,
+    VoteAgreement,
+)
+from agac.engine.summary import (
+    EngineCache,
+    ErrorSummary,
+    FailedRow,
+    MadeRows,
+    OddRecords,
+    RepeatedIds,
+    RowCounts,
+    RunRequest,
+    RunSummary,
+    RunTimes,
+    ServingSummary,
+    TaskSums,
+)
 from agac.plan.stage import model_of, recorded_stages
 from agac.spec.workflow import RunRules
 from agac.store import rows as store
@@ -280,71 +309,79 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     return sum(map(Counter, histograms), Counter())
 
 
-async def summarise(database: Database, run: RunRecord) -> dict[str, Any]:
-    """The summary of a run as it is in the store now: printed, written to summary.json, given by
-    `--json`."""
+async def summarise(database: Database, run: RunRecord) -> RunSummary:
+    """Makes the summary of a run as it is in the store now."""
     counts = await counters(database, run.id)
     times = await timings(database, run.id)
     definition = await definition_of(database, run.id)
-    rows = row_counts(counts)
-    made = await store.made_counts(database, run.id)
-    levels: list[dict[str, Any]] = []
-    # the rows that stages made: of each that made any, or may make children or groups
-    for stage in recorded_stages(definition):
-        of_stage = store.present(made, stage.index)
-        if stage.makes is not None and (of_stage["total"] or stage.makes != "rows"):
-            levels.append({"stage": stage.name, "makes": stage.makes, "rows": of_stage})
-    if rows["failed"]:
-        examples = await store.error_examples(database, run.id)
-    else:
-        examples = []
-    if any(level["rows"]["failed"] for level in levels):
-        known = {(example.error_type, example.stage) for example in examples}
-        examples += [
-            e
-            for e in await store.made_examples(database, run.id)
-            if (e.error_type, e.stage) not in known
-        ]
+    rows = RowCounts(**row_counts(counts))
+    levels = await _levels(database, run, definition)
     reviewing = any("review" in stage.get("operation", ()) for stage in definition["stages"])
     if reviewing:
         waiting = await open_reviews(database, run.workflow, run.id)
     else:
         waiting = {}
-    stages = [_stage(stage, counts, times, waiting) for stage in definition["stages"]]
-    rule = definition["input"]["on_duplicate_id"]
-    odd = dict[str, Any]()
-    if rule in ("first", "last") and rows["dropped"]:
-        odd = {
-            "repeated_ids": {
-                "on_duplicate_id": rule,
-                "rows": (await store.count_repeated(database, run.id))[0],
-            }
-        }
-    short = await short_records(database, run.id)
-    if short:
-        odd |= {"short_records": short}
-    processed = sum(one["done"] + one["failed"] for one in stages)
-    reused = sum(one["reused"] for one in stages)
-    return {
-        "workflow": run.workflow,
-        "run": run.id,
-        "complete": run.finished_at is not None,
-        "started_at": iso(run.created_at),
-        "finished_at": iso(run.finished_at),
-        "duration_s": round(max(0.0, await run_duration(database, run.id)), 3),
-        "tasks": {"processed": processed, "reused": reused},
-        "input": definition["input"]["path"],
-        "selection": run.selection,
-        "output": output_of(run),
-        "rows": rows,
-        **odd,
-        "levels": levels,
-        "stages": stages,
-        "calls": calls_of(counts),
-        "timing_ms": _timing_ms(times, None),
-        "serving": serving_of(await run_serving(database, run.id)),
-        "errors": _errors(counts, examples),
-    }
+    stages = tuple(_stage(stage, counts, times, waiting) for stage in definition["stages"])
+    seconds = await run_duration(database, run.id)
+    return RunSummary(
+        workflow=run.workflow,
+        run=run.id,
+        complete=run.finished_at is not None,
+        times=RunTimes(iso(run.created_at), iso(run.finished_at), round(max(0.0, seconds), 3)),
+        tasks=TaskSums(
+            processed=sum(one.tasks.done + one.tasks.failed for one in stages),
+            reused=sum(one.tasks.reused for one in stages),
+        ),
+        request=RunRequest(definition["input"]["path"], run.selection, output_of(run)),
+        rows=rows,
+        odd=await _odd_records(database, run, definition["input"]["on_duplicate_id"], rows),
+        levels=levels,
+        stages=stages,
+        calls=calls_of(counts),
+        timing_ms=_timing_ms(times, None),
+        serving=serving_of(await run_serving(database, run.id)),
+        errors=_errors(counts, await _examples(database, run, rows, levels)),
+    )
+
+
+async def _levels(
+    database: Database, run: RunRecord, definition: Mapping[str, Any]
+) -> tuple[MadeRows, ...]:
+    """Counts the rows of each stage that made any, or may make children or groups."""
+    made = await store.made_counts(database, run.id)
+    levels = []
+    for stage in recorded_stages(definition):
+        rows = RowCounts(**store.present(made, stage.index))
+        if stage.makes is not None and (rows.total or stage.makes != "rows"):
+            levels.append(MadeRows(stage.name, stage.makes, rows))
+    return tuple(levels)
+
+
+async def _odd_records(
+    database: Database, run: RunRecord, rule: str, rows: RowCounts
+) -> OddRecords:
+    """Counts what was odd in the input; `rule` says what becomes of repeated ids."""
+    repeated = None
+    if rule in ("first", "last") and rows.dropped:
+        repeated = RepeatedIds(rule, (await store.count_repeated(database, run.id))[0])
+    return OddRecords(repeated, await short_records(database, run.id) or 0)
+
+
+async def _examples(
+    database: Database, run: RunRecord, rows: RowCounts, levels: Iterable[MadeRows]
+) -> list[store.ErrorExample]:
+    """Finds an example of each way in which rows failed, of the input first."""
+    examples = []
+    if rows.failed:
+        examples += await store.error_examples(database, run.id)
+    if any(level.rows.failed for level in levels):
+        known = {(example.error_type, example.stage) for example in examples}
+        examples += [
+            example
+            for example in await store.made_examples(database, run.id)
+            if (example.error_type, example.stage) not in known
+        ]
+    return examples
 
 
 def output_of(run: RunRecord) -> str | None:
@@ -356,95 +393,83 @@ def output_of(run: RunRecord) -> str | None:
 
 def _errors(
     counts: Iterable[Count], examples: Iterable[store.ErrorExample]
-) -> list[dict[str, Any]]:
-    """How rows failed, most frequent first, each with its first row; without a stage it was the
-    input itself."""
+) -> tuple[ErrorSummary, ...]:
+    """Counts how rows failed, most frequent first, each with its first row."""
     tasks = Counter[tuple[str | None, str]]()
     for count in counts:
         tasks[count.stage, count.error_type] += count.tasks if count.outcome == "failed" else 0
     rows = {
         one: one.rows if one.stage is None else tasks[one.stage, one.error_type] for one in examples
     }
-    return [
-        {
-            "type": one.error_type, "stage": one.stage, "rows": rows[one],
-            "example": {"id": one.row_id, "row_number": one.ordinal, "message": one.message},
-        }
+    return tuple(
+        ErrorSummary(
+            one.error_type, one.stage, rows[one], FailedRow(one.row_id, one.ordinal, one.message)
+        )
         for one in sorted(rows, key=rows.__getitem__, reverse=True)
-    ]  # fmt: skip
+    )
 
 
 def _stage(
     stage: dict[str, Any], counts: list[Count], times: Timings, waiting: Mapping[str, int]
-) -> dict[str, Any]:
-    own = [c for c in counts if c.stage == stage["name"]]
+) -> StageSummary:
+    """Makes the summary of a stage. `waiting`: rows that wait for people, by stage."""
+    name = stage["name"]
+    own = [count for count in counts if count.stage == name]
     tasks = Counter[str]()
     ways = Counter[str]()
     for count in own:
         tasks[count.outcome] += count.tasks
         for way in count.error_type.split(",") if count.outcome == HOW else ():
             ways[way] += count.tasks
-    return {
-        "name": stage["name"],
-        "model": model_of(stage),
-        "alias": stage.get("alias"),
-        "answered_by": sorted({c.model for c in own if c.outcome == "call" and not c.error_type}),
-        **{outcome.value: tasks[outcome] for outcome in Outcome},
-        "repaired": ways["repair"],
-        "json_repaired": ways["json_repair"],
-        "by_fallback": ways["fallback"],
-        **({"misformatted": ways["misformatted"]} if ways["misformatted"] else {}),
-        "timing_ms": _timing_ms(times, stage["name"]),
-        **({"agreement": _agreement(own, stage["vote"])} if stage.get("vote") else {}),
-        **({"agent": _conversations(own)} if "agent" in stage else {}),
-        **(
-            {"review": _review(own, waiting.get(stage["name"], 0))}
-            if "review" in stage.get("operation", ())
-            else {}
+    answered = {one.model for one in own if one.outcome == "call" and not one.error_type}
+    reviewed = "review" in stage.get("operation", ())
+    return StageSummary(
+        name=name,
+        model=model_of(stage),
+        alias=stage.get("alias"),
+        answered_by=tuple(sorted(answered)),
+        tasks=TaskOutcomes(**{outcome.value: tasks[outcome] for outcome in Outcome}),
+        mended=MendedAnswers(
+            ways["repair"], ways["json_repair"], ways["fallback"], ways["misformatted"]
         ),
-    }
+        timing_ms=_timing_ms(times, name),
+        agreement=_agreement(own, stage["vote"]) if stage.get("vote") else None,
+        agent=_conversations(own) if "agent" in stage else None,
+        review=_review(own, waiting.get(name, 0)) if reviewed else None,
+    )
 
 
-def _review(counts: Iterable[Count], waiting: int) -> dict[str, int]:
-    """How the rows of a stage passed it at which people decide; and how many wait."""
+def _review(counts: Iterable[Count], waiting: int) -> ReviewCounts:
+    """Counts how rows passed the stage at which people decide; `waiting` rows wait."""
     ways = dict.fromkeys(("auto", "approved", "manual", "rejected"), 0)
     for count in counts:
         if count.outcome == AGREEMENT or count.error_type == ErrorType.REJECTED:
             ways[count.error_type.lower()] += count.tasks
-    return {"waiting": waiting, **ways}
+    return ReviewCounts(waiting, **ways)
 
 
-def _conversations(counts: Iterable[Count]) -> dict[str, Any]:
-    """The conversations of a stage: their turns, those of child agents too, and their calls of
-    tools by what served them. `dedup`: how many calls one execution served; null without one."""
+_SERVED = ("coalesced", "cached", "stub", "replayed", "error", "refused", "unknown")
+"""What serves calls of tools besides running them, and how they fail."""
+
+
+def _conversations(counts: Iterable[Count]) -> ConversationCounts:
+    """Counts the conversations of a stage."""
     counts = list(counts)
-    turns = [c for c in counts if c.outcome == TURN]
+    turns = [count for count in counts if count.outcome == TURN]
     served = Counter[str]()
     for count in counts:
         served[count.error_type] += count.tasks if count.outcome == TOOL else 0
     ran = served[""] + served["error"]
-    return {
-        "conversations": sum(c.tasks for c in turns if c.error_type == FIRST and not c.model),
-        "turns": sum(c.tasks for c in turns),
-        "tool_calls": {
-            "requested": served.total(),
-            "executed": ran,
-            **{
-                key: served[key]
-                for key in (
-                    "coalesced",
-                    "cached",
-                    "stub",
-                    "replayed",
-                    "error",
-                    "refused",
-                    "unknown",
-                )
-            },
-        },
-        **({"failing_tools": failing} if (failing := _failing_tools(counts)) else {}),
-        "dedup": round((ran + served["coalesced"] + served["cached"]) / ran, 2) if ran else None,
-    }
+    dedup = None
+    if ran:
+        dedup = round((ran + served["coalesced"] + served["cached"]) / ran, 2)
+    return ConversationCounts(
+        conversations=sum(c.tasks for c in turns if c.error_type == FIRST and not c.model),
+        turns=sum(count.tasks for count in turns),
+        tool_calls=ToolCallCounts(served.total(), ran, *(served[key] for key in _SERVED)),
+        failing_tools=_failing_tools(counts) or None,
+        dedup=dedup,
+    )
 
 
 def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
@@ -461,16 +486,15 @@ def _failing_tools(counts: Iterable[Count]) -> dict[str, int]:
     }
 
 
-def _agreement(counts: Iterable[Count], vote: Any) -> dict[str, Any]:
-    """How far the replicas of a stage's rows agreed, in the mean and with all of them, and how
-    many were asked where a vote ends early; null while no row has voted."""
+def _agreement(counts: Iterable[Count], vote: Any) -> VoteAgreement:
+    """Counts how far the replicas of a stage's rows agreed."""
     votes = [(share(c.error_type), c.tasks) for c in counts if c.outcome == AGREEMENT and c.tasks]
-    return {
-        "rows": sum(tasks for _, tasks in votes),
-        "mean": _mean(votes),
-        "unanimous": _mean([(float(one == 1), tasks) for one, tasks in votes]),
-        **({"asked": mean_asked(counts)} if "lead" in vote else {}),
-    }
+    return VoteAgreement(
+        rows=sum(tasks for _, tasks in votes),
+        mean=_mean(votes),
+        unanimous=_mean([(float(one == 1), tasks) for one, tasks in votes]),
+        early=EarlyVotes(mean_asked(counts)) if "lead" in vote else None,
+    )
 
 
 def mean_asked(counts: Iterable[Count]) -> float | None:
@@ -486,45 +510,42 @@ def _mean(values: Sequence[tuple[float, int]]) -> float | None:
     return None
 
 
-def _timing_ms(times: Timings, stage: str | None) -> dict[str, Any]:
-    """How long answered calls took, of one stage or of all: half of them no longer than p50, 95 %
-    than p95."""
-    found: dict[str, dict[str, float | None]] = {}
+def _timing_ms(times: Timings, stage: str | None) -> CallTimes:
+    """Counts how long answered calls took, of one stage or of all."""
+    found = {}
     for measure in ("duration", "ttft", "time_to_response"):
         histogram = merged(h for (s, m), h in times.items() if m == measure and stage in (None, s))
-        found[measure] = {"count": sum(histogram.values())}
-        for name, part in (("p50", 0.5), ("p95", 0.95)):
-            seconds = quantile(histogram, part)
-            found[measure][name] = None if seconds is None else round(seconds * 1000, 1)
-    return found
+        found[measure] = TimeQuantiles(
+            sum(histogram.values()),
+            _milliseconds(quantile(histogram, 0.5)),
+            _milliseconds(quantile(histogram, 0.95)),
+        )
+    return CallTimes(**found)
 
 
-def serving_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How well prefix caches and slots were used in calls of a run, of the facts of its
-    invocations. null: unknown, as where no provider says what its cache had. Without the first
-    calls: those that went alone to warm a cache."""
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+def serving_of(found: Sequence[Mapping[str, Any]]) -> ServingSummary:
+    """Adds up how well prefix caches and slots were used, of the facts of a run's invocations."""
     known, first, seconds = (
         _added(one[key] for one in found) for key in ("known", "first", "seconds")
     )
     names = dict.fromkeys(name for one in found for name in one["engines"])
     engines = {name: _added(one["engines"].get(name, (0, 0)) for one in found) for name in names}
-    return {
-        "prefix_hit": _part(*known),
-        "prefix_hit_without_first": _part(known[0] - first[0], known[1] - first[1]),
-        "prefill_tokens": known[0] - known[1] if known[0] else None,
-        "first_calls": sum(one["first_calls"] for one in found),
-        "slots": found[-1]["slots"] if found else None,
-        "slot_utilisation": _part(*seconds),
-        "engines": [
-            {
-                "address": address,
-                "prompt_tokens": int(seen),
-                "cached_tokens": int(had),
-                "prefix_hit": _part(seen, had),
-            }
+    return ServingSummary(
+        prefix_hit=_part(*known),
+        prefix_hit_without_first=_part(known[0] - first[0], known[1] - first[1]),
+        prefill_tokens=known[0] - known[1] if known[0] else None,
+        first_calls=sum(one["first_calls"] for one in found),
+        slots=found[-1]["slots"] if found else None,
+        slot_utilisation=_part(*seconds),
+        engines=tuple(
+            EngineCache(address, int(seen), int(had), _part(seen, had))
             for address, (seen, had) in engines.items()
-        ],
-    }
+        ),
+    )
 
 
 def _added(pairs: Iterable[Sequence[float]]) -> tuple[float, float]:
@@ -542,21 +563,29 @@ def cost_of(known: float, unpriced: int) -> float | None:
     return usd(known) if known or not unpriced else None
 
 
-def calls_of(counts: Iterable[Count]) -> dict[str, Any]:
-    """Calls, tokens and USD among some roll-ups of a run."""
-    calls = [c for c in counts if c.outcome == "call"]
-    simulated = sum(c.simulated for c in calls)
-    kinds = ("input", "cached", "output", "reasoning", "cache_write")
-    return {
-        "count": sum(c.tasks for c in calls),
-        "failed": sum(c.tasks for c in calls if c.error_type),
-        "simulated": simulated,
-        **{f"{kind}_tokens": sum(getattr(c, f"{kind}_tokens") for c in calls) for kind in kinds},
-        "server_tools": sum(c.server_tools for c in calls),
-        "cost_usd": cost_of(dollars_in_all(c.cost for c in calls), sum(c.unpriced for c in calls)),
-        "cost_is_simulated": simulated > 0,
-        "calls_without_price": sum(c.unpriced for c in calls),
-    }
+def calls_of(counts: Iterable[Count]) -> CallCounts:
+    """Adds up the calls among some roll-ups of a run."""
+    calls = [count for count in counts if count.outcome == "call"]
+    simulated = sum(one.simulated for one in calls)
+    unpriced = sum(one.unpriced for one in calls)
+    return CallCounts(
+        count=sum(one.tasks for one in calls),
+        failed=sum(one.tasks for one in calls if one.error_type),
+        simulated=simulated,
+        tokens=TokenCounts(
+            input=sum(one.input_tokens for one in calls),
+            cached=sum(one.cached_tokens for one in calls),
+            output=sum(one.output_tokens for one in calls),
+            reasoning=sum(one.reasoning_tokens for one in calls),
+            cache_write=sum(one.cache_write_tokens for one in calls),
+        ),
+        server_tools=sum(one.server_tools for one in calls),
+        cost=CallCost(
+            usd=cost_of(dollars_in_all(one.cost for one in calls), unpriced),
+            is_simulated=simulated > 0,
+            unpriced=unpriced,
+        ),
+    )
 
 
 def share(agreement: str) -> float:

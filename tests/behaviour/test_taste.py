@@ -52,7 +52,7 @@ def test_the_public_names_are_these() -> None:
         "PlanReport",
         "Problem", "ProcessOptions", "PullReport", "PushReport", "QueryAnswer", "Quote", "RemoteReport", "ResultRow",
         "RetrieveReport", "Retry", "RetryChoice", "ReviewItem", "ReviewPage", "ReviewReport", "RowCounts", "RowError",
-        "RunComparison", "RunOptions", "RunReport", "RunsReport", "SchemasReport", "ShardsReport", "Sink",
+        "RunComparison", "RunOptions", "RunReport", "RunSummary", "RunsReport", "SchemasReport", "ShardsReport", "Sink",
         "SpecError", "StageTrial", "StatusReport", "StoreCorrupt", "StoreError", "StoreOutdated", "StoreTooNew",
         "TaskKeys", "Tool", "TrialReport", "UsageError", "View", "WaitReport", "WebSource", "WhyReport",
         "Workflow", "WorkflowTestReport",

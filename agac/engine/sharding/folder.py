@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.core.keys import canonical, digest
+from agac.core.reading import read_as
 from agac.core.types import CLOCKS_APART, Shard
 from agac.data.object_store import ObjectStore
 from agac.data.shared_log import (
@@ -42,6 +43,7 @@ from agac.data.shared_log import (
     missing_entry,
     read_record,
 )
+from agac.engine.stage_summary import CallCounts
 from agac.store.db import to_the_end
 from agac.store.lease import is_dead_here, shown, this_process
 from agac.store.packs import MAX_BYTES, Damaged, unzipped
@@ -79,6 +81,7 @@ def _calls(calls: dict[str, Any]) -> dict[str, Any]:
         is_amount = value is None or (isinstance(value, int | float) and value >= 0)
         if not is_amount or isinstance(value, bool) != is_flag:
             raise ValueError(f"{name[:100]} is no amount")
+    read_as(CallCounts, calls)
     return calls
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError, LeaseLost
+from agac.core.reading import read_as
 from agac.data.sources import InputDigest
 from agac.engine.limits import BudgetLimiter, RunStopped, StopRules, StopSignal
 from agac.engine.rate_limiter import Lane
@@ -24,7 +25,8 @@ from agac.engine.sharding.folder import (
 )
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
-from agac.engine.summary import added
+from agac.engine.stage_summary import CallCounts
+from agac.engine.summary import RunSummary, added_records
 from agac.engine.telemetry import calls_of
 from agac.store import runs
 from agac.store.batches import project_token
@@ -77,7 +79,7 @@ class ShardEnd(NamedTuple):
     """Why it stopped, in words."""
     exit_code: int
     """The exit code of the process."""
-    summary: dict[str, Any]
+    summary: RunSummary
     """The summary of the run."""
     command: str
     """The command that continues it."""
@@ -103,14 +105,15 @@ class ShardRun:
         self._go_on = go_on
         self.limits: SharedLimits | None = None
         self._paid = ""
-        self._elsewhere = list[dict[str, Any]]()
+        self._elsewhere = list[CallCounts]()
 
     async def begin(self, working: WorkingShard) -> None:
         """Shares budgets and lanes with all shards from now on."""
         token = await project_token(working.database)
         balances = working.budgets and working.budgets.balances
         self._paid = f"paid/{self.shard.name}/{token}"
-        self._elsewhere = await self.folder.paid(self._paid)
+        paid = await self.folder.paid(self._paid)
+        self._elsewhere = [read_as(CallCounts, calls) for calls in paid]
         about = token, balances or (), working.lanes.values(), working.stop_signal, working.stops
         self.limits = SharedLimits(self.lease, *about)
         await self.limits.begin()
@@ -172,19 +175,21 @@ class ShardRun:
                 await stop_signal.sleep(BEAT_SECONDS)
 
     def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
-        calls = added([calls_of(counts), *self._elsewhere])
+        calls = added_records([calls_of(counts), *self._elsewhere])
         told = {
-            "calls": calls["count"],
-            "usd": calls["cost_usd"],
-            "simulated": calls["cost_is_simulated"],
+            "calls": calls.count,
+            "usd": calls.cost.usd,
+            "simulated": calls.cost.is_simulated,
             "run": run,
+            "input_tokens": calls.tokens.input,
+            "output_tokens": calls.tokens.output,
         }
-        told |= {name: calls[name] for name in ("input_tokens", "output_tokens")}
         return {**self.shard._asdict(), **told, "rows": runs.row_counts(counts), "errors": errors}
 
     async def _tell_paid(self, counts: list[runs.Count]) -> None:
         """Says what the calls came to of which this store knows: its disk may be lost."""
-        told = PaidCalls(**self.lease.about(), calls=calls_of(counts))
+        calls = calls_of(counts)
+        told = PaidCalls(**self.lease.about(), calls=calls.as_json())
 
         def made(last: bytes | None) -> bytes | None:
             if last is not None:
@@ -195,7 +200,7 @@ class ShardRun:
                 return None
             return told.model_dump_json().encode()
 
-        if self._paid and (told.calls["count"] or self._elsewhere):
+        if self._paid and (calls.count or self._elsewhere):
             await self.folder.append(self._paid, made)
 
     async def end(self, database: Database, root: Path, end: ShardEnd) -> None:
@@ -216,7 +221,7 @@ class ShardRun:
         waits = self.waits
         if not (waits or end.complete or not end.ended):
             waits = ITS_BATCHES if end.has_batches else "rows that are left"
-        summary = {**end.summary, "calls": added([end.summary["calls"], *self._elsewhere])}
+        summary = replace(end.summary, calls=added_records([end.summary.calls, *self._elsewhere]))
         status = ShardStatus(
             **about,
             **self._facts(end.run, counts, end.rows_failed),
@@ -247,7 +252,7 @@ class ShardRun:
                     complete=end.complete,
                     input=read[0],
                     input_rows=read[1],
-                    summary=summary,
+                    summary=summary.as_json(),
                     packs=packs,
                     taken=taken | self.taken,
                 )
