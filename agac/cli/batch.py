@@ -14,8 +14,10 @@ from agac.cli import terminal
 from agac.cli.main import CommandGroup, Globals, executor_option, json_option, long_running
 from agac.cli.run import print_run, retrieved_line, undecided_lines
 from agac.core.errors import ExitCode
+from agac.core.reading import read_as
 from agac.core.text import duration, plain
 from agac.core.types import counted, iso
+from agac.engine.stage_summary import CallCost
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchLine, BatchReport
@@ -130,7 +132,7 @@ def retrieve(
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(ended, report.again, quiet=quiet, scope=Scope())
-    silent = ended.summary["complete"] or ended.invocation["open_batches"]
+    silent = ended.record.complete or ended.invocation["open_batches"]
     if not quiet and (waits or report.superseded_by is not None or not silent):
         terminal.say(terminal.sentence(report.message))
     if waits:
@@ -282,7 +284,7 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         else:
             unknown = ""
         still = f"; open batches: up to {most}{unknown}" if own else ""
-        yield f"Cost of run {run} so far: {terminal.cost_of(calls)}{still}"
+        yield f"Cost of run {run} so far: {terminal.cost_of(read_as(CallCost, calls))}{still}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
 

@@ -104,9 +104,7 @@ def cost_words(plan: PlanReport | PlanFigures) -> str:
 
 def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
     """The names of the columns, and a row for each stage."""
-    names = terminal.outcome_names(
-        list(COUNTS), [{n: getattr(stage, n) for n in COUNTS} for stage in report.stages]
-    )
+    names = terminal.outcome_names(list(COUNTS), report.stages)
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
     modes = ["mode"] if any(stage.batches for stage in report.stages) else []

@@ -25,8 +25,10 @@ from agac.cli.run import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
 from agac.core.keys import is_job, job_alias
+from agac.core.reading import read_as
 from agac.core.text import cells, is_unicode, row_command, split_lines
 from agac.core.types import counted, dollars
+from agac.engine.summary import RunSummary
 
 if TYPE_CHECKING:
     from agac.api.inspect import InspectReport
@@ -201,13 +203,14 @@ def inspect_lines(report: InspectReport) -> Iterator[str]:
                 yield from _block(f"when (otherwise: {stage['otherwise']})", stage["when"])
             if "operation" not in stage:
                 yield from _definition(stage)
-        if run["errors"]:
+        errors = read_as(RunSummary, run).errors
+        if errors:
             yield from ("", "Errors:")
-        for error in run["errors"]:
-            example = error["example"]
-            yield f"{error_head(error)}, e.g. {example['id']!r}:"
-            yield f"    {terminal.first_line(example['message'])}"
-            yield f"    {row_command(run['run'], example['id'])}"
+        for error in errors:
+            example = error.example
+            yield f"{error_head(error)}, e.g. {example.id!r}:"
+            yield f"    {terminal.first_line(example.message)}"
+            yield f"    {row_command(run['run'], example.id)}"
         yield from ("", f"Look at one row with: agac inspect {run['run']} ROW")
     for number, row in enumerate(rows or ()):
         yield from ["", *_row(run, row)] if number else _row(run, row)

@@ -46,7 +46,10 @@ from agac.cli.terminal import (
     table,
 )
 from agac.core.keys import job_alias
+from agac.core.reading import read_as
 from agac.core.types import counted
+from agac.engine.stage_summary import CallCounts, CallTimes
+from agac.engine.summary import RowCounts
 from agac.spec.paths import PROJECT_FILE, STORE, Unusable, is_new_place
 from agac.spec.project_files import read_text
 
@@ -451,7 +454,7 @@ def _run(
         if isinstance(report, api.AgacError):
             main.say_known(report, click.get_current_context())
             return
-        command = f"agac resume {job_alias(report.summary['run'])}{where}"
+        command = f"agac resume {job_alias(report.record.run)}{where}"
         say_stop(report, command)
         if not settings.quiet:
             say("\n".join(_ended_lines(report, command)))
@@ -484,19 +487,18 @@ def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
         if "error" in one:
             rows.append([one["model"], "error", *[""] * 6])
             continue
-        calls = one["calls"]
-        times = one["timing_ms"]["duration"]
+        calls = read_as(CallCounts, one["calls"])
+        times = read_as(CallTimes, one["timing_ms"]).duration
         share = (one["agreement"] or {}).get("share")
-        cost = price(calls["cost_usd"], simulated=calls["cost_is_simulated"])
-        took = [call_time(times[name]) if times["count"] else "" for name in ("p50", "p95")]
-        facts = [
+        took = ["" if time is None else call_time(time) for time in (times.p50, times.p95)]
+        cells = [
             "" if share is None else f"{share:.0%}",
-            cost,
-            calls["input_tokens"],
-            calls["output_tokens"],
+            price(calls.cost.usd, simulated=calls.cost.is_simulated),
+            calls.tokens.input,
+            calls.tokens.output,
             *took,
         ]
-        rows.append([one["model"], row_words(one["rows"]), *facts])
+        rows.append([one["model"], row_words(RowCounts(**one["rows"])), *cells])
     yield from (
         "",
         table(["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"], rows),
@@ -514,7 +516,7 @@ def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
     lines = summary_lines(report, command, None)
     # which is for runs of workflow files
     yield from (line for line in lines if "agac retry " not in line)
-    adopted = report.summary["adopted_rows"]
+    adopted = report.job.rows.adopted if report.job is not None else 0
     if adopted:
         yield f"Adopted: the answers of {counted(adopted, 'row')}, out of the file as it was"
     if report.files:
@@ -523,5 +525,5 @@ def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"The file as it was is kept as {', '.join(map(from_here, report.copies))}"
     yield from batch_lines(report.invocation)
     yield from next_lines(
-        report.summary, report.invocation, command, stopped=report.stopped is not None
+        report.record, report.invocation, command, stopped=report.stopped is not None
     )

@@ -18,11 +18,13 @@ from agac import api
 from agac.cli import main, terminal
 from agac.cli.figures import change_words, counts_words, version_words
 from agac.core.errors import ExitCode
+from agac.core.reading import read_as
 from agac.core.text import plain, split_lines
 from agac.core.types import counted
 from agac.core.word_diff import as_html, as_text, value_diff
 from agac.data.files import AtomicFile, refuse_target, write_whole
 from agac.data.text_formats import safe_cell_text
+from agac.engine.summary import RunSummary
 
 if TYPE_CHECKING:
     from agac.api.comparison import Agreement
@@ -111,12 +113,12 @@ def compare(
 def comparison_lines(report: RunComparison) -> Iterator[str]:
     """Counts, how far each stage and field agrees, and what the runs took."""
     runs = (report.first, report.second)
+    records = [read_as(RunSummary, one) for one in runs]
     rows = report.rows
     by = f" by {report.key}" if report.key else ""
-    names = [terminal.run_name(one["workflow"], one["run"]) for one in runs]
     ended = [
-        f"{name}{'' if one['complete'] else ' (not finished)'}"
-        for name, one in zip(names, runs, strict=True)
+        f"{terminal.run_name(one.workflow, one.run)}{'' if one.complete else ' (not finished)'}"
+        for one in records
     ]
     yield " compared with ".join(ended)
     alone = [
@@ -131,14 +133,14 @@ def comparison_lines(report: RunComparison) -> Iterator[str]:
     yield (
         terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
     )
-    for one in runs:
-        times = one["timing_ms"]["duration"]
+    for one, record in zip(runs, records, strict=True):
+        times = record.timing_ms.duration
         words = map(
             _known,
-            (one["usd_per_1000_rows"], times["p50"], times["p95"]),
+            (one["usd_per_1000_rows"], times.p50, times.p95),
             (", ${:,.4f} for 1,000 rows", ", calls of {:,.0f} ms", " (p95 {:,.0f} ms)"),
         )
-        yield f"run {one['run']}: {terminal.cost_of(one['calls'])}{''.join(words)}"
+        yield f"run {record.run}: {terminal.cost_of(record.calls.cost)}{''.join(words)}"
 
 
 def agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:

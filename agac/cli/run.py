@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from agac.api.report import RunReport
     from agac.engine.estimate import Finishing
     from agac.engine.invocation import Scope
+    from agac.engine.stage_summary import CallCounts, ConversationCounts, StageSummary
+    from agac.engine.summary import ErrorSummary, MadeRows, RunSummary, ServingSummary
     from agac.spec.workflow import Budget
 
-Summary = Mapping[str, Any]
-"""The summary of a run, as `summary.json` has it, one run of `agac status`, or the facts of an
-invocation."""
+Facts = Mapping[str, Any]
+"""What an invocation did, or a batch of it, as JSON has it."""
 
 
 def read_budget(text: str | None) -> Budget | None:
@@ -138,8 +139,8 @@ def run(
     ended: list[api.RunReport] = []
 
     def print_ended(report: api.RunReport) -> None:
-        scope = options.scope([stage["name"] for stage in report.summary["stages"]])
-        command = terminal.command_to_resume(report.summary["workflow"], workflows)
+        scope = options.scope([stage.name for stage in report.record.stages])
+        command = terminal.command_to_resume(report.record.workflow, workflows)
         print_run(report, command, quiet=settings.quiet or as_json, scope=scope)
         if options.export_traces:
             terminal.say(f"Traces: {options.export_traces}")
@@ -255,7 +256,7 @@ def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **g
         confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
     # for what else failed
-    if report.summary["rows"]["open"]:
+    if report.record.rows.open:
         command = terminal.typed_command()
     else:
         command = found.go_on
@@ -284,7 +285,7 @@ def retry_lines(found: api.RetryChoice) -> list[str]:
 def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | None = None) -> None:
     """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were
     selected."""
-    summary = report.summary
+    summary = report.record
     invocation = report.invocation
     files = report.files
     say_stop(report, command)
@@ -299,8 +300,8 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
             also = f"   (also: {', '.join(names)})" if files[1:] else ""
             terminal.print_text(f"Results: {terminal.from_here(files[0])}{also}")
             terminal.print_lines(held_for_people_lines(report))
-        if "shard" in summary["selection"]:
-            terminal.print_text(terminal.shard_line(summary["complete"], report.go_on))
+        if "shard" in summary.request.selection:
+            terminal.print_text(terminal.shard_line(summary.complete, report.go_on))
         terminal.print_lines(guard_lines(summary, files))
         before = report.replaced
         if before:
@@ -363,10 +364,10 @@ def say_stop(report: RunReport, command: str) -> None:
 def finished_words(report: RunReport) -> str:
     """`719 of 2,400 rows are finished, 1,681 are open`: of all that are selected, where that is
     known."""
-    rows = report.summary["rows"]
+    rows = report.rows
     selected = report.invocation.get("rows_selected")
-    ended = rows["total"] - rows["open"]
-    total = rows["total"]
+    ended = rows.total - rows.open
+    total = rows.total
     about = ""
     if selected is not None:
         total = selected["rows"]
@@ -380,7 +381,7 @@ def finished_words(report: RunReport) -> str:
 def read_words(report: RunReport) -> str:
     """`2,400 rows`, or `1,024 of 2,400 rows read` where the run stopped before it had read all of
     them."""
-    total = report.summary["rows"]["total"]
+    total = report.rows.total
     selected = report.invocation.get("rows_selected")
     if selected is None:
         return str(counted(total, "row"))
@@ -389,21 +390,20 @@ def read_words(report: RunReport) -> str:
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
-    summary = report.summary
+    summary = report.record
     invocation = report.invocation
-    rows = summary["rows"]
-    stages = summary["stages"]
-    shard = summary["selection"].get("shard")
-    if shard:
-        part = f", shard {Shard(*shard)}"
+    stages = summary.stages
+    shard = summary.request.selection.get("shard")
+    part = f", shard {Shard(*shard)}" if shard else ""
+    if report.job is not None:
+        run = report.job.alias
     else:
-        part = ""
-    run = summary.get("job") or f"{summary['workflow']}{part}, run {summary['run']}"
-    yield f"{run}: {read_words(report)}, {terminal.row_words(rows)}"
-    short = summary.get("short_records")
+        run = f"{summary.workflow}{part}, run {summary.run}"
+    yield f"{run}: {read_words(report)}, {terminal.row_words(summary.rows)}"
+    short = summary.odd.short_records
     if short:
         yield f"  {counted(short, 'record')} with fewer fields than the header"
-    yield from map(level_line, summary["levels"])
+    yield from map(level_line, summary.levels)
     if invocation["continued"]:
         unchanged = invocation["rows_unchanged"]
         lost = invocation["lost_calls_at_most"]
@@ -419,13 +419,14 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
         )
         facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
         yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
-    names = terminal.outcome_names(terminal.TASK_OUTCOMES, stages)
-    counts = [[stage["name"], stage["model"], *(stage[name] for name in names)] for stage in stages]
+    names = terminal.outcome_names(terminal.TASK_OUTCOMES, [stage.tasks for stage in stages])
+    counts = [
+        [stage.name, stage.model, *(getattr(stage.tasks, name) for name in names)]
+        for stage in stages
+    ]
     yield from ("", terminal.table(["stage", "model", *names], counts), "")
-    yield from map(
-        terminal.short_name_line,
-        {one["written"]: one for stage in stages if (one := stage.get("alias"))}.values(),
-    )
+    aliases = [stage.alias for stage in stages if stage.alias is not None]
+    yield from map(terminal.short_name_line, {one["written"]: one for one in aliases}.values())
     yield from agreement_lines(stages)
     yield from conversation_lines(summary)
     yield from review_lines(summary)
@@ -437,12 +438,13 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     )
     extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
     yield calls_line(
-        summary["calls"], after=[f"{', '.join(extra)} in this invocation"] if extra else ()
+        summary.calls, after=[f"{', '.join(extra)} in this invocation"] if extra else ()
     )
-    if invocation["calls"] and (timing := timing_line(summary)):
-        lasted = summary["duration_s"]
+    timing = timing_line(summary)
+    if invocation["calls"] and timing:
+        lasted = summary.times.duration_s
         yield f"{timing}; elapsed: {call_time(1000 * lasted) if lasted < 60 else duration(lasted)}"
-    yield from serving_lines(summary["serving"])
+    yield from serving_lines(summary.serving)
     if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
         same = counted(invocation["tasks_collapsed"], "task")
         had = "the same prompt as another task"
@@ -452,60 +454,64 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
 
 
 def calls_line(
-    calls: Summary, before: Sequence[str] = (), after: Sequence[str] = (), *, details: bool = False
+    calls: CallCounts,
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+    *,
+    details: bool = False,
 ) -> str:
     """`Calls: 12 (simulated; 2 retries in this invocation), 800 tokens in, 90 out, simulated
     $0.0123`; with `details` also the tokens that were cached, and those of reasoning."""
-    notes = [*before, *(["simulated"] if calls["simulated"] else []), *after]
-    cached, reasoning = (
-        f" ({calls[key]:,} {word})" if details and calls[key] else ""
-        for key, word in (("cached_tokens", "cached"), ("reasoning_tokens", "reasoning"))
-    )
-    tokens = (
-        f"{calls['input_tokens']:,} tokens in{cached}, {calls['output_tokens']:,} out{reasoning}"
-    )
-    uses = calls["server_tools"]
-    if uses:
-        tokens += f", {counted(uses, 'use')} of providers' tools"
+    notes = [*before, *(["simulated"] if calls.simulated else []), *after]
+    tokens = calls.tokens
+    cached = f" ({tokens.cached:,} cached)" if details and tokens.cached else ""
+    reasoning = f" ({tokens.reasoning:,} reasoning)" if details and tokens.reasoning else ""
+    words = f"{tokens.input:,} tokens in{cached}, {tokens.output:,} out{reasoning}"
+    if calls.server_tools:
+        words += f", {counted(calls.server_tools, 'use')} of providers' tools"
     note = f" ({'; '.join(notes)})" if notes else ""
-    return f"Calls: {calls['count']:,}{note}, {tokens}, {terminal.cost_of(calls)}"
+    return f"Calls: {calls.count:,}{note}, {words}, {terminal.cost_of(calls.cost)}"
 
 
-def level_line(level: Summary, so_far: bool = False) -> str:
+_MADE_ROW = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}
+"""What a row is called that a stage made, by what the stage makes."""
+
+
+def level_line(level: MadeRows, so_far: bool = False) -> str:
     """The rows that a stage made, or those that it made `so_far`, and their outcomes."""
-    what = {"items": "child row", "rows": "listed row", "kept": "kept row", "groups": "group"}[
-        level["makes"]
-    ]
-    rows = level["rows"]
-    counts = f", {terminal.row_words(rows)}" if rows["total"] else ""
-    return f"  {level['stage']}: {counted(rows['total'], what)}{' so far' * so_far}{counts}"
+    rows = level.rows
+    counts = f", {terminal.row_words(rows)}" if rows.total else ""
+    made = counted(rows.total, _MADE_ROW[level.makes])
+    return f"  {level.stage}: {made}{' so far' * so_far}{counts}"
 
 
-def agreement_lines(stages: Iterable[Summary]) -> Iterator[str]:
+def agreement_lines(stages: Iterable[StageSummary]) -> Iterator[str]:
     for stage in stages:
-        found = stage.get("agreement")
-        if found and found["rows"]:
-            unanimous = f"{found['unanimous']:.0%} of {counted(found['rows'], 'row')} unanimous"
-            if "asked" in found:
-                asked = f"; {found['asked']:.3g} asked on average"
-            else:
-                asked = ""
-            yield (
-                f"Agreement at {stage['name']}: {found['mean']:.2f} on average, {unanimous}{asked}"
-            )
+        votes = stage.agreement
+        if votes is None or votes.mean is None or votes.unanimous is None:
+            continue
+        unanimous = f"{votes.unanimous:.0%} of {counted(votes.rows, 'row')} unanimous"
+        asked = ""
+        if votes.early is not None and votes.early.asked is not None:
+            asked = f"; {votes.early.asked:.3g} asked on average"
+        yield f"Agreement at {stage.name}: {votes.mean:.2f} on average, {unanimous}{asked}"
 
 
-def review_lines(run: Summary) -> Iterator[str]:
+def review_lines(summary: RunSummary) -> Iterator[str]:
     """How rows passed the stages at which people decide, and what to type where some wait."""
-    for stage in run["stages"]:
-        ways = {way: count for way, count in stage.get("review", {}).items() if count}
-        if ways:
-            waiting = ways.pop("waiting", 0)
-            passed = ", ".join(f"{count:,} {way}" for way, count in ways.items()) or "none"
-            yield f"Reviewed at {stage['name']}: {passed}"
+    for stage in summary.stages:
+        if stage.review is None:
+            continue
+        ways = {way: count for way, count in stage.review.as_json().items() if count}
+        if not ways:
+            continue
+        waiting = ways.pop("waiting", 0)
+        passed = ", ".join(f"{count:,} {way}" for way, count in ways.items()) or "none"
+        yield f"Reviewed at {stage.name}: {passed}"
+        if waiting:
             wait = counted(waiting, "row waits", "rows wait")
-            next_ = f"agac review next -a {run['workflow']}"
-            yield from [f"  {wait} for a person; decide with: {next_}"] if waiting else []
+            decide = f"agac review next -a {summary.workflow}"
+            yield f"  {wait} for a person; decide with: {decide}"
 
 
 NEEDS_TOOLS = (
@@ -516,66 +522,59 @@ NEEDS_TOOLS = (
 reuses them."""
 
 
-def conversation_lines(summary: Summary) -> Iterator[str]:
+_SERVED = {
+    "coalesced": "coalesced",
+    "cached": "cached",
+    "stub": "stubbed",
+    "replayed": "replayed",
+    "error": "failed",
+    "refused": "refused",
+    "unknown": "skipped",
+}
+"""How calls of tools ended, in words."""
+
+
+def conversation_lines(summary: RunSummary) -> Iterator[str]:
     """`Tools at ask: 20 calls, 9 executed, 11 coalesced, 1 failed; 40 turns in 20
     conversations`."""
-    words = {
-        "coalesced": "coalesced",
-        "cached": "cached",
-        "stub": "stubbed",
-        "replayed": "replayed",
-        "error": "failed",
-        "refused": "refused",
-        "unknown": "skipped",
-    }
     rows_failed = {
-        error["stage"]
-        for error in summary["errors"]
-        if error["type"] == ErrorType.TOOL_SERVER_ERROR
+        error.stage for error in summary.errors if error.type == ErrorType.TOOL_SERVER_ERROR
     }
-    for stage in summary["stages"]:
-        found = stage.get("agent")
-        if found and found["turns"]:
-            tools = found["tool_calls"]
-            kinds = "".join(f", {tools[key]:,} {word}" for key, word in words.items() if tools[key])
-            talks = (
-                f"{counted(found['turns'], 'turn')} in "
-                f"{counted(found['conversations'], 'conversation')}"
-            )
-            if (found["dedup"] or 0) > 1:
-                each = f" ({found['dedup']:.1f} calls each)"
-            else:
-                each = ""
-            calls = (
-                f"{counted(tools['requested'], 'call')}, {tools['executed']:,} "
-                f"executed{each}{kinds}"
-            )
-            yield f"Tools at {stage['name']}: {calls}; {talks}"
-            for name, failed in found.get("failing_tools", {}).items():
-                yield (
-                    f"  {name} failed in "
-                    f"{'its one call' if failed == 1 else f'all of its {failed:,} calls'}"
-                )
-            if found.get("failing_tools") and stage["name"] not in rows_failed:
-                yield f"  {NEEDS_TOOLS}"
+    for stage in summary.stages:
+        agent = stage.agent
+        if agent is None or not agent.turns:
+            continue
+        yield f"Tools at {stage.name}: {_tool_words(agent)}; {_turn_words(agent)}"
+        failing = agent.failing_tools or {}
+        for name, failed in failing.items():
+            calls = "its one call" if failed == 1 else f"all of its {failed:,} calls"
+            yield f"  {name} failed in {calls}"
+        if failing and stage.name not in rows_failed:
+            yield f"  {NEEDS_TOOLS}"
 
 
-def timing_line(summary: Summary) -> str | None:
+def _tool_words(agent: ConversationCounts) -> str:
+    """`20 calls, 9 executed, 11 coalesced, 1 failed`."""
+    tools = agent.tool_calls
+    counts = tools.as_json()
+    kinds = "".join(f", {counts[key]:,} {word}" for key, word in _SERVED.items() if counts[key])
+    each = ""
+    if agent.dedup is not None and agent.dedup > 1:
+        each = f" ({agent.dedup:.1f} calls each)"
+    return f"{counted(tools.requested, 'call')}, {tools.executed:,} executed{each}{kinds}"
+
+
+def _turn_words(agent: ConversationCounts) -> str:
+    """`40 turns in 20 conversations`."""
+    return f"{counted(agent.turns, 'turn')} in {counted(agent.conversations, 'conversation')}"
+
+
+def timing_line(summary: RunSummary) -> str | None:
     """`Time per call: classify 0.41 s (p95 1.2 s), reply 0.9 s (p95 2.3 s)`; None without calls."""
-    measured = [stage for stage in summary["stages"] if stage["timing_ms"]["duration"]["count"]]
-    # are shown
-    slowest = sorted(measured, key=lambda stage: -stage["timing_ms"]["duration"]["p95"])[:5]
-    parts = []
-    for stage in (stage for stage in measured if stage in slowest):
-        whole = stage["timing_ms"]["duration"]
-        first = stage["timing_ms"]["ttft"]
-        if first["count"]:
-            token = f"; first token {call_time(first['p50'])}, p95 {call_time(first['p95'])}"
-        else:
-            token = ""
-        parts.append(
-            f"{stage['name']} {call_time(whole['p50'])} (p95 {call_time(whole['p95'])}{token})"
-        )
+    measured = [stage for stage in summary.stages if stage.timing_ms.duration.count]
+    # only the slowest five are shown, in the order of the workflow
+    slowest = sorted(measured, key=lambda stage: -(stage.timing_ms.duration.p95 or 0.0))[:5]
+    parts = [_timing_words(stage) for stage in measured if stage in slowest]
     left_out = len(measured) - len(parts)
     more = f", and {left_out} faster ones" if left_out else ""
     if parts:
@@ -583,30 +582,41 @@ def timing_line(summary: Summary) -> str | None:
     return None
 
 
-def serving_lines(found: Summary) -> Iterator[str]:
+def _timing_words(stage: StageSummary) -> str:
+    """`reply 0.9 s (p95 2.3 s; first token 0.2 s, p95 0.4 s)`."""
+    whole = stage.timing_ms.duration
+    first = stage.timing_ms.ttft
+    token = ""
+    if first.count:
+        token = f"; first token {_known_time(first.p50)}, p95 {_known_time(first.p95)}"
+    return f"{stage.name} {_known_time(whole.p50)} (p95 {_known_time(whole.p95)}{token})"
+
+
+def _known_time(milliseconds: float | None) -> str:
+    """The time of a call, or `unknown`: several shards do not tell it."""
+    return "unknown" if milliseconds is None else call_time(milliseconds)
+
+
+def serving_lines(serving: ServingSummary) -> Iterator[str]:
     """`Prefix cache: 93.1% of prompt tokens (94.9% without the first call), 850 computed; slots:
     82% of 8 in use`, and what engines count themselves, which others may use too. Nothing where no
     cache was to be warmed."""
-    if found["first_calls"]:
-        hit = found["prefix_hit"]
-        rest = found["prefix_hit_without_first"]
-        if hit is None:
-            said = "the provider does not say what it had"
+    if serving.first_calls:
+        if serving.prefix_hit is None:
+            hit = "the provider does not say what it had"
         else:
-            said = f"{hit:.1%} of prompt tokens"
-        said += (
-            ""
-            if rest is None
-            else f" ({rest:.1%} without the first call), {found['prefill_tokens']:,} computed"
-        )
+            hit = f"{serving.prefix_hit:.1%} of prompt tokens"
+        if serving.prefix_hit_without_first is not None:
+            rest = f"{serving.prefix_hit_without_first:.1%} without the first call"
+            hit += f" ({rest}), {serving.prefill_tokens or 0:,} computed"
         yield (
-            f"Prefix cache: {said}; slots: {found['slot_utilisation'] or 0:.0%} of "
-            f"{found['slots']:,} in use"
+            f"Prefix cache: {hit}; slots: {serving.slot_utilisation or 0:.0%} of "
+            f"{serving.slots or 0:,} in use"
         )
-    for one in found["engines"]:
-        hit = "none" if one["prefix_hit"] is None else f"{one['prefix_hit']:.1%}"
+    for engine in serving.engines:
+        hit = "none" if engine.prefix_hit is None else f"{engine.prefix_hit:.1%}"
         yield (
-            f"  {one['address']} counted itself: {hit} of {one['prompt_tokens']:,} prompt "
+            f"  {engine.address} counted itself: {hit} of {engine.prompt_tokens:,} prompt "
             "tokens from its cache"
         )
 
@@ -625,32 +635,32 @@ def call_time(milliseconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def guard_lines(summary: Summary, files: Sequence[Path]) -> Iterator[str]:
+def guard_lines(summary: RunSummary, files: Sequence[Path]) -> Iterator[str]:
     from agac.data.sinks import FILTERED  # loads the sinks
 
     listed = "".join(
         f"; why, for each: {terminal.from_here(file)}" for file in files if file.name == FILTERED
     )
-    for name, where in (("dropped", listed), ("skipped", "")):
-        counts = [
-            f"{counted(stage[name], 'row')} at {stage['name']}"
-            for stage in summary["stages"]
-            if stage[name]
-        ]
-        if name == "dropped" and (again := summary.get("repeated_ids")) and again["rows"]:
-            counts.insert(
-                0, f"{counted(again['rows'], 'row')} by on_duplicate_id: {again['on_duplicate_id']}"
-            )
-        if counts:
-            yield f"{name.capitalize()}: {', '.join(counts)}{where}"
+    dropped = [(stage.name, stage.tasks.dropped) for stage in summary.stages]
+    skipped = [(stage.name, stage.tasks.skipped) for stage in summary.stages]
+    repeated = summary.odd.repeated_ids
+    words = [f"{counted(rows, 'row')} at {name}" for name, rows in dropped if rows]
+    if repeated is not None and repeated.rows:
+        by_rule = f"by on_duplicate_id: {repeated.on_duplicate_id}"
+        words.insert(0, f"{counted(repeated.rows, 'row')} {by_rule}")
+    if words:
+        yield f"Dropped: {', '.join(words)}{listed}"
+    words = [f"{counted(rows, 'row')} at {name}" for name, rows in skipped if rows]
+    if words:
+        yield f"Skipped: {', '.join(words)}"
 
 
 def held_for_people_lines(report: RunReport) -> Iterator[str]:
     """How many rows the results hold that were written while others wait for people."""
     if report.stopped is None and not report.invocation["complete"] and report.files:
-        rows = report.summary["rows"]
-        ended = rows["done"] + rows["skipped"] + rows["failed"]
-        whole = counted(rows["total"] - rows["dropped"], "row")
+        rows = report.rows
+        ended = rows.done + rows.skipped + rows.failed
+        whole = counted(rows.total - rows.dropped, "row")
         yield (
             f"{report.files[0].name} now holds {ended:,} of {whole}; the others follow "
             "once people have decided"
@@ -658,30 +668,18 @@ def held_for_people_lines(report: RunReport) -> Iterator[str]:
 
 
 def unselected_lines(
-    summary: Summary, invocation: Summary, command: str, scope: Scope | None
+    summary: RunSummary, invocation: Facts, command: str, scope: Scope | None
 ) -> Iterator[str]:
     """How many rows wait, for which stages that were not selected, and the command that finishes
     them."""
-    rows = summary["rows"]
-    stages = summary["stages"]
+    stages = summary.stages
     # other open rows wait for batches
-    people = sum(stage["review"]["waiting"] for stage in stages if "review" in stage)
-    waiting = max(
-        0, int(invocation["rows_parked"]) - int(invocation.get("rows_in_batches", 0)) - people
-    )
-    if not waiting or (scope is not None and all(scope.may_ask(stage["name"]) for stage in stages)):
+    people = sum(stage.review.waiting for stage in stages if stage.review is not None)
+    in_batches = int(invocation.get("rows_in_batches", 0))
+    waiting = max(0, int(invocation["rows_parked"]) - in_batches - people)
+    if not waiting or (scope is not None and all(scope.may_ask(stage.name) for stage in stages)):
         return
-    names = []
-    come = rows["done"] + rows["open"] + sum(stage["failed"] for stage in stages)
-    for stage in stages:  # more rows came to it than went through
-        through = stage["done"] + stage["reused"]
-        if (
-            scope is not None
-            and come > through + stage["failed"]
-            and not scope.may_ask(stage["name"])
-        ):
-            names.append(stage["name"])
-        come = through
+    names = _unselected(summary, scope)
     if names:
         where = f"stage{'' if len(names) == 1 else 's'} {' and '.join(names)}"
     else:
@@ -692,6 +690,20 @@ def unselected_lines(
     yield (
         f"Open: {many} for {where}, which this command did not select. Finish {them} with: {whole}"
     )
+
+
+def _unselected(summary: RunSummary, scope: Scope | None) -> list[str]:
+    """Finds the stages that were not selected and to which more rows came than went through."""
+    names = []
+    come = summary.rows.done + summary.rows.open
+    come += sum(stage.tasks.failed for stage in summary.stages)
+    for stage in summary.stages:
+        through = stage.tasks.done + stage.tasks.reused
+        is_short = come > through + stage.tasks.failed
+        if scope is not None and is_short and not scope.may_ask(stage.name):
+            names.append(stage.name)
+        come = through
+    return names
 
 
 ADVICE: dict[str, str] = {
@@ -726,25 +738,23 @@ LEAVE_FAILED = "--no-retry-failed"
 def error_lines(report: RunReport, command: str) -> Iterator[str]:
     """The errors of a run with examples and advice, and what to do about the failed rows, each
     with its command."""
-    errors = report.summary["errors"]
-    run = report.summary["run"]
+    errors = report.record.errors
+    run = report.record.run
     invocation = report.invocation
     if not errors:
         return
     yield from ("", "Errors:")
     for error in errors:
-        example = error["example"]
-        number = example["row_number"]  # rows that stages made have none
-        yield (
-            f"{error_head(error)}, e.g. "
-            f"{example['id']!r}{'' if number is None else f' (row {number})'}:"
-        )
-        yield f"    {terminal.first_line(example['message'])}"
+        example = error.example
+        number = example.row_number  # rows that stages made have none
+        place = "" if number is None else f" (row {number})"
+        yield f"{error_head(error)}, e.g. {example.id!r}{place}:"
+        yield f"    {terminal.first_line(example.message)}"
         # the input's own errors have no stage: there was no call
-        advice = ADVICE.get(error["type"])
-        if advice and error["stage"] is not None:
-            look = f" See the reply with: {row_command(run, example['id'])}"
-            yield f"    {advice}{look if error['type'] in WITH_REPLY else ''}"
+        advice = ADVICE.get(error.type)
+        if advice and error.stage is not None:
+            look = f" See the reply with: {row_command(run, example.id)}"
+            yield f"    {advice}{look if error.type in WITH_REPLY else ''}"
     for file in report.files:
         if file.name == "errors.jsonl":
             yield f"  All of them, with their input: {terminal.from_here(file)}"
@@ -767,7 +777,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         return  # what to do next was printed with the limit
     by_remedy = report.rows_by_remedy
     if by_flag:
-        may_be_left = sum(error["rows"] for error in errors if error["stage"])
+        may_be_left = sum(error.rows for error in errors if error.stage)
     else:
         may_be_left = by_remedy["again"]
     if by_remedy["again"] and may_be_left > left:
@@ -777,7 +787,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"  {counted(spent, 'row')} spent their row_budget: raise it, then run again: {again}"
     asked = by_remedy["calls"]
     if asked:
-        yield f"  {counted(asked, 'row')}: {terminal.calls_remedy(run, report.summary['workflow'])}"
+        yield f"  {counted(asked, 'row')}: {terminal.calls_remedy(run, report.record.workflow)}"
     lacking = by_remedy["schema"]
     if lacking:
         yield (
@@ -790,16 +800,16 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"  Fix {these} in the input, then run: {again}"
 
 
-def error_head(error: Summary) -> str:
+def error_head(error: ErrorSummary) -> str:
     """`  SchemaMismatch in classify: 3 rows`."""
-    place = f" in {error['stage']}" if error["stage"] else ""
-    return f"  {error['type']}{place}: {counted(error['rows'], 'row')}"
+    place = f" in {error.stage}" if error.stage else ""
+    return f"  {error.type}{place}: {counted(error.rows, 'row')}"
 
 
 def limit_lines(report: RunReport, command: str) -> list[str]:
     if report.stop == "loss":
-        look = f"agac inspect {report.summary['run']}"
-        of_job = "job" in report.summary  # its file has the rows that ended, and it has no keys
+        look = f"agac inspect {report.record.run}"
+        of_job = report.job is not None  # its file has the rows that ended, and it has no keys
         unchanged = "" if of_job else ", and the output files are unchanged"
         return [
             f"stopped: {report.stopped}",
@@ -811,10 +821,10 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
                 else ["  If these failures are expected, set `stop_loss: false` in the workflow."]
             ),
         ]
-    simulated = report.summary["calls"]["cost_is_simulated"]
+    simulated = report.record.calls.cost.is_simulated
     finishing = report.finishing
-    is_shard = "shard" in report.summary["selection"]
-    number = report.summary["run"]
+    is_shard = "shard" in report.record.request.selection
+    number = report.record.run
     lines = [f"stopped at a limit: {report.stopped}"]
     lines += [
         f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]
@@ -843,7 +853,7 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
             resume = (
                 f"{terminal.without(command, '--max-errors')} --max-errors {finishing.max_errors}"
             )
-            if is_shard or "job" in report.summary:
+            if is_shard or report.job is not None:
                 see = f"`agac inspect {number}`"
             else:
                 see = "see errors.jsonl"
@@ -868,11 +878,11 @@ def _held_words(finishing: Finishing, *, simulated: bool) -> str:
 def _held_lines(report: RunReport) -> Iterator[str]:
     """How many of the rows the results hold that were written at a limit; those that left have no
     line."""
-    rows = report.summary["rows"]
+    rows = report.rows
     finishing = report.finishing
-    ended = rows["done"] + rows["skipped"] + rows["failed"]
+    ended = rows.done + rows.skipped + rows.failed
     written = report.invocation.get("lines_written", ended)
-    whole = max(rows["total"] - rows["dropped"], ended + (finishing.rows if finishing else 0))
+    whole = max(rows.total - rows.dropped, ended + (finishing.rows if finishing else 0))
     if not report.files or ended >= whole:
         return
     name = report.files[0].name
@@ -899,7 +909,7 @@ RESULT_WORDS = {
 }
 
 
-def retrieved_line(facts: Summary) -> str:
+def retrieved_line(facts: Facts) -> str:
     counts = [
         f"{facts[key]:,} {word}"
         for key, word in RESULT_WORDS.items()
@@ -910,7 +920,7 @@ def retrieved_line(facts: Summary) -> str:
     )
 
 
-def batch_lines(invocation: Summary) -> Iterator[str]:
+def batch_lines(invocation: Facts) -> Iterator[str]:
     """The batches that an invocation submitted, and those that are not submitted yet, why, and
     when that is retried."""
     # the others were reported while waiting
@@ -934,7 +944,7 @@ def batch_lines(invocation: Summary) -> Iterator[str]:
         yield f"Waiting batch {facts['id']}: {content}: {why}{retried}"
 
 
-def undecided_lines(invocation: Summary) -> Iterator[str]:
+def undecided_lines(invocation: Facts) -> Iterator[str]:
     for facts in invocation.get("undecided_batches") or ():
         if facts["note"]:
             note = f": {plain(terminal.first_line(facts['note']))}"
@@ -947,7 +957,7 @@ def undecided_lines(invocation: Summary) -> Iterator[str]:
 
 
 def next_lines(
-    summary: Summary, invocation: Summary, command: str, *, stopped: bool = False
+    summary: RunSummary, invocation: Facts, command: str, *, stopped: bool = False
 ) -> Iterator[str]:
     """What is stale, deferred and waited for, and the commands to resume. `command`: that of the
     run. Where it was `stopped` before anything was submitted, there is nothing to retrieve."""
@@ -982,9 +992,9 @@ def next_lines(
     open_batches = invocation.get("open_batches")
     if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
         # of the input, and what stages made
-        rows = [one["rows"] for one in (summary, *summary.get("levels", ()))]
-        total = sum(one["total"] for one in rows)
-        ended = total - sum(one["open"] for one in rows)
+        rows = [summary.rows, *(level.rows for level in summary.levels)]
+        total = sum(counts.total for counts in rows)
+        ended = total - sum(counts.open for counts in rows)
         if ended:
             are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}"
         else:

@@ -137,10 +137,9 @@ def merge(
 
 
 def _merged(report: MergeReport) -> Iterator[str]:
-    rows = report.summary["rows"]
     yield (
-        f"Merged {counted(report.shards, 'shard')} of {report.summary['workflow']}: "
-        f"{terminal.row_words(rows)}"
+        f"Merged {counted(report.shards, 'shard')} of {report.record.workflow}: "
+        f"{terminal.row_words(report.record.rows)}"
     )
     yield f"Results: {', '.join(terminal.from_here(file) for file in report.files)}"
     if report.not_written is not None:

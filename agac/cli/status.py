@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,11 @@ from agac.cli.run import (
 )
 from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import is_job, job_alias
+from agac.core.reading import read_as
 from agac.core.text import plain, waits_text
 from agac.core.types import counted, dollars
+from agac.engine.stage_summary import CallCounts
+from agac.engine.summary import RowCounts, RunSummary
 from agac.spec.notify import target_words
 
 if TYPE_CHECKING:
@@ -133,24 +135,23 @@ def sharded_lines(report: StatusReport | RunsReport) -> Iterator[str]:
     """Runs in shards that have stores here: how many rows they have, and where they were merged."""
     for run in report.sharded:
         here = len(run["shards"])
-        rows = run["rows"]
+        rows = RowCounts(**run["rows"])
         merged = run["merged"]
         if here == run["of"]:
             which = "all here"
         else:
             which = f"{here} of them here: {', '.join(run['shards'])}"
-        counts = f"{counted(rows.get('total', 0), 'row')}, {terminal.row_words(Counter(rows))}"
+        counts = f"{counted(rows.total, 'row')}, {terminal.row_words(rows)}"
         yield f"{run['workflow']} was run in {counted(run['of'], 'shard')} ({which}): {counts}"
         if merged is None:
             yield (
                 f"  Not merged here. See all shards with: agac status --shards -a {run['workflow']}"
             )
         else:
-            told = merged["rows"]
-            if told:
-                wrote = f": {counted(told['total'], 'row')}, {terminal.row_words(Counter(told))}"
-            else:
-                wrote = ""
+            wrote = ""
+            if merged["rows"]:
+                written = RowCounts(**merged["rows"])
+                wrote = f": {counted(written.total, 'row')}, {terminal.row_words(written)}"
             yield f"  Merged into {terminal.from_here(report.project / merged['output'])}{wrote}"
 
 
@@ -184,22 +185,26 @@ def _runs_table(
             what = "No workflow was"
         begin = f"Start with: agac run -a {workflow or 'WORKFLOW'}"
         return [f"{what} run in this project yet. {named_here(begin, click.get_current_context())}"]
-    names = terminal.outcome_names(terminal.ROW_OUTCOMES, [run["rows"] for run in report.runs])
-    rows = [
-        [
-            run["run"],
-            f"{job_alias(run['run'])}: {run['output']}"
-            if is_job(run["workflow"])
-            else run["workflow"],
-            run["state"],
-            run["rows"]["total"],
-            *(run["rows"][name] for name in names),
-            run["calls"]["count"],
-            terminal.cost_of(run["calls"]),
-            *(value(run) for value in more.values()),
-        ]
-        for run in report.runs
-    ]
+    counts = [read_as(RowCounts, run["rows"]) for run in report.runs]
+    names = terminal.outcome_names(terminal.ROW_OUTCOMES, counts)
+    rows = []
+    for run, outcomes in zip(report.runs, counts, strict=True):
+        calls = read_as(CallCounts, run["calls"])
+        workflow_or_job = run["workflow"]
+        if is_job(run["workflow"]):
+            workflow_or_job = f"{job_alias(run['run'])}: {run['output']}"
+        rows.append(
+            [
+                run["run"],
+                workflow_or_job,
+                run["state"],
+                outcomes.total,
+                *(getattr(outcomes, name) for name in names),
+                calls.count,
+                terminal.cost_of(calls.cost),
+                *(value(run) for value in more.values()),
+            ]
+        )
     header = ["run", "workflow", "state", "rows", *names, "calls", "cost", *more]
     return [terminal.table(header, rows), "", _size_line(report)]
 
@@ -229,55 +234,30 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
     yield from run_lines(run)
     yield from ("", _size_line(report))
     yield from next_step_lines(report)
-    if _failed(run):
+    if read_as(RunSummary, run).any_row_failed:
         yield f"Look at failed rows with: agac inspect {run['run']}"
 
 
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
     """A run: its state, its rows and stages, its calls, its last invocations."""
-    some = terminal.selection_words(run["selection"])
-    counts = run["rows"]
-    calls = run["calls"]
+    summary = read_as(RunSummary, run)
+    request = summary.request
+    some = terminal.selection_words(dict(request.selection))
     held = run["held"]
-    yield f"{terminal.run_name(run['workflow'], run['run'])}: {run['state']}"
+    yield f"{terminal.run_name(summary.workflow, summary.run)}: {run['state']}"
     yield (
-        f"Input: {plain(run['input'])}{f' ({some})' if some else ''}   Output: "
-        f"{run['output'] or 'none'}"
+        f"Input: {plain(request.input)}{f' ({some})' if some else ''}   Output: "
+        f"{request.output or 'none'}"
     )
-    yield f"Started: {run['started_at']}   Last worked on: {run['last_worked_at']}"
-    so_far = "" if run["input_read_at"] else " read so far"
-    yield f"\nRows: {counts['total']:,}{so_far}, {terminal.row_words(counts)}"
-    grows = run["state"] != "finished" and (
-        run["input_read_at"] is None or counts["open"] or counts["failed"]
-    )
-    for level in run["levels"]:
-        yield level_line(level, so_far=bool(grows))
-        grows = grows or level["rows"]["open"]
+    yield f"Started: {summary.times.started_at}   Last worked on: {run['last_worked_at']}"
+    yield from _row_lines(run, summary)
     yield ""
-    names = terminal.outcome_names(terminal.TASK_OUTCOMES, run["stages"])
-    stages = []
-    for stage in run["stages"]:
-        tokens = [stage["calls"][key] for key in ("count", "input_tokens", "output_tokens")]
-        outcomes = [stage[name] for name in names]
-        stages.append(
-            [stage["name"], stage["model"], *outcomes, *tokens, terminal.cost_of(stage["calls"])]
-        )
-    yield terminal.table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], stages)
-    for stage in run["stages"]:
-        kinds = ", ".join(
-            f"{count:,} {kind}"
-            for kind, count in sorted(stage["errors"].items(), key=lambda e: -e[1])
-        )
-        if kinds:
-            yield f"Failed in {stage['name']}: {kinds}"
-    yield from agreement_lines(run["stages"])
-    yield from conversation_lines(run)
-    yield from review_lines(run)
+    yield from _stage_lines(summary)
     yield ""
-    yield calls_line(
-        calls, [f"{calls['failed']:,} of them failed"] if calls["failed"] else (), details=True
-    )
-    yield from serving_lines(run["serving"])
+    failed = summary.calls.failed
+    before = [f"{failed:,} of them failed"] if failed else []
+    yield calls_line(summary.calls, before, details=True)
+    yield from serving_lines(summary.serving)
     if held["cost_usd"] or held["tokens"]:
         cost = f"{dollars(held['cost_usd'])} ({held['tokens']:,} tokens)"
         yield f"Calls of unknown cost may have cost up to {cost} more"
@@ -285,6 +265,42 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]
         yield terminal.table(header, [_invocation(one) for one in run["invocations"]])
+
+
+def _row_lines(run: dict[str, Any], summary: RunSummary) -> Iterator[str]:
+    """The rows of the input, and those that stages made, by outcome."""
+    rows = summary.rows
+    is_read = run["input_read_at"] is not None
+    so_far = "" if is_read else " read so far"
+    yield f"\nRows: {rows.total:,}{so_far}, {terminal.row_words(rows)}"
+    # more rows can be made of rows that are still to be read, open, or tried again
+    grows = run["state"] != "finished" and (not is_read or rows.open > 0 or rows.failed > 0)
+    for level in summary.levels:
+        yield level_line(level, so_far=grows)
+        grows = grows or level.rows.open > 0
+
+
+def _stage_lines(summary: RunSummary) -> Iterator[str]:
+    """A table of the stages, how their rows failed, and what else they did."""
+    stages = summary.stages
+    names = terminal.outcome_names(terminal.TASK_OUTCOMES, [stage.tasks for stage in stages])
+    table = []
+    for stage in stages:
+        calls = stage.details.calls if stage.details is not None else CallCounts()
+        outcomes = [getattr(stage.tasks, name) for name in names]
+        took = [calls.count, calls.tokens.input, calls.tokens.output, terminal.cost_of(calls.cost)]
+        table.append([stage.name, stage.model, *outcomes, *took])
+    yield terminal.table(["stage", "model", *names, "calls", "tokens in", "out", "cost"], table)
+    for stage in stages:
+        errors = stage.details.errors if stage.details is not None else {}
+        kinds = ", ".join(
+            f"{count:,} {kind}" for kind, count in sorted(errors.items(), key=lambda e: -e[1])
+        )
+        if kinds:
+            yield f"Failed in {stage.name}: {kinds}"
+    yield from agreement_lines(stages)
+    yield from conversation_lines(summary)
+    yield from review_lines(summary)
 
 
 def _invocation(one: Any) -> list[object]:
@@ -302,11 +318,6 @@ INVOCATION_RESULTS = {
     ExitCode.NOT_READY: "not ready",
     ExitCode.INTERRUPTED: "interrupted",
 }
-
-
-def _failed(run: dict[str, Any]) -> int:
-    """Failed rows, of the input and of those that stages made."""
-    return sum(int(one["rows"]["failed"]) for one in (run, *run["levels"]))
 
 
 def next_step_lines(report: StatusReport) -> Iterator[str]:
@@ -366,7 +377,7 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
     """Where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
     number = run["run"]
-    failed = _failed(run)
+    failed = read_as(RunSummary, run).failed_rows
     folder = terminal.from_here(report.project / (run["output"] or ""))
     errors = f"see {folder}/errors.jsonl"
     results = f"{folder}/results.jsonl"

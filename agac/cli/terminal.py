@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
@@ -37,6 +37,10 @@ from agac.core.text import (
     squeezed,
 )
 from agac.core.types import Shard, counted, dollars
+
+if TYPE_CHECKING:
+    from agac.engine.stage_summary import CallCost
+    from agac.engine.summary import RowCounts
 
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no
@@ -106,9 +110,12 @@ TASK_OUTCOMES = ("done", "reused", "failed", "skipped", "dropped")
 BY_GUARDS = ("skipped", "dropped")  # outcomes that most workflows do not have
 
 
-def outcome_names(names: Sequence[str], counts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The outcomes that a table has columns for: those of guards only where there are any."""
-    return [name for name in names if name not in BY_GUARDS or any(one[name] for one in counts)]
+def outcome_names(names: Sequence[str], counts: Sequence[object]) -> list[str]:
+    """Finds the outcomes that a table has columns for: those of guards only where there are any.
+    `counts` are records with a field for each."""
+    return [
+        name for name in names if name not in BY_GUARDS or any(getattr(one, name) for one in counts)
+    ]
 
 
 def calls_remedy(run: int, workflow: str) -> str:
@@ -121,10 +128,11 @@ def calls_remedy(run: int, workflow: str) -> str:
     )
 
 
-def row_words(rows: Mapping[str, int]) -> str:
+def row_words(rows: RowCounts) -> str:
     """`58 done, 2 dropped`: the outcomes of rows, without those that no row has."""
+    counts = rows._asdict()
     return ", ".join(
-        f"{rows[name]:,} {name}" for name in ROW_OUTCOMES if rows[name] or name == "done"
+        f"{counts[name]:,} {name}" for name in ROW_OUTCOMES if counts[name] or name == "done"
     )
 
 
@@ -175,16 +183,16 @@ def price(usd: float | None, *, simulated: bool) -> str:
     return dollars(usd, None, simulated=simulated)
 
 
-def cost_of(calls: Mapping[str, Any]) -> str:
+def cost_of(cost: CallCost) -> str:
     """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no
     known price."""
-    unpriced = counted(calls["calls_without_price"], "call") + " of unknown cost"
-    if calls["cost_usd"] is None:
+    unpriced = counted(cost.unpriced, "call") + " of unknown cost"
+    if cost.usd is None:
         return unpriced
-    cost = dollars(calls["cost_usd"], simulated=calls["cost_is_simulated"])
-    if calls["calls_without_price"]:
-        return f"{cost} and {unpriced}"
-    return cost
+    priced = dollars(cost.usd, simulated=cost.is_simulated)
+    if cost.unpriced:
+        return f"{priced} and {unpriced}"
+    return priced
 
 
 def short_name_line(alias: Mapping[str, str | None]) -> str:
@@ -201,17 +209,17 @@ def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
     """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls of unknown cost;
     12 of 40 calls`."""
     units = []
-    for unit, facts in budget.items():
-        if isinstance(facts, dict):
+    for unit, amounts in budget.items():
+        if isinstance(amounts, dict):
             spent, limit, unknown = (
-                dollars(facts[key]) if unit == "usd" else f"{facts[key]:,.0f}"
+                dollars(amounts[key]) if unit == "usd" else f"{amounts[key]:,.0f}"
                 for key in ("spent", "limit", "held")
             )
             if unit == "usd":
                 what = f"{'simulated ' * simulated}{spent} of {limit}"
             else:
                 what = f"{spent} of {limit} {unit}"
-            if facts["held"]:
+            if amounts["held"]:
                 more = f", and at most {unknown} by calls of unknown cost"
             else:
                 more = ""
