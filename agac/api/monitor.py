@@ -31,9 +31,11 @@ from agac.api.status import (
     stored_run,
 )
 from agac.core.errors import AgacError, UsageError
+from agac.core.reading import read_as
 from agac.core.types import Moment, Outcome, Report, RowId, counted
 from agac.data.sources import estimated_rows
 from agac.engine.limits import Amount, BudgetBalance, facts, loaded
+from agac.engine.summary import RunSummary
 from agac.engine.telemetry import RATIO, quantile
 from agac.plan.plan import Selection
 from agac.spec.paths import project_root
@@ -105,6 +107,11 @@ class MonitoredRun(Report):
     advice: tuple[Advice, ...]
     asked: tuple[dict[str, Any], ...]
     estimated_usd: float | None
+
+    @property
+    def record(self) -> RunSummary:
+        """The summary of the run, out of the `report`."""
+        return read_as(RunSummary, self.report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,23 +223,22 @@ async def _paced(
         first = int(now // 60) - LATELY
         stages = await roll_ups.lately(database, record.id, first)
         seconds = max(now - max(60 * first, record.invocation.at), 1.0)
-    rows = report["rows"]
+    summary = read_as(RunSummary, report)
+    rows = summary.rows
     exact = record.read_at is not None
     expected = None
     if exact:
-        expected = rows["total"]
+        expected = rows.total
     elif "sql" not in (await runs.definition_of(database, record.id))["input"]:
         with suppress(OSError, AgacError):  # it is only a guess
             selection = Selection(**record.selection)
-            file = root / report["input"]
+            file = root / summary.request.input
             guess = estimated_rows(file) if file.is_file() else None
-            expected = guess and max(
-                rows["total"], selection.taken(max(0, guess - selection.offset))
-            )
+            expected = guess and max(rows.total, selection.taken(max(0, guess - selection.offset)))
     rate = 60 * stages[""].settled / seconds if "" in stages else None
     eta = None
     if expected is not None and rate is not None and rate > 0:
-        eta = 60 * (expected - rows["total"] + rows["open"]) / rate
+        eta = 60 * (expected - rows.total + rows.open) / rate
     return (
         report | {"pace": {"expected": expected, "exact": exact, "rate": rate, "eta_s": eta}},
         stages,
@@ -314,15 +320,16 @@ def _advice(report: Mapping[str, Any], record: runs.RunRecord) -> list[Advice]:
         found.append(
             Advice("takes what ended of its batches", f"agac batch retrieve --run {number}")
         )
-    waiting = sum(stage.get("review", {}).get("waiting", 0) for stage in report["stages"])
+    summary = read_as(RunSummary, report)
+    waiting = sum(stage.review.waiting for stage in summary.stages if stage.review is not None)
     if waiting:
         rows = f"{counted(waiting, 'row')} {'waits' if waiting == 1 else 'wait'} for a decision"
-        found.append(Advice(rows, f"agac review next -a {report['workflow']}"))
+        found.append(Advice(rows, f"agac review next -a {summary.workflow}"))
     if report["state"] in ("killed", "stopped", "waiting"):
         found.append(Advice("resumes it", report["go_on"]))
-    if report["rows"]["failed"] and report["state"] != "running":
+    if summary.rows.failed and report["state"] != "running":
         found.append(Advice("tries the failed rows again", f"agac retry {number}"))
-    if report["rows"]["done"]:
+    if summary.rows.done:
         partial = "" if record.finished_at is not None else " --partial"
         found.append(
             Advice(

@@ -400,10 +400,10 @@ async def reported(
         )
         await _deliver(database, work)
     left, _, error = await runs.notifications_left(database)
-    facts: dict[str, Any] = {"notifications": {"left": left, "error": error}} if left else {}
+    unsent: dict[str, Any] = {"notifications": {"left": left, "error": error}} if left else {}
     if invocation.dropped_messages:
-        facts["dropped_messages"] = invocation.dropped_messages
-    return replace(report, invocation=report.invocation | facts)
+        unsent["dropped_messages"] = invocation.dropped_messages
+    return replace(report, invocation=report.invocation | unsent)
 
 
 @dataclass(frozen=True, slots=True)

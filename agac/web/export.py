@@ -49,8 +49,8 @@ async def export_pages(
     root = project_root(project)
     folder = folder.absolute()
     about = await monitor.arun(run, project=root)
-    number = about.report["run"]
-    workflow = about.report["workflow"]
+    number = about.record.run
+    workflow = about.record.workflow
     if about.report["state"] == "running":
         raise UsageError(f"run {number} is at work", remedy="Export it when it has ended.")
     with (
@@ -104,20 +104,21 @@ class StaticPages:
     def __init__(self, project: Path, about: monitor.MonitoredRun, folder: Path) -> None:
         self.project = project
         self.about = about
-        self.run = about.report["run"]
+        summary = about.record
+        self.run = summary.run
         self.folder = folder
         self.rows: dict[str, str] = {}
         at = f"/run/{self.run}"
-        self.lists = [("rows", f"{at}/rows", "Rows", RowFilters(), about.report["rows"]["total"])]
+        self.lists = [("rows", f"{at}/rows", "Rows", RowFilters(), summary.rows.total)]
         self.lists += [
             (
                 f"made-{place}",
                 f"{at}/made/{place}",
-                f"Rows made by {one['stage']}",
-                RowFilters(made_by=one["stage"]),
-                one["rows"]["total"],
+                f"Rows made by {level.stage}",
+                RowFilters(made_by=level.stage),
+                level.rows.total,
             )
-            for place, one in enumerate(about.report["levels"])
+            for place, level in enumerate(summary.levels)
         ]
         self.lists.insert(
             0, ("failed", f"{at}/rows?state=failed", "Failed rows", RowFilters(state="failed"), 0)

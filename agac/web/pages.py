@@ -73,7 +73,7 @@ async def _run(request: Request) -> dict[str, Any]:
     actions = []
     if state.write and found.report["state"] == "running":
         actions.append((f"/run/{number}/stop", "Stop"))
-    elif state.write and found.report["errors"]:
+    elif state.write and found.record.errors:
         actions.append((f"/run/{number}/retry", "Retry failed rows"))
     graph = Markup(drawing.svg(styled=False))  # noqa: S704 - it escapes every text
     return {"run": found, "graph": graph, "actions": actions}

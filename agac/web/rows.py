@@ -59,10 +59,10 @@ async def rows(request: Request) -> Response:
     project = request.app.state.project
     given = request.query_params
     filters = filters_in(request)
-    report = (await monitor.arun(run, project=project)).report
+    summary = (await monitor.arun(run, project=project)).record
     page = await monitor.arows(run, filters, given.get("after"), LISTED, project=project)
     start = request.url.remove_query_params("after")
-    kinds = {one["type"] for one in report["errors"]}
+    kinds = {error.type for error in summary.errors}
     return render(
         request,
         "rows.html",
@@ -71,9 +71,9 @@ async def rows(request: Request) -> Response:
         page=page,
         limit=LISTED,
         filters=filters,
-        stages=[one["name"] for one in report["stages"]],
+        stages=[stage.name for stage in summary.stages],
         errors=sorted(kinds),
-        makers=[one["stage"] for one in report["levels"]],
+        makers=[level.stage for level in summary.levels],
         csv=str(start.replace(path=f"{start.path}.csv")),
         start=str(start) if "after" in given else None,
         next=str(start.include_query_params(after=page.next)) if page.next else None,
