@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from agac.core.types import (
     ToolResult,
     Usage,
 )
-from agac.engine.answers import Answer
+from agac.engine.answers import Answer, TaskRequest
 from agac.engine.attempts import CapReached, NextTurn, TaskAttempts
 from agac.engine.caller import Caller
 from agac.engine.connections import ModelConnection, request_for_model
@@ -374,16 +374,16 @@ def _failures(turn: Turn) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def open_agents(
     context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
-) -> AsyncIterator[None]:
-    """Lets a caller ask the stages with tools, which are at work meanwhile. Raises UsageError when
-    one cannot be had. `since`: earlier conversations count that began then or later, in seconds
-    since 1970."""
+) -> AsyncIterator[Agents | None]:
+    """Opens the tools of a plan's stages and what asks those stages by a caller; None: no stage
+    has tools. Raises UsageError when a tool cannot be had. `since`: earlier conversations count
+    that began then or later, in seconds since 1970."""
     work = context.work
     stages = [stage for stage in context.plan.asking if stage.agent_spec is not None]
     if not stages:
-        yield
+        yield None
         return
-    agents = caller.agents = Agents(context, caller, since)
+    agents = Agents(context, caller, since)
     database = context.places.database
     clock = work.clocks.wall
     tools = ToolContext(
@@ -403,8 +403,8 @@ async def open_agents(
         record=(work.answers and work.answers.calls)
         or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
     )
-    async with open_tools(stages, tools) as agents.pool:
-        yield
+    async with agents.at_work(open_tools(stages, tools)):
+        yield agents
 
 
 class StoredIntent(Intent):
@@ -471,10 +471,9 @@ class StoredIntent(Intent):
 
 
 class Agents:
-    """Asks the models of stages with tools. `intents` are those of calls of agents that are under
-    way, by the conversation of the agent that is called."""
-
-    pool: ToolPool
+    """Asks the models of stages with tools. `pool` calls the tools, while agents are `at_work`;
+    `intents` are those of calls of agents that are under way, by the conversation of the agent
+    that is called."""
 
     def __init__(self, context: InvocationContext, caller: Caller, since: float) -> None:
         plan = context.plan
@@ -504,15 +503,33 @@ class Agents:
         self._open: dict[bytes, TaskConversation] = {}
         self.intents: dict[bytes, StoredIntent] = {}
         self.durable = context.ledger.durable
+        self.pool: ToolPool
 
-    async def opened(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
-        """Looks for a conversation that goes on; the position of the model that it is with, of
-        these."""
-        position = await self._found(attempts, models)
+    @asynccontextmanager
+    async def at_work(self, tools: AbstractAsyncContextManager[ToolPool]) -> AsyncIterator[None]:
+        """Opens the tools, some of which ask these agents."""
+        async with tools as self.pool:
+            yield
+
+    def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
+        """Asks a stage with tools. See AnswerSource."""
+        return self.answer(self._caller.attempts_of(asked))
+
+    async def answer(self, attempts: TaskAttempts) -> Answer | RowError:
+        """Gets the answer at the end of a conversation: of one that is stored and not at its end,
+        or of a new one."""
+        models = self._caller.connections[attempts.connection.stage.index]
+        attempts.position = await self._found(attempts, models)
+        attempts.connection = models[attempts.position]
+        await self._count_earlier(attempts)
+        return await self._caller.in_turn(attempts, self._ask_model)
+
+    async def _count_earlier(self, attempts: TaskAttempts) -> None:
+        """Counts the turns and the calls of tools that the row made in earlier invocations."""
         active = attempts.active
         own = attempts.fingerprint
         if self._budget.turns is None and self._budget.tool_calls is None:
-            return position
+            return
         index, (_, calls) = attempts.stage.index, self._stored.get(own, ((), ()))
         stages = active.settled.union([index] if own in self._stored else ()) - active.counted
         active.counted |= stages | {index}
@@ -520,7 +537,6 @@ class Agents:
             active.turns += turns * (stage in stages)
             active.tool_calls += made * (stage in stages)
         active.tool_calls = max(active.tool_calls, sum(call.state != "refused" for call in calls))
-        return position
 
     async def _found(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
         """Looks for the stored conversation that goes on: the position of its model."""
@@ -574,7 +590,7 @@ class Agents:
             self._changes(child, one) for one in own if child
         )
 
-    async def ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
+    async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, at the end of a conversation."""
         opening = request_for_model(
             attempts.connection.model, request, attempts.position, attempts.replica
@@ -635,9 +651,9 @@ class Agents:
         if active.notes is not None:
             active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
-            answer = await self._caller.ask(
-                active, child, own, prepared.request, of=talk.attempts.stage
-            )
+            attempts = self._caller.begin(active, child, own, prepared.request)
+            attempts.of = talk.attempts.stage
+            answer = await self.answer(attempts)
         except (RunStopped, BlockedByBatches) as stopped:
             talk.raised = stopped
             # with no result
@@ -737,7 +753,6 @@ class Agents:
         if attempts.in_batch:
             raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
         attempts.request = talk.next_request()
-        attempts.judge = talk.judge
         attempts.ambiguous = 0
         purpose = "ask" if not attempts.position else "fallback"
         if first or talk.turns[-1].said in ("", ASK_FORM):
@@ -748,7 +763,7 @@ class Agents:
             attempts.purpose = "child"
         else:
             attempts.purpose = purpose if first else next_turn
-        reply, judged = await self._caller.reply(attempts)
+        reply, judged = await self._caller.reply(attempts, talk.judge)
         if isinstance(reply, Fault):
             return judged
         call = attempts.last

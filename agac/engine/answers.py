@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import RowError
-from agac.core.types import JSONValue, Request
+from agac.core.types import JSONValue
 from agac.engine.effects import ActiveRow
-from agac.plan.render import Prepared
-from agac.plan.stage import AnyStage, PlannedStage
+from agac.plan.render import Prepared, RowView
+from agac.plan.stage import AnyStage
 from agac.spec.python_code import FunctionInput
 from agac.store.records import Result
 
@@ -30,6 +31,25 @@ class LocalCall(NamedTuple):
     given: FunctionInput
 
 
+class ReviewTask(NamedTuple):
+    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the
+    `answer` alone. `why` it is asked about, None: it passes. `sure`: from 0 to 1."""
+
+    fingerprint: bytes
+    seen: str
+    answer: JSONValue
+    why: dict[str, JSONValue] | None
+    blind: bool
+    sure: float
+    view: RowView
+
+
+class RowRejected(NamedTuple):
+    """A result was rejected, and its row leaves; `note` says who said so, JSON."""
+
+    note: str
+
+
 class Parked(Enum):
     """The end of a task without an answer now: its row stays open, for it may not be asked, or it
     waits."""
@@ -39,7 +59,8 @@ class Parked(Enum):
     REVIEW = "review"
 
 
-TaskReply = Answer | RowError | Parked
+TaskReply = Answer | RowError | Parked | RowRejected
+"""What becomes of a task: its answer, the error with which it fails, or why it has none now."""
 
 
 @dataclass(slots=True)
@@ -49,25 +70,19 @@ class TaskRequest:
 
     row: ActiveRow
     stage: AnyStage
-    task: Prepared | LocalCall
+    task: Prepared | LocalCall | ReviewTask
     fingerprint: bytes
     replica: int = 0
     is_new: bool = False
 
 
 class AnswerSource(Protocol):
-    """Brings the answers of tasks that have none yet: by calls, or by batches."""
+    """Brings the answers of tasks that have none yet: a model, a conversation with tools, a batch,
+    a function, or the people of a review."""
 
-    async def ask(
-        self,
-        active: ActiveRow,
-        stage: PlannedStage,
-        fingerprint: bytes,
-        request: Request,
-        replica: int = 0,
-    ) -> TaskReply:
-        """The answer, the error with which it fails, or that a batch has it. Raises RunStopped
-        before any of these."""
+    def ask(self, asked: TaskRequest) -> Awaitable[TaskReply]:
+        """Asks for the answer. Raises RunStopped when the run stops before there is one."""
+        ...
 
 
 def value_of(answer: Answer) -> JSONValue:

@@ -27,37 +27,45 @@ class CapReached(Exception):
 
 @dataclass(slots=True)
 class TaskAttempts:
-    """The attempts of one task in one invocation, never more than `most`.
-
-    `number` of them were begun; `ambiguous` of those that `connection`'s model was sent may have
-    been billed without an answer. `replica`, from 1, says which of several answers to the question
-    it is to bring; 0: the only one. `position` counts the stage's models from 0; `quoted` re-asks
-    of this one were made before. `request` is what it is asked now, and `purpose` why;
-    `reservation` is what is set aside for the call under way. `judge` says what a reply is worth;
-    None, that the conversation goes on. `last` is the last call that ended, `turns` is the number
-    of the last turn of a task that is a conversation, and `changed` a call of these that must not
-    be repeated. A child agent's calls are recorded at its parent's stage, `of`. `given`: the line
-    of the call where a worker has it."""
+    """The attempts of one task in one invocation."""
 
     active: ActiveRow
+    """The row of the task."""
     fingerprint: bytes
+    """What the task asks, hashed."""
     connection: ModelConnection
+    """The model that is asked now."""
     most: int
+    """How many attempts may begin."""
     request: Request
+    """What is asked now."""
     replica: int = 0
+    """From 1: which of several answers to the question this is to bring; 0: the only one."""
     position: int = 0
+    """The position of the model among those of the stage."""
     quoted: int = 0
+    """Re-asks of this model that were made before, in batches."""
     number: int = 0
+    """Attempts that began."""
     ambiguous: int = 0
+    """Requests to this model that may have been billed although no answer came."""
     purpose: str = "ask"
+    """Why the request is made."""
     reservation: Reservation | None = None
-    judge: Callable[[Reply], ValidReply | RowError | None] | None = None
+    """What is set aside for the call under way."""
     last: Call | None = None
+    """The last call that ended."""
     turns: int = 0
+    """The number of the last turn, of a task that is a conversation."""
     changed: str = ""
+    """A call of a tool in it that must not be repeated."""
     of: PlannedStage | None = None
+    """The stage of the agent that asks, where this is the task of its child: calls are recorded
+    there."""
     in_batch: bool = False
+    """True if the task is asked in batches, and only its tools are called now."""
     given: tuple[int, int] | None = None
+    """The line of the call in the store, where a worker has it."""
 
     @property
     def stage(self) -> PlannedStage:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Message, Outcome, RowId
-from agac.engine.answers import UNPARSED, Answer, LocalCall, Parked
+from agac.engine.answers import UNPARSED, Answer, LocalCall, Parked, ReviewTask
 from agac.engine.decide.failures import (
     binding_failure,
     kept_failure,
@@ -32,7 +32,7 @@ from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageFor
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
 from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
-from agac.engine.review import Known, ReviewTask, known_of, reviewings
+from agac.engine.review import Known, known_of, reviewings
 from agac.engine.validate import checks_of
 from agac.plan import diff as why
 from agac.plan.plan import Plan, Selection

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Reply, Request
 from agac.engine import limits
-from agac.engine.answers import Answer
+from agac.engine.answers import Answer, TaskRequest
 from agac.engine.attempts import CapReached, TaskAttempts, call_of, fields, log_call
 from agac.engine.connections import CallResult, ModelConnection, request_for_model
 from agac.engine.context import InvocationContext
@@ -33,22 +33,27 @@ from agac.engine.retry_policy import (
 )
 from agac.engine.settle import how_answered
 from agac.engine.validate import ValidReply, repair_request
+from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage
 from agac.providers.citations import sources_of_turns
 from agac.store.records import Result
 
 if TYPE_CHECKING:
-    from agac.engine.agent import Agents
     from agac.engine.workers.chunks import WorkerCalls
 
 _log = logging.getLogger("agac.call")
 
 
-class Caller:
-    """Asks tasks. `connections`: models in order of use, by stage index. `agents` asks stages with
-    tools."""
+AskModel = Callable[[TaskAttempts, Request], Awaitable[Answer | RowError]]
+"""Asks the model of the attempts' connection."""
 
-    agents: Agents
+Judge = Callable[[Reply], ValidReply | RowError | None]
+"""Finds what a reply is worth; None: the conversation that it belongs to continues."""
+
+
+class Caller:
+    """Asks models. `connections` has the models of each stage in order of use, by the stage's
+    index."""
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Caller:
         workers: WorkerCalls | None = None,
     ) -> None:
         self._run = context.places.run
-        self._connections = connections
+        self.connections = connections
         self._workers = workers
         self._settler = context.settler
         self._stop_signal = context.stop_signal
@@ -73,9 +78,16 @@ class Caller:
         self._sharding = context.work.sharding
         self._keys = context.keys
 
-    async def ask(
+    def attempts_of(self, asked: TaskRequest) -> TaskAttempts:
+        """Makes the attempts of a task that is asked from the beginning."""
+        task = asked.task
+        assert isinstance(asked.stage, PlannedStage)
+        assert isinstance(task, Prepared)
+        return self.begin(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
+
+    def begin(
         self,
-        active: ActiveRow,
+        row: ActiveRow,
         stage: PlannedStage,
         fingerprint: bytes,
         request: Request,
@@ -83,27 +95,33 @@ class Caller:
         *,
         position: int = 0,
         quoted: int = 0,
-        of: PlannedStage | None = None,
-        in_batch: bool = False,
-    ) -> Answer | RowError:
-        """The answer, or the error with which the task fails. Raises RunStopped when the run stops
-        before either. `position` is the first of the stage's models that is asked: those before it
-        were, in batches. `quoted`: the request quotes what was wrong with replies to batches, as
-        many of them. `of`: the stage whose child this is."""
-        models = self._connections[stage.index]
-        tried = ""
-        turns = stage.most_turns
-        most = max_calls(stage.repair, len(models) - position, stage.retries.attempts, turns)
+    ) -> TaskAttempts:
+        """Makes the attempts of a task. `position` is the first of the stage's models to ask:
+        those before it were asked in batches. `quoted`: the request quotes what was wrong with so
+        many replies to batches."""
+        models = self.connections[stage.index]
+        left = len(models) - position
+        most = max_calls(stage.repair, left, stage.retries.attempts, stage.most_turns)
         how = (position, quoted)
-        attempts = TaskAttempts(active, fingerprint, models[position], most, request, replica, *how)
-        attempts.of = of
-        attempts.in_batch = in_batch
-        ask_model = self._ask_model
+        return TaskAttempts(row, fingerprint, models[position], most, request, replica, *how)
+
+    def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
+        """Asks a stage without tools. See AnswerSource."""
+        return self.answer(self.attempts_of(asked))
+
+    def answer(self, attempts: TaskAttempts) -> Awaitable[Answer | RowError]:
+        """Gets the answer, or the error with which the task fails. Raises RunStopped when the run
+        stops before either."""
+        return self.in_turn(attempts, self._ask_model)
+
+    async def in_turn(self, attempts: TaskAttempts, ask_model: AskModel) -> Answer | RowError:
+        """Asks the models of a stage by `ask_model`, one after the other, until one answers."""
+        tried = ""
+        active = attempts.active
+        stage = attempts.connection.stage
+        request = attempts.request
+        models = self.connections[stage.index]
         try:
-            if stage.agent_spec is not None or of is not None:
-                ask_model = self.agents.ask_model
-                attempts.position = await self.agents.opened(attempts, models)
-                attempts.connection = models[attempts.position]
             answer = await ask_model(attempts, request)
             for connection in models[attempts.position + 1 :]:
                 if isinstance(answer, Answer) or attempts.changed:
@@ -186,10 +204,10 @@ class Caller:
             attempts.purpose = "repair"
 
     async def reply(
-        self, attempts: TaskAttempts
+        self, attempts: TaskAttempts, judge: Judge | None = None
     ) -> tuple[Reply | Fault, ValidReply | RowError | None]:
-        """Sends until an answer comes or the policy gives up; gives a reply with its worth. Raises
-        CapReached."""
+        """Sends until an answer comes or the policy gives up; gives a reply with its worth, as
+        `judge` finds it, or the check of the stage. Raises CapReached."""
         connection = attempts.connection
         faults = Counter[tuple[FaultKind, bool]]()
         # a lost connection may have lain in the pool too long
@@ -211,8 +229,8 @@ class Caller:
                 self._keys.answered(connection.model.provider)
                 checked = None
                 try:
-                    if attempts.judge:
-                        checked = attempts.judge(reply)
+                    if judge is not None:
+                        checked = judge(reply)
                     else:
                         checked = connection.check(reply, attempts.active.view)
                 finally:
@@ -247,7 +265,7 @@ class Caller:
         self, replies: ShownReplies, attempts: TaskAttempts, body: bytes, *, fresh: bool
     ) -> CallResult:
         """Sends when no other call is under way, and shows what comes."""
-        stage = attempts.connection.stage.name if len(self._connections) > 1 else ""
+        stage = attempts.connection.stage.name if len(self.connections) > 1 else ""
         about = {
             "stage": stage,
             "replica": attempts.replica,

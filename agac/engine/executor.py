@@ -12,13 +12,20 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import Outcome, Schema
-from agac.engine.answers import Answer, LocalCall, Parked, value_of
+from agac.engine.answers import (
+    Answer,
+    LocalCall,
+    Parked,
+    ReviewTask,
+    RowRejected,
+    value_of,
+)
 from agac.engine.context import InvocationContext
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave
 from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import RowDeadline
-from agac.engine.review import ReviewTask, RowRejected, reviewings
+from agac.engine.review import reviewings
 from agac.engine.tasks import Tasks
 from agac.plan import diff as why
 from agac.plan.plan import Plan
@@ -501,9 +508,6 @@ class Executor:
         if task is None:
             return False
         assert not isinstance(task, NotReady)
-        if isinstance(task, ReviewTask):
-            assert self._reviews is not None
-            return self.does.take(row, stage, task, await self._reviews.answer(row, stage, task))
         return self.does.take(row, stage, task, await self._tasks.answer(row, stage, task))
 
     def _settle(self, row: ActiveRow) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical, digest, review_key, seen_hash, share_of, snapshot
 from agac.core.types import JSONValue, Outcome, RowId, inside
-from agac.engine.answers import Answer, Parked
+from agac.engine.answers import Answer, Parked, ReviewTask, RowRejected, TaskReply, TaskRequest
 from agac.engine.decide.votes import Reviewed
 from agac.engine.effects import ActiveRow, plain
 from agac.engine.invocation import InvocationRef, Work
@@ -31,25 +31,6 @@ from agac.store.db import Database
 from agac.store.decisions import DISCARD, REDO, TIMEOUT, Fixes, Standing, StoredDecision, counting
 from agac.store.records import Endpoint, NewReview, Result, ReviewEnd
 from agac.store.writer import Ledger
-
-
-class ReviewTask(NamedTuple):
-    """An answer that comes to a review, by its key: what a person sees of it, JSON, and the
-    `answer` alone. `why` it is asked about, None: it passes. `sure`: from 0 to 1."""
-
-    fingerprint: bytes
-    seen: str
-    answer: JSONValue
-    why: dict[str, JSONValue] | None
-    blind: bool
-    sure: float
-    view: RowView
-
-
-class RowRejected(NamedTuple):
-    """A result was rejected, and its row leaves; `note` says who said so, JSON."""
-
-    note: str
 
 
 class Verdict(NamedTuple):
@@ -262,10 +243,13 @@ class Reviews:
             partial(known_of, places.database)
         )
 
-    async def answer(
-        self, row: ActiveRow, stage: AnyStage, task: ReviewTask
-    ) -> Answer | RowError | RowRejected | Parked:
-        """What becomes of an answer."""
+    async def ask(self, asked: TaskRequest) -> TaskReply:
+        """Looks up what was decided about an answer: it passes, is rejected, or waits for
+        people."""
+        row = asked.row
+        stage = asked.stage
+        task = asked.task
+        assert isinstance(task, ReviewTask)
         own = self._own[stage.index]
         asks = self._own[stage.index].asks
         known = await self.look_ups.get(task.fingerprint)

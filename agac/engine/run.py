@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
 from agac.core.types import Outcome
-from agac.engine.agent import open_agents
+from agac.engine.agent import Agents, open_agents
 from agac.engine.answers import AnswerSource
 from agac.engine.attempts import fields
 from agac.engine.batch.coordinator import BatchActivity, Batches, batches_of, has_batches
+from agac.engine.batch.enrol import Enrolment
 from agac.engine.caller import Caller
 from agac.engine.connections import open_connections
 from agac.engine.context import InvocationContext, WriteProof
@@ -37,6 +38,7 @@ from agac.engine.limits import (
     StopSignal,
     balances_of,
 )
+from agac.engine.local_functions import FunctionAnswers, open_functions
 from agac.engine.notify import Notifier
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
@@ -46,10 +48,11 @@ from agac.engine.retry_policy import max_billed_calls
 from agac.engine.review import Reviews, reviewings
 from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
-from agac.engine.tasks import Tasks, open_functions
+from agac.engine.tasks import Tasks
 from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan, run_settings
-from agac.plan.stage import PlannedStage
+from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.spec.operations import Python, Review
 from agac.store import runs
 from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
@@ -556,6 +559,35 @@ async def _workers_of(context: InvocationContext) -> WorkerCalls | None:
     return await WorkerCalls.opened(context, context.work.executor)
 
 
+class Askers(NamedTuple):
+    """All that bring answers of tasks in an invocation."""
+
+    models: Caller
+    """Asks stages without tools."""
+    agents: Agents | None
+    """Asks stages with tools; None: there are none."""
+    enrolment: Enrolment | None
+    """Asks in batches, and by calls what is not to be in batches; None: there are no batches."""
+    functions: FunctionAnswers
+    """Calls the functions of `python:` stages."""
+    people: Reviews | None
+    """Asks people; None: there are no reviews."""
+
+    def sources(self, stages: Iterable[AnyStage]) -> dict[int, AnswerSource]:
+        """Returns who answers the tasks of each stage that has tasks, by its position."""
+        found = ((stage.index, self._source_of(stage)) for stage in stages)
+        return {index: source for index, source in found if source is not None}
+
+    def _source_of(self, stage: AnyStage) -> AnswerSource | None:
+        if isinstance(stage, LocalStage):
+            if isinstance(stage.operation, Python):
+                return self.functions
+            return self.people if isinstance(stage.operation, Review) else None
+        if self.enrolment is not None:
+            return self.enrolment
+        return self.models if stage.agent_spec is None else self.agents
+
+
 def _working_shard(context: InvocationContext, lanes: Mapping[str, Lane]) -> WorkingShard:
     from agac.engine.sharding.shard_run import WorkingShard  # only shards need a remote
 
@@ -588,9 +620,11 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
         open_connections(
             work, run, uncommitted, stop_signal, context.settler.note_wait
         ) as connections,
-        open_functions(work, workers.function if workers else None) as call_function,
-        open_agents(context, caller := Caller(context, connections, workers), since, tools),
-        batches_of(context, caller) as batches,
+        open_functions(work, workers.function if workers else None) as functions,
+        open_agents(
+            context, caller := Caller(context, connections, workers), since, tools
+        ) as agents,
+        batches_of(context, caller, agents) as batches,
         asyncio.TaskGroup() as group,
     ):
         prefixes = {
@@ -605,13 +639,11 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
                     "stage %s: its requests begin otherwise than before, so that caches begin anew",
                     name,
                 )
-        source: AnswerSource = caller
         background = [group.create_task(context.ledger.run())]
         if workers is not None and workers.pool is not None:
             background.append(group.create_task(workers.pool.run()))
         if batches is not None:
             invocation.batches = batches.done
-            source = batches.enrolment
             background += [
                 group.create_task(batches.work()),
                 group.create_task(batches.enrolment.look_ups.run()),
@@ -625,7 +657,10 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
             await work.sharding.begin(working)
             background.append(group.create_task(work.sharding.run(working)))
         await heartbeat.obey()
-        tasks = Tasks(context, source, call_function, newest_before=newest, since=since)
+        enrolment = None if batches is None else batches.enrolment
+        askers = Askers(caller, agents, enrolment, functions, context.reviews)
+        sources = askers.sources(work.plan.stages)
+        tasks = Tasks(context, sources, newest_before=newest, since=since)
         background += [group.create_task(one.run()) for one in (tasks.look_ups, tasks.failures)]
         if context.reviews is not None:
             background.append(group.create_task(context.reviews.look_ups.run()))

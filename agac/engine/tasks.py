@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from agac.core.errors import ErrorType, RowError
-from agac.core.types import Outcome, RowId
+from agac.core.types import Outcome
 from agac.engine.answers import (
     UNPARSED,
     Answer,
     AnswerSource,
     LocalCall,
     Parked,
+    ReviewTask,
     TaskReply,
     TaskRequest,
 )
@@ -33,111 +32,35 @@ from agac.engine.decide.failures import (
 from agac.engine.decide.reuse import answers_since, keeps_old_answer, taken_answer
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import ActiveRow
-from agac.engine.invocation import Work
 from agac.engine.limits import RunStopped
 from agac.engine.lookups import LookupBatcher
 from agac.engine.retry_policy import RowDeadlineExceeded
 from agac.engine.validate import checks_of
 from agac.plan.render import Prepared
-from agac.plan.stage import AnyStage, LocalStage, PlannedStage
-from agac.spec.operations import Python
-from agac.spec.python_code import FunctionInput
+from agac.plan.stage import AnyStage, PlannedStage
 from agac.store.decisions import DISCARD, StoredDecision
 from agac.store.records import MANUAL, Endpoint, Result, WaitingTask
 from agac.store.rows import EarlierResult, Failures, earlier_results, replica_failures
-from agac.tools.processes import ALONE, Call, OpenCalls, open_calls, open_function
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-_log = logging.getLogger("agac.run")
 
 V = TypeVar("V")
 
 
-FunctionCall = Callable[[LocalStage, bytes, FunctionInput, RowId], Awaitable[Answer | RowError]]
-"""What a stage's function gives for a row or a group; an exception of its is the row's failure,
-with its traceback."""
-
-
-@asynccontextmanager
-async def open_functions(
-    work: Work, elsewhere: Callable[..., Awaitable[Any]] | None
-) -> AsyncIterator[FunctionCall]:
-    """Calls a plan's functions, imported here alone in the engine, or `elsewhere`. Raises
-    UsageError if none can be."""
-    calls: dict[int, Call] = {}
-    clean = work.redactor.clean
-    local = [(one, one.operation) for one in work.plan.stages if isinstance(one, LocalStage)]
-    called = [(stage, does) for stage, does in local if isinstance(does, Python)]
-    under_way: OpenCalls | None = None
-
-    def noted(stage: LocalStage, what: str) -> AbstractContextManager[None]:
-        assert isinstance(stage.operation, Python)
-        if under_way is None or stage.operation.processes is not None:
-            return nullcontext()
-        return under_way.noted(f"stage {stage.name}, {what} ({stage.operation.function})")
-
-    async def call(
-        stage: LocalStage, fingerprint: bytes, given: FunctionInput, row: RowId
-    ) -> Answer | RowError:
-        assert isinstance(stage.operation, Python)
-        name = str(stage.operation.function)
-        with noted(stage, f"{'row' if stage.group is None else 'group'} {row!r}"):
-            value = await calls[stage.index](given)
-        if isinstance(value, RowError):
-            return RowError(value.type, clean(value.message), clean(value.detail))
-        if isinstance(value, list) and stage.makes != "rows":
-            remedy = "after explode let it give one row, or None"
-            if stage.group is not None:
-                remedy = "of a group let it give one dict, with the list in a field"
-                remedy += ", and explode that in a stage after it"
-            message = f"{name} gave a list of rows; {remedy}"
-            return RowError(ErrorType.PYTHON_ERROR, message)
-        endpoint = Endpoint("python", "", name, False)
-        return Answer(Result(fingerprint, _encode(value), endpoint, work.clocks.wall()), value)
-
-    async with AsyncExitStack() as stack:
-        # no longer than the workflow's file's
-        file = work.batching.folder.with_name(f"{work.plan.workflow}.run")
-        if elsewhere is not None:
-            for stage, does in called:
-                calls[stage.index] = partial(
-                    elsewhere, does.function, (does.processes, does.timeout)
-                )
-        if elsewhere is not None or all(does.processes is not None for _, does in called):
-            file.unlink(missing_ok=True)
-        else:
-            under_way = await stack.enter_async_context(open_calls(file, work.plan.workflow))
-            if under_way.left:
-                text = (
-                    "the last invocation of %s ended in the middle of functions that it "
-                    "called: %s. %s"
-                )
-                _log.warning(text, work.plan.workflow, "; ".join(under_way.left[:9]), ALONE)
-        for stage, does in called if elsewhere is None else ():
-            opened = open_function(does.function, work.root, does.processes, does.timeout)
-            with noted(stage, "the import of its file"):
-                calls[stage.index] = await stack.enter_async_context(opened)
-        yield call
-
-
 class Tasks:
     """Brings the answers of tasks, each run once, and settles those that have one; failures are
-    for the caller. Earlier results are taken that were made at or after `since`, seconds since
-    1970; `newest_before` is the id of the last one that this invocation found in the store. Its
-    `look_ups` and `failures` must be running."""
+    for the caller. `sources` answer the tasks of each stage, by its position. Earlier results are
+    taken that were made at or after `since`, seconds since 1970; `newest_before` is the id of the
+    last one that this invocation found in the store. Its `look_ups` and `failures` must be
+    running."""
 
     def __init__(
         self,
         context: InvocationContext,
-        source: AnswerSource,
-        call: FunctionCall,
+        sources: Mapping[int, AnswerSource],
         *,
         newest_before: int,
         since: float,
     ) -> None:
-        self._source = source
-        self._call_function = call
+        self._sources = sources
         self._settler = context.settler
         self._ledger = context.ledger
         self._totals = context.totals
@@ -182,10 +105,13 @@ class Tasks:
         return found
 
     def answer(
-        self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall
+        self, active: ActiveRow, stage: AnyStage, task: Prepared | LocalCall | ReviewTask
     ) -> Awaitable[TaskReply]:
         """A task's answer: one that a person set, an earlier one, that of an equal task, or one
-        that is asked for."""
+        that is asked for. What people are asked about a row is asked for each row by itself."""
+        if isinstance(task, ReviewTask):
+            asked = TaskRequest(active, stage, task, task.fingerprint)
+            return self._sources[stage.index].ask(asked)
         fix = self._fixes.of(stage.name, active.new.row.id, task.fingerprint)
         if fix is not None:
             if self._discards is None or fix.at >= self._discards:
@@ -345,29 +271,23 @@ class Tasks:
         return answer
 
     async def _ask(self, asked: TaskRequest) -> TaskReply:
-        own = self._totals.stages[asked.stage.name]
+        counts = self._totals.stages[asked.stage.name]
         task = asked.task
-        if isinstance(task, Prepared) and (refusal := task.refusal) is not None:
-            return refusal
+        if isinstance(task, Prepared):
+            refusal = task.refusal
+            if refusal is not None:
+                return refusal
+            counts.requests += 1
+            counts.characters += sum(len(message.text) for message in task.messages)
         asked.is_new = True
-        own.in_flight += not asked.replica
+        counts.in_flight += not asked.replica
         try:
-            if isinstance(task, LocalCall):
-                assert isinstance(asked.stage, LocalStage)
-                made = await self._call_function(
-                    asked.stage, asked.fingerprint, task.given, asked.row.new.row.id
-                )
-                if isinstance(made, RowError):
-                    return made
-                return self._wrong(asked, made.result) or made
-            assert isinstance(asked.stage, PlannedStage)
-            own.requests += 1
-            own.characters += sum(len(message.text) for message in task.messages)
-            return await self._source.ask(
-                asked.row, asked.stage, asked.fingerprint, task.request, asked.replica
-            )
+            answer = await self._sources[asked.stage.index].ask(asked)
         finally:
-            own.in_flight -= not asked.replica
+            counts.in_flight -= not asked.replica
+        if isinstance(task, LocalCall) and isinstance(answer, Answer):
+            return self._wrong(asked, answer.result) or answer
+        return answer
 
     def _takes_since(self, active: ActiveRow, stage: AnyStage) -> float:
         """From when on the stage's earlier results are taken, in seconds since 1970."""
@@ -423,7 +343,7 @@ class Tasks:
             parked = next((one for one in replied if isinstance(one, Parked)), None)
             if parked is not None:
                 return parked
-            ended = [one for one in replied if not isinstance(one, Parked)]
+            ended = [one for one in replied if isinstance(one, Answer | RowError)]
             cast = votes_of_replies(
                 [one.result.value if isinstance(one, Answer) else one for one in ended], stage.vote
             )

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from agac.core.errors import AgacError
+from agac.engine.agent import Agents
 from agac.engine.batch.enrol import Enrolment, OpenBatch
 from agac.engine.batch.ingest import STRANGE
 from agac.engine.batch.lifecycle import BatchContext
@@ -62,7 +63,7 @@ class Batches:
     `enrolment`: where batch stages ask."""
 
     def __init__(
-        self, context: BatchContext, caller: Caller, poll: float | None, *, reads_input: bool
+        self, context: BatchContext, enrolment: Enrolment, poll: float | None, *, reads_input: bool
     ) -> None:
         self._context = context
         self._journal = context.journal
@@ -70,7 +71,7 @@ class Batches:
         self._reads_input = reads_input
         self._may_submit: bool | None = None
         self._had_open = self._released = False
-        self.enrolment = Enrolment(context, caller)
+        self.enrolment = enrolment
         self.done = BatchActivity(touched=True)
 
     async def recover(self) -> None:
@@ -431,7 +432,7 @@ async def has_batches(database: Database, plan: Plan) -> bool:
 
 @asynccontextmanager
 async def batches_of(
-    invocation: InvocationContext, caller: Caller
+    invocation: InvocationContext, caller: Caller, agents: Agents | None
 ) -> AsyncIterator[Batches | None]:
     """The batches of an invocation's workflow; None where rows cannot wait for any. What is half
     filled at the end is enrolled again by the next invocation."""
@@ -461,7 +462,8 @@ async def batches_of(
         stage.batch.poll_interval for stage in plan.asking if stage.batch.poll_interval is not None
     ]
     reads_input = work.retry is None and work.batching.resume_run is None
-    opened = Batches(context, caller, min(polls, default=None), reads_input=reads_input)
+    enrolment = Enrolment(context, caller, agents)
+    opened = Batches(context, enrolment, min(polls, default=None), reads_input=reads_input)
     try:
         yield opened
     finally:

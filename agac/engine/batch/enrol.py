@@ -16,7 +16,8 @@ from agac.core.state_files import make_folder, opener
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
-from agac.engine.answers import Answer, Parked
+from agac.engine.agent import Agents
+from agac.engine.answers import Answer, Parked, TaskRequest
 from agac.engine.attempts import NextTurn
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
 from agac.engine.caller import Caller
@@ -27,6 +28,7 @@ from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.lookups import LookupBatcher
 from agac.engine.validate import repair_request
+from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine
 from agac.store.batches import (
@@ -172,9 +174,11 @@ class Enrolment:
     the user are continued by `agac run`, which walks the input. Its `look_ups`, of which tasks are
     in batches, must be running."""
 
-    def __init__(self, context: BatchContext, caller: Caller) -> None:
+    def __init__(self, context: BatchContext, caller: Caller, agents: Agents | None) -> None:
+        """`agents` ask stages with tools, where there are any."""
         self._context = context
         self._caller = caller
+        self._agents = agents
         self.look_ups: LookupBatcher[bytes, LiveTask] = LookupBatcher(
             lambda prints: live_tasks(context.database, prints, context.workflow)
         )
@@ -192,27 +196,26 @@ class Enrolment:
         self._left.clear()
         return held_back > 0
 
-    async def ask(
-        self,
-        active: ActiveRow,
-        stage: PlannedStage,
-        fingerprint: bytes,
-        request: Request,
-        replica: int = 0,
-    ) -> Answer | RowError | Parked:
+    async def ask(self, asked: TaskRequest) -> Answer | RowError | Parked:
         """The answer where it is called; the error with which the task failed; else its row waits,
         or stays open where a budget has no room next to open batches."""
+        active = asked.row
+        stage = asked.stage
+        fingerprint = asked.fingerprint
+        replica = asked.replica
+        assert isinstance(stage, PlannedStage)
+        assert isinstance(asked.task, Prepared)
         live = await self.look_ups.get(fingerprint)
         if live is not None:  # what is in a batch counts as answered, also for who would call
-            asked = self.asked.get(live.batch)
-            if asked is not None:
-                asked[live.place // 8] |= 1 << live.place % 8
+            seen = self.asked.get(live.batch)
+            if seen is not None:
+                seen[live.place // 8] |= 1 << live.place % 8
             # the store leaves its own task out
             waiting = WaitingTask(active.new, stage.index, replica, fingerprint)
             self._context.ledger.batch.waiting.append(waiting)
             return Parked.ENROLLED
         ready = active.ready.get((stage.index, replica, fingerprint))
-        question = Question(request, calls=stage.run_mode == "sync")
+        question = Question(asked.task.request, calls=stage.run_mode == "sync")
         failed = failure_of_batch(stage, ready)
         if failed is not None:
             return failed
@@ -232,17 +235,16 @@ class Enrolment:
         if stage.agent_spec is None and not question.calls:
             return await self._enrol(active, stage, fingerprint, question, replica)
         request, position, quoted, _, calls, _ = question
+        attempts = self._caller.begin(
+            active, stage, fingerprint, request, replica, position=position, quoted=quoted
+        )
+        attempts.in_batch = not calls
+        models: Caller | Agents = self._caller
+        if stage.agent_spec is not None:
+            assert self._agents is not None
+            models = self._agents
         try:
-            return await self._caller.ask(
-                active,
-                stage,
-                fingerprint,
-                request,
-                replica,
-                position=position,
-                quoted=quoted,
-                in_batch=not calls,
-            )
+            return await models.answer(attempts)
         except BlockedByBatches:
             self.held_back += 1
             return Parked.PARKED
