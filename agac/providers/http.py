@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 from aiohttp import (
@@ -37,9 +37,6 @@ from agac.providers.transport import (
     reason_of,
 )
 from agac.spec.workflow import Timeout
-
-if TYPE_CHECKING:
-    from agac.providers.opencode import Program
 
 
 class HttpReply(NamedTuple):
@@ -577,5 +574,20 @@ def open_sender(
     return sender
 
 
-# what carries a request to a provider, and its answer back
-Sending = Union[Sender, SocketSender, "Program"]
+class Sending(Protocol):
+    """Carries requests to a provider, and its answers back."""
+
+    async def send(
+        self,
+        wire: bytes,
+        timeout: Timeout,
+        *,
+        within: float | None = None,
+        fresh: bool = False,
+        begins: Begins = None,
+    ) -> HttpReply | Fault:
+        """Sends one request. See `Sender.send`."""
+        ...
+
+    async def close(self) -> None:
+        """Closes what it holds open."""
