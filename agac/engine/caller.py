@@ -288,7 +288,7 @@ class Caller:
             connection = replace(
                 connection, through=partial(self._answers.send, call, connection.sender.send)
             )
-        elif self._workers is not None and connection.stage.runtime is None:
+        elif self._workers is not None and connection.by_workers:
             connection = replace(connection, through=self._workers.through(attempts, connection))
         if not self._proof.made:
             await self._proof.make()

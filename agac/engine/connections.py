@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
@@ -33,6 +33,7 @@ from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS, unsendable
+from agac.spec.tools import Runtime
 from agac.spec.workflow import Timeout, family
 from agac.store.records import Endpoint
 
@@ -53,17 +54,12 @@ class Route:
     @cached_property
     def dialect(self) -> Dialect:
         """How the model's provider is spoken to."""
-        if self.stage.runtime is None:
-            return DIALECTS[self.model.provider.dialect]
-        # and what runs programs, where a stage has one
-        from agac.providers.opencode import OPENCODE
-
-        return OPENCODE
+        return DIALECTS[self.model.provider.dialect]
 
     @cached_property
     def enforced(self) -> bool:
         """Whether the provider itself holds the model to the stage's schema."""
-        schema = self.stage.schema if self.stage.runtime is None else None
+        schema = self.stage.schema
         return schema is not None and is_enforced(schema, self.model.provider, self.dialect.shaping)
 
     @cached_property
@@ -151,6 +147,9 @@ class ModelConnection(Route):
     provider its sender. `stage_limit` is the stage's own bound, `uncommitted` that on calls which
     are not durable yet. `through` stands in the place of the sender, which asks by `transport`:
     `body`, `sse`, `ws` or `auto`."""
+
+    by_workers: ClassVar[bool] = True
+    """True if a worker may send its calls."""
 
     sender: Sending | HintingSender
     lane: Lane
@@ -259,6 +258,29 @@ class ModelConnection(Route):
             raise
 
 
+@dataclass(frozen=True)
+class ProgramConnection(ModelConnection):
+    """A stage's connection to a program of this machine, which asks the model by itself."""
+
+    by_workers: ClassVar[bool] = False
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the program is spoken to."""
+        from agac.providers.opencode import OPENCODE  # only stages with a program need it
+
+        return OPENCODE
+
+    @cached_property
+    def enforced(self) -> bool:
+        """False: no program holds its model to a schema."""
+        return False
+
+
+Connections = dict[int, tuple[ModelConnection, ...]]
+"""Each stage's connections, its model's first, by the stage's index."""
+
+
 @asynccontextmanager
 async def open_connections(
     work: Work,
@@ -266,86 +288,137 @@ async def open_connections(
     uncommitted: CallLimit,
     stop_signal: StopSignal,
     waits: Callable[[str, float], None],
-) -> AsyncIterator[dict[int, tuple[ModelConnection, ...]]]:
-    """Each stage's connections, its model's first, by the stage's index. Calls to one model share
-    its lane, those of stages and of fallbacks; calls to one provider share its sender. `waits` is
-    told of each long wait."""
-    plan = work.plan
-    budgets = [
-        *(balance.budget for balance in limits.balances_of(plan)),
-        *([plan.rules.row] if plan.rules.row else []),
-    ]
-    in_dollars = any(budget.usd is not None for budget in budgets)
-    senders: dict[tuple[str, str, str], Sending] = {}
-    lanes: dict[tuple[str, str], Lane] = {}
-    connections: dict[int, tuple[ModelConnection, ...]] = {}
+) -> AsyncIterator[Connections]:
+    """Opens the connections of all stages, and of the agents that are their tools. `waits` is told
+    of each long wait."""
     async with AsyncExitStack() as stack:
-        for stage in chain.from_iterable(map(family, plan.asking)):
-            how = stage.tooling.program
-            at_once = stage.concurrency or math.inf
-            found = list[ModelConnection]()
-            session = (stage.most_turns, how.context) if how else None
-            checker = Checker(stage)
-            own = CallLimit(min(at_once, how.max_agents) if how else at_once)
-            for model in stage.models:
-                # silences are bounded within a stream only, so whoever bounds them is streamed to
-                streams = (
-                    work.replies or plan.rules.ttft or model.idle_timeout not in (None, math.inf)
-                )
-                address = model.provider.base_url
-                way = model.transport or ("sse" if streams else "body")
-                carrier = (
-                    model.provider.name,
-                    address,
-                    way if stage.runtime is None else str((stage.name, len(found))),
-                )
-                if carrier not in senders:
-                    senders[carrier] = await _sender(stage, model, way, work)
-                    stack.push_async_callback(senders[carrier].close)
-                if (model.lane, address) not in lanes:
-                    known = model.provider.limits
-                    lanes[model.lane, address] = Lane(
-                        known.concurrency or plan.concurrency,
-                        rpm=known.rpm,
-                        tpm=known.tpm,
-                        clock=work.clocks.monotonic,
-                        stop_signal=stop_signal,
-                        waits=partial(waits, model.lane),
-                    )
-                connection = ModelConnection(
-                    stage=stage,
-                    model=model,
-                    checker=checker,
-                    redactor=work.redactor,
-                    stage_limit=own,
-                    most=WorstCase(
-                        model,
-                        in_dollars=in_dollars,
-                        session=session,
-                        wall=work.clocks.wall,
-                    )
-                    if budgets
-                    else None,
-                    lane=lanes[model.lane, address],
-                    sender=hinting(senders[carrier], model.provider, stage, run),
-                    prefix=prefix_of(stage, model, work),
-                    uncommitted=uncommitted,
-                    wall=work.clocks.wall,
-                    transport=way,
-                )
-                found.append(connection)
-            connections[stage.index] = tuple(found)
-        yield connections
+        opener = ConnectionOpener(work, run, uncommitted, stop_signal, waits, stack)
+        stages = chain.from_iterable(map(family, work.plan.asking))
+        yield {stage.index: await opener.open(stage) for stage in stages}
 
 
-async def _sender(stage: PlannedStage, model: PlannedModel, transport: str, work: Work) -> Sending:
-    how = stage.tooling.program
-    if how is not None and (work.answers is None or work.answers.goes_out):
-        from agac.providers.opencode import open_program
+class ConnectionOpener:
+    """Opens connections. Calls to one model share its lane, those of stages and of fallbacks; calls
+    to one provider share its sender. A program has a sender of its own. `closing` closes all
+    senders."""
+
+    def __init__(
+        self,
+        work: Work,
+        run: int,
+        uncommitted: CallLimit,
+        stop_signal: StopSignal,
+        waits: Callable[[str, float], None],
+        closing: AsyncExitStack,
+    ) -> None:
+        rules = work.plan.rules
+        budgets = [balance.budget for balance in limits.balances_of(work.plan)]
+        if rules.row:
+            budgets.append(rules.row)
+        self._work = work
+        self._run = run
+        self._uncommitted = uncommitted
+        self._stop_signal = stop_signal
+        self._waits = waits
+        self._closing = closing
+        self._has_budgets = bool(budgets)
+        self._in_dollars = any(budget.usd is not None for budget in budgets)
+        self._streams = bool(work.replies or rules.ttft)
+        self._senders: dict[tuple[str, str, str], Sending] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
+
+    async def open(self, stage: PlannedStage) -> tuple[ModelConnection, ...]:
+        """Opens the connections of a stage, to its model first. Raises UsageError where one cannot
+        be had."""
+        program = stage.tooling.program
+        at_once = stage.concurrency or math.inf
+        if program is not None:
+            at_once = min(at_once, program.max_agents)
+        stage_limit = CallLimit(at_once)
+        checker = Checker(stage)
+        kind = ModelConnection if program is None else ProgramConnection
+        found = list[ModelConnection]()
+        for model in stage.models:
+            transport = self._transport(model)
+            if program is None:
+                sender = self._sender(model, transport)
+            else:
+                sender = await self._program(stage, model, program, transport)
+            connection = kind(
+                stage=stage,
+                model=model,
+                checker=checker,
+                redactor=self._work.redactor,
+                most=self._worst_case(stage, model),
+                prefix=prefix_of(stage, model, self._work),
+                sender=hinting(sender, model.provider, stage, self._run),
+                lane=self._lane(model),
+                stage_limit=stage_limit,
+                uncommitted=self._uncommitted,
+                wall=self._work.clocks.wall,
+                transport=transport,
+            )
+            found.append(connection)
+        return tuple(found)
+
+    def _transport(self, model: PlannedModel) -> str:
+        """How the model is asked. Silences are bounded within a stream only, so that who bounds
+        them is streamed to."""
+        bounds_silence = model.idle_timeout not in (None, math.inf)
+        return model.transport or ("sse" if self._streams or bounds_silence else "body")
+
+    def _sender(self, model: PlannedModel, transport: str) -> Sending:
+        """The sender that all calls to the model's provider share."""
+        key = (model.provider.name, model.provider.base_url, transport)
+        if key not in self._senders:
+            self._senders[key] = self._new_sender(model, transport)
+        return self._senders[key]
+
+    def _new_sender(self, model: PlannedModel, transport: str) -> Sending:
+        work = self._work
+        heard = work.replies.piece if work.replies else None
+        sender = open_sender(model.provider, transport, work.redactor, work.env, heard)
+        self._closing.push_async_callback(sender.close)
+        return sender
+
+    async def _program(
+        self, stage: PlannedStage, model: PlannedModel, how: Runtime, transport: str
+    ) -> Sending:
+        """Starts the program of a stage, unless the answers of a test are in its place."""
+        work = self._work
+        if work.answers is not None and not work.answers.goes_out:
+            return self._new_sender(model, transport)
+        from agac.providers.opencode import open_program  # only stages with a program need it
 
         about = (model.provider, model.model, model.params), (stage.system, stage.schema)
-        return await open_program(
-            how, stage.tooling.max_turns, *about, work.root, work.env, work.redactor
+        turns = stage.tooling.max_turns
+        program = await open_program(how, turns, *about, work.root, work.env, work.redactor)
+        self._closing.push_async_callback(program.close)
+        return program
+
+    def _lane(self, model: PlannedModel) -> Lane:
+        """The lane that all calls to the model share."""
+        key = (model.lane, model.provider.base_url)
+        if key not in self._lanes:
+            known = model.provider.limits
+            self._lanes[key] = Lane(
+                known.concurrency or self._work.plan.concurrency,
+                rpm=known.rpm,
+                tpm=known.tpm,
+                clock=self._work.clocks.monotonic,
+                stop_signal=self._stop_signal,
+                waits=partial(self._waits, model.lane),
+            )
+        return self._lanes[key]
+
+    def _worst_case(self, stage: PlannedStage, model: PlannedModel) -> WorstCase | None:
+        """What a call can cost at most; None: there are no budgets."""
+        if not self._has_budgets:
+            return None
+        program = stage.tooling.program
+        return WorstCase(
+            model,
+            in_dollars=self._in_dollars,
+            session=(stage.most_turns, program.context) if program else None,
+            wall=self._work.clocks.wall,
         )
-    heard = work.replies.piece if work.replies else None
-    return open_sender(model.provider, transport, work.redactor, work.env, heard)
