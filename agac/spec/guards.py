@@ -4,7 +4,6 @@ makes one fail."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,12 +13,21 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
-from agac.spec.guard_checks import ARITHMETIC, doubled
+from agac.spec.guard_checks import doubled
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
-from agac.spec.guard_text import METHODS, date_faults, text_faults
+from agac.spec.guard_text import date_faults, text_faults
+from agac.spec.guard_words import (
+    as_condition,
+    described,
+    failed_call,
+    failed_operation,
+    foreign_kind,
+    reason_of,
+    skipped,
+)
 from agac.spec.json_schema import WholeNumbers
 
-MAX_SHOWN = 80  # characters of a value that stand beside a guard in `filtered.jsonl`
+MAX_SHOWN = 80  # characters of a value that is shown with a guard in `filtered.jsonl`
 
 STORED = Where("the stored definition")  # the place of what a run stored
 
@@ -29,46 +37,52 @@ FAILURES = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError)
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A guard that can be read. `names` are the first names of `chains`, the ways that it reads:
-    each once, in the order of the text, without what macros bind. `where` is the place of the
-    whole text."""
+    """A guard that can be read."""
 
     text: str
     names: tuple[str, ...]
+    """The first names of `chains`: each once, in the order of the text, without what macros
+    bind."""
     where: Where
+    """The place of the whole text."""
     chains: tuple[Chain, ...] = ()
+    """The ways that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A condition on a result, and what is said of one for which it does not hold."""
+    """A condition on a result."""
 
     guard: Guard
     message: str
+    """What is wrong with a result for which the condition does not hold."""
 
     @staticmethod
     def bodies(checks: Iterable[Check]) -> list[dict[str, str]]:
-        """Checks as a definition stores them."""
-        return [{"check": one.guard.text, "message": one.message} for one in checks]
+        """Converts checks to what a definition stores of them."""
+        return [{"check": check.guard.text, "message": check.message} for check in checks]
 
     @staticmethod
     def of(bodies: Iterable[Mapping[str, str]]) -> tuple[Check, ...]:
-        """Those of a stored definition, whose conditions are named, not read."""
-        return tuple(Check(Guard(one["check"], (), STORED), one["message"]) for one in bodies)
+        """Makes the checks of a stored definition, whose conditions are named, not read."""
+        return tuple(Check(Guard(body["check"], (), STORED), body["message"]) for body in bodies)
 
 
 def compile_guard(text: str, where: Where) -> tuple[Guard | None, list[Problem]]:
-    """The guard of `text`, or None and everything that is wrong with it."""
+    """Compiles the guard of `text`, or returns None and everything that is wrong with it."""
     faults = list(text_faults(text))
     if faults:
         return None, [Problem(where, message) for message in dict.fromkeys(faults)]
     tree = parse(text)
-    if where is not STORED and (faults := [*date_faults(tree, text)]):
-        return None, [Problem(where, message) for message in faults]
-    if where is not STORED and (fault := _cost_fault(text, tree)) is not None:
-        return None, [Problem(where, fault)]
+    if where is not STORED:
+        faults = list(date_faults(tree, text))
+        if not faults:
+            faults = list(_cost_faults(text, tree))
+        if faults:
+            return None, [Problem(where, message) for message in faults]
     chains = tuple(tree.references())
-    return Guard(text, tuple(dict.fromkeys(str(chain[0]) for chain in chains)), where, chains), []
+    names = tuple(dict.fromkeys(str(chain[0]) for chain in chains))
+    return Guard(text, names, where, chains), []
 
 
 _REMEDY = (
@@ -76,17 +90,16 @@ _REMEDY = (
 )
 
 
-def _cost_fault(text: str, tree: CelNode) -> str | None:
-    """Why a guard takes too long for any row; None for one that can be evaluated for small rows."""
+def _cost_faults(text: str, tree: CelNode) -> Iterator[str]:
+    """Yields the part of a guard that takes too long for any row, if there is one."""
     try:
         CostMeter({}).count(tree)
     except TooManySteps as refused:
         part = _part(text, refused.node)
-        return (
+        yield (
             f"{spot(text, refused.node.start)}: `{part}` takes more than {MAX_STEPS:,} "
             f"steps for each row; {_REMEDY}"
         )
-    return None
 
 
 def _part(text: str, node: CelNode) -> str:
@@ -103,10 +116,8 @@ class GuardFailed(Exception):
 
 
 class Evaluator:
-    """A guard made ready for many rows. `stages` are the names that stand for results: null means
-    skipped. `integers` say of results, by the names of their stages, where their schemas have
-    integers. Only what the guard reads is handed over for a row: converting the row costs more
-    than the rest."""
+    """A guard made ready for many rows. Only what the guard reads is handed over for a row:
+    converting the row costs more than the rest."""
 
     def __init__(
         self,
@@ -115,6 +126,8 @@ class Evaluator:
         stages: Collection[str] = (),
         integers: Mapping[str, WholeNumbers] = MappingProxyType({}),
     ) -> None:
+        """`stages` are the names that mean results, of which null is one that was skipped.
+        `integers` has, by the names of stages, where the schemas of their results have integers."""
         self._guard = guard
         self._stages = frozenset(stages)
         self._integers = integers
@@ -129,7 +142,7 @@ class Evaluator:
             self._room = -1
 
     def test(self, visible: Mapping[str, Any]) -> bool:
-        """Whether the guard holds for what `visible` shows: fields, results, `vars`, and `row`
+        """True if the guard holds for what `visible` shows: fields, results, `vars`, and `row`
         with all fields. Whole numbers beyond 64 bits count as the double nearest to them; a
         Decimal as a double. Raises `GuardFailed`, also where the guard would take more than
         MAX_STEPS steps for what is shown."""
@@ -145,20 +158,21 @@ class Evaluator:
             return result
         text = guard.text.strip()
         if result is None and text in self._stages and guard.chains == ((text,),):
-            raise GuardFailed(_skipped(text))
+            raise GuardFailed(skipped(text))
         raise GuardFailed(
-            f"`{text}` is {_described(result)}, not true or false; {_as_condition(result, text)}"
+            f"`{text}` is {described(result)}, not true or false; {as_condition(result, text)}"
         )
 
     def _value_of_integers(self, handed: Mapping[str, Any]) -> Any:
-        """The same as `_value`, where that fails also with whole numbers for what the schemas of
-        results call integers: an agac before 2.0 was written as 2 may have stored it."""
+        """Computes the guard as `_value` does. Where that fails, computes it with whole numbers for
+        what the schemas of results call integers: an agac before 2.0 was written as 2 may have
+        stored it."""
         try:
             return self._value(handed)
         except FAILURES:
-            known = self._integers
+            integers = self._integers
             whole = {
-                name: known[name].of(value) if name in known else value
+                name: integers[name].of(value) if name in integers else value
                 for name, value in handed.items()
             }
             if all(whole[name] is value for name, value in handed.items()):
@@ -166,7 +180,7 @@ class Evaluator:
             return self._value(whole)
 
     def _value(self, handed: Mapping[str, Any]) -> Any:
-        """What the guard comes to. Raises GuardFailed, and FAILURES where no part decides it."""
+        """Computes the guard. Raises GuardFailed, and FAILURES where no part decides it."""
         try:
             if self._is_small(handed):
                 return self._program.execute(handed)
@@ -181,7 +195,7 @@ class Evaluator:
                 raise error from None
 
     def _is_small(self, handed: Mapping[str, Any]) -> bool:
-        """Whether values are so small that the guard cannot take long, whatever they hold."""
+        """True if values are so small that the guard cannot take long, whatever they hold."""
         room = self._room
         for value in handed.values():
             if room < 0:
@@ -190,7 +204,7 @@ class Evaluator:
         return room >= 0
 
     def _measured(self, handed: Mapping[str, Any]) -> Any:
-        """The guard's value, if it takes no more steps than it may; of `a && b` and `a || b` the
+        """Computes the guard, if it takes no more steps than it may; of `a && b` and `a || b` the
         first parts may decide before the part that would take too many. Raises GuardFailed."""
         try:
             CostMeter(handed).count(self._tree)
@@ -203,9 +217,9 @@ class Evaluator:
         return self._program.execute(handed)
 
     def values(self, visible: Mapping[str, Any]) -> dict[str, Any]:
-        """What the guard read and is there, by the way it is written: texts and structures cut to
-        80 characters."""
-        found: dict[str, Any] = {}
+        """The values that the guard read and the row has, by the ways as they are written: texts
+        and structures cut to 80 characters."""
+        values: dict[str, Any] = {}
         for chain in self._guard.chains:
             value: Any = visible
             try:
@@ -215,10 +229,12 @@ class Evaluator:
                     value = value[part]
             except (LookupError, TypeError):
                 continue
-            found[shown(chain)] = _cut(value)
-        return found
+            values[shown(chain)] = _cut(value)
+        return values
 
     def _handed(self, visible: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that the library is given: the names that the guard reads, of each only the
+        fields that it reads."""
         handed: dict[str, Any] = {}
         for name, members in self._picked:
             try:
@@ -244,6 +260,7 @@ _pieces = json.JSONEncoder(ensure_ascii=False, default=str).iterencode
 
 
 def _cut(value: Any) -> Any:
+    """Cuts texts, and the JSON of structures, to 80 characters; gives short values as they are."""
     if isinstance(value, bool | float | None):
         return value
     text = value
@@ -269,30 +286,27 @@ MAX_ELEMENTS = 1000
 """Elements of a list that are looked at for the one that fails: this is for a sentence, not for
 the result."""
 
-_NUMERIC = {"int": "^-?[0-9]+$", "uint": "^[0-9]+$", "double": "^-?[0-9]+([.][0-9]+)?$"}
-_FORMS = {"timestamp": '"2026-01-31T12:00:00Z"', "duration": '"1h30m"'}
 # what a part of a guard sees: what the row shows, and the names that macros bind
 Values = Mapping[str, Any]
 
 
 class _Parts:
-    """The parts of a guard's text, evaluated one by one with no more than `steps` steps in all.
-    `each`: the steps that a part takes at least, as to evaluate many small ones takes longer than
-    the library takes for all together."""
+    """The parts of a guard's text, evaluated one by one."""
 
     def __init__(self, text: str, steps: int, each: int = 0) -> None:
+        """All parts take no more than `steps` steps. `each` is the least that a part counts as: to
+        evaluate many small ones takes longer than the library takes for all together."""
         self._text = text
         self._left = steps
         self._each = each
         self._programs: dict[str, CelProgram] = {}
 
     def value(self, node: CelNode, values: Values) -> Any:
-        """What a part comes to. Raises TooManySteps before it would take more steps than are
-        left."""
+        """Computes a part. Raises TooManySteps before it would take more steps than are left."""
         return self._computed(node, values, self._text[node.start : node.end])
 
     def _computed(self, node: CelNode, values: Values, text: str) -> Any:
-        """What `text` comes to, which takes no more steps than `node`. Raises as `value` does."""
+        """Computes `text`, which takes no more steps than `node`. Raises as `value` does."""
         used = {part.value for part in node.walk() if part.kind == "name"}
         seen = {name: values[name] for name in used if name in values}
         self._left -= max(CostMeter(seen, self._left).count(node), self._each)
@@ -303,31 +317,36 @@ class _Parts:
         return self._programs[text].execute(seen)
 
     def decided(self, node: CelNode, values: Values, *, elements: bool = False) -> Any:
-        """The same of a whole guard, part by part from the left until one decides; with
-        `elements`, element by element for `exists` and `all` too. As CEL says, a part that fails
-        counts only where no other one decides."""
-        if node.kind == "op" and node.value in ("&&", "||"):
-            parts = ((part, values) for part in node.parts)
-            return self._first_deciding(parts, decides=node.value == "||", elements=elements)
-        if node.kind == "op" and node.value == "!":
-            return not self._flag(node.parts[0], values, elements=elements)
-        if node.kind == "op" and node.value == "?:":
-            test, chosen, other = node.parts
-            holds = self._flag(test, values, elements=elements)
-            return self.decided(chosen if holds else other, values, elements=elements)
+        """Computes a whole guard, part by part from the left until one decides; with `elements`,
+        element by element for `exists` and `all` too. As CEL says, a part that fails counts only
+        where no other one decides."""
+        match node.kind, node.value:
+            case "op", "&&" | "||":
+                parts = ((part, values) for part in node.parts)
+                return self._first_deciding(parts, decides=node.value == "||", elements=elements)
+            case "op", "!":
+                return not self._flag(node.parts[0], values, elements=elements)
+            case "op", "?:":
+                test, chosen, other = node.parts
+                holds = self._flag(test, values, elements=elements)
+                return self.decided(chosen if holds else other, values, elements=elements)
         if not elements:
             return self.value(node, values)
         if _is_over_elements(node):
-            over, name, body = node.parts
-            several = self.value(over, values)
-            if isinstance(several, list | dict):
-                parts = ((body, {**values, name.value: element}) for element in several)
-                return self._first_deciding(parts, decides=node.value == "exists", elements=True)
-            return self.value(node, values)
+            return self._over_elements(node, values)
         return self._with_verdicts(node, values)
 
+    def _over_elements(self, node: CelNode, values: Values) -> Any:
+        """Computes an `exists` or `all` element by element, until one decides."""
+        over, name, body = node.parts
+        elements = self.value(over, values)
+        if not isinstance(elements, list | dict):
+            return self.value(node, values)
+        parts = ((body, {**values, name.value: element}) for element in elements)
+        return self._first_deciding(parts, decides=node.value == "exists", elements=True)
+
     def _with_verdicts(self, node: CelNode, values: Values) -> Any:
-        """What a part comes to, with the verdict of each `exists` and `all` in it in its place."""
+        """Computes a part, with the verdict of each `exists` and `all` in it in its place."""
         pieces = list[str]()
         at = node.start
         for macro in _over_elements(node):
@@ -340,8 +359,8 @@ class _Parts:
     def _first_deciding(
         self, parts: Iterable[tuple[CelNode, Values]], *, decides: bool, elements: bool
     ) -> bool:
-        """`decides` if one of the parts comes to it. Raises what the first part raised that fails,
-        if none does."""
+        """Returns `decides` if one of the parts comes to it. Raises what the first part raised that
+        fails, if none does."""
         failure: Exception | None = None
         for part, values in parts:
             try:
@@ -354,6 +373,7 @@ class _Parts:
         return not decides
 
     def _flag(self, node: CelNode, values: Values, *, elements: bool) -> bool:
+        """Computes a part that has to be true or false. Raises ValueError where it is not."""
         result = self.decided(node, values, elements=elements)
         if not isinstance(result, bool):
             raise ValueError(f"{self._text[node.start : node.end]} is not true or false")
@@ -361,11 +381,12 @@ class _Parts:
 
 
 def _is_over_elements(node: CelNode) -> bool:
+    """True for the macros `exists` and `all`."""
     return node.kind == "macro" and node.value in ("exists", "all")
 
 
 def _over_elements(node: CelNode) -> Iterator[CelNode]:
-    """The `exists` and `all` in a part, the outermost, that see no name of another macro."""
+    """Yields the `exists` and `all` in a part, the outermost, that see no name of another macro."""
     if _is_over_elements(node):
         yield node
         return
@@ -374,14 +395,14 @@ def _over_elements(node: CelNode) -> Iterator[CelNode]:
 
 
 def _too_long(text: str, node: CelNode, values: Values) -> str:
-    """What is said of a row for which a part of the guard takes too many steps."""
+    """The sentence for a row for which a part of the guard takes too many steps."""
     part = _part(text, node)
     over = node.parts[0] if node.kind == "macro" else node
-    sizes = [
-        f"{shown(way)} is {_described(value)}"
-        for way in over.references()
-        if isinstance(value := _followed(values, way), str | list | Mapping)
-    ]
+    sizes = []
+    for way in over.references():
+        value = _followed(values, way)
+        if isinstance(value, str | list | Mapping):
+            sizes.append(f"{shown(way)} is {described(value)}")
     reason = f": {', '.join(sizes[:3])}" if sizes else ""
     return f"`{part}` takes more than {MAX_STEPS:,} steps{reason}; {_REMEDY}"
 
@@ -398,92 +419,93 @@ def _followed(values: Values, way: Chain) -> Any:
 
 
 class _Explainer:
-    """One guard's text, evaluated part by part for one row, which shows `visible`; `stages` in it
-    are results. It may take as many steps as the guard: a failure that takes longer to find is
-    told of the part in which it is."""
+    """Explains why a guard fails for one row, by evaluating its text part by part. It may take as
+    many steps as the guard: a failure that takes longer to find is told of the part in which it
+    is."""
 
     def __init__(self, text: str, visible: Mapping[str, Any], stages: frozenset[str]) -> None:
+        """`visible` is what the row shows; the names `stages` in it are results."""
         self._text = text
         self._visible = visible
         self._stages = stages
         self._parts = _Parts(text, MAX_STEPS)
 
     def sentence(self, node: CelNode, values: Values, error: Exception) -> str:
-        """Where, what and remedy for the smallest part of `node` that fails; `error` is that of
-        the node."""
+        """Says where, what and remedy for the smallest part of `node` that fails; `error` is that
+        of the node."""
         try:
             return self._sentence(node, values, error)
         except TooManySteps:
-            return f"`{_part(self._text, node)}` cannot be computed: {_reason(error)}"
+            return f"`{_part(self._text, node)}` cannot be computed: {reason_of(error)}"
 
     def _sentence(self, node: CelNode, values: Values, error: Exception) -> str:
+        """Explains the first part that fails; `node` itself if all its parts can be computed."""
         for part, inner in self._needed(node, values):
             try:
                 self._run(part, inner)
             except FAILURES as deeper:
                 return self.sentence(part, inner, deeper)
         if "onversion" in str(error):
-            for name, value in values.items():
-                kind = _foreign(value)
-                if kind:
-                    return (
-                        f"`{name}` holds {kind}, which guards cannot read; give it as text "
-                        "or number"
-                    )
+            unreadable = _unreadable(values)
+            if unreadable is not None:
+                return unreadable
         if node.kind == "name":
-            has = listed(name for name in self._visible if name not in ("row", "vars", "row_json"))
-            remedy = f"write `has(row.{node.value}) && …` where it may be missing"
-            return f"`{node.value}` is missing in this row; it has: {has}; {remedy}"
-        if node.kind in ("select", "index", "has"):
-            return self._missing_step(node.parts[0] if node.kind == "has" else node, values)
+            return self._missing_name(node.value)
+        if node.kind in ("select", "index"):
+            return self._missing_step(node, values)
+        if node.kind == "has":
+            return self._missing_step(node.parts[0], values)
+        if node.kind in ("call", "method", "op", "macro"):
+            return self._failed(node, values, error)
+        return f"`{self._shown(node)}` cannot be computed: {reason_of(error)}"
+
+    def _failed(self, node: CelNode, values: Values, error: Exception) -> str:
+        """Explains a call, operation or macro by the values that it is given."""
         text = self._shown(node)
         what = f"`{text}` cannot be computed"
-        if node.kind not in ("call", "method", "op", "macro"):
-            return f"{what}: {_reason(error)}"
-        if node.kind == "macro" or node.value == "?:":
-            deciding = node.parts[:1]
-        else:
-            deciding = node.parts
-        sides = [(part, self._run(part, values)) for part in deciding]
-        for part, value in sides:
+        decides_alone = node.kind == "macro" or node.value == "?:"
+        deciding = node.parts[:1] if decides_alone else node.parts
+        computed = [(part, self._run(part, values)) for part in deciding]
+        for part, value in computed:
             if value is None and node.value not in ("==", "!=") and part.kind != "literal":
                 return self._null(part, what)
-        said = [(self._shown(part), value) for part, value in sides]
+        sides = [(self._shown(part), value) for part, value in computed]
         if node.kind == "macro":
-            name, value = said[0]
+            name, value = sides[0]
             if isinstance(value, list | dict):
-                return f"{what}: {_reason(error)}"
-            return f"`{text}`: {name} is {_described(value)}; `{node.value}` goes over a list"
-        given = [
-            f"{self._shown(part)} is {_described(value)}"
-            for part, value in sides
+                return f"{what}: {reason_of(error)}"
+            return f"`{text}`: {name} is {described(value)}; `{node.value}` goes over a list"
+        values_in_words = [
+            f"{self._shown(part)} is {described(value)}"
+            for part, value in computed
             if part.kind != "literal"
         ]
-        what += f": {' and '.join(given) or _reason(error)}"
+        what = f"{what}: {' and '.join(values_in_words) or reason_of(error)}"
         if node.kind != "op":
-            return _failed_call(node, said, what)
-        return _failed_operation(node, text, said, what, error, doubled(node, self._text))
+            return failed_call(node, sides, what)
+        return failed_operation(node, text, sides, what, error, doubled(node, self._text))
+
+    def _missing_name(self, name: str) -> str:
+        """The sentence for a name that the row does not have."""
+        names = listed(name for name in self._visible if name not in ("row", "vars", "row_json"))
+        remedy = f"write `has(row.{name}) && …` where it may be missing"
+        return f"`{name}` is missing in this row; it has: {names}; {remedy}"
 
     def _shown(self, node: CelNode) -> str:
+        """A part as it is written."""
         return self._text[node.start : node.end].strip()
 
     def _run(self, node: CelNode, values: Values) -> Any:
+        """Computes a part."""
         return self._parts.value(node, values)
 
     def _needed(self, node: CelNode, values: Values) -> Iterator[tuple[CelNode, Values]]:
-        """The parts that CEL evaluates for `node`, as far as they decide, each with what it
-        sees."""
+        """Yields the parts that CEL evaluates for `node`, as far as they decide, each with the
+        values that it sees."""
         if node.kind == "has":
             yield node.parts[0].parts[0], values
         elif node.kind == "macro":
-            yield node.parts[0], values
-            elements = self._run(node.parts[0], values)
-            for element in islice(
-                elements if isinstance(elements, list | dict) else (), MAX_ELEMENTS
-            ):
-                yield from (
-                    (body, {**values, node.parts[1].value: element}) for body in node.parts[2:]
-                )
+            yield from self._needed_of_macro(node, values)
         elif node.kind == "op" and node.value == "?:":
             yield node.parts[0], values
             flag = self._run(node.parts[0], values)
@@ -492,196 +514,58 @@ class _Explainer:
         else:
             yield from ((part, values) for part in node.parts)
 
+    def _needed_of_macro(self, node: CelNode, values: Values) -> Iterator[tuple[CelNode, Values]]:
+        """Yields the list of a macro, then what it computes of each of the first elements."""
+        over, name, *bodies = node.parts
+        yield over, values
+        elements = self._run(over, values)
+        if not isinstance(elements, list | dict):
+            return
+        for element in islice(elements, MAX_ELEMENTS):
+            for body in bodies:
+                yield body, {**values, name.value: element}
+
     def _null(self, part: CelNode, what: str) -> str:
+        """The sentence for a part that is null."""
         name = self._shown(part)
         if name in self._stages:
-            return _skipped(name)
+            return skipped(name)
         return f"{what}: {name} is null; write `{name} != null && …`"
 
     def _missing_step(self, node: CelNode, values: Values) -> str:
-        """A step into a value that does not have it."""
+        """The sentence for a step into a value that does not have it."""
         before = self._shown(node.parts[0])
         value = self._run(node.parts[0], values)
-        if node.kind == "select":
-            key = node.value
-        else:
-            key = self._run(node.parts[1], values)
+        key = node.value if node.kind == "select" else self._run(node.parts[1], values)
         step = json.dumps(key, ensure_ascii=False, default=str)
         if value is None:
             return self._null(node.parts[0], f"{before} has no {step}")
         if isinstance(value, Mapping):
             way = shown(node.chain) if node.chain else self._shown(node)
             check = f"has({way})" if way.endswith(f".{key}") else f"{step} in {before}"
-            there = listed((str(name) for name in value), "no fields")
+            fields = listed((str(name) for name in value), "no fields")
             return (
-                f"`{before}` has no field {step}; it has: {there}; write `{check} && …` "
+                f"`{before}` has no field {step}; it has: {fields}; write `{check} && …` "
                 "where it may be missing"
             )
-        if isinstance(value, list) and isinstance(key, int):
+        if not isinstance(value, list):
+            return f"`{before}` is {described(value)}, which has no field {step}"
+        if isinstance(key, int):
             check = f"size({before}) > {key}"
             return (
                 f"`{before}` has {len(value)} elements, none at {key} (counted from 0); "
                 f"write `{check} && …`"
             )
-        if isinstance(value, list):
-            return (
-                f"`{before}` is a list, which has no field {step}; write `{before}[0]` or "
-                f"`{before}.exists(item, …)`"
-            )
-        return f"`{before}` is {_described(value)}, which has no field {step}"
-
-
-def _failed_call(node: CelNode, sides: list[tuple[str, Any]], what: str) -> str:
-    """What to write instead of a function's call; `what` says why it fails."""
-    function, (name, value) = node.value, sides[0]
-    if function in _NUMERIC and isinstance(value, str):
-        if function != "double" and _A_NUMBER.fullmatch(value):
-            return f"{what}, which is no whole number of 64 bits; write `double({name})`"
-        return f'{what}, which is no number; write `{name}.matches("{_NUMERIC[function]}") && …`'
-    if function in _NUMERIC and isinstance(value, bool):
-        return f"{what}; write `{name} ? 1 : 0`"
-    if function in _FORMS:
-        return f"{what}; a {function} is written as {_FORMS[function]}"
-    if node.kind == "method" and function in METHODS and not isinstance(value, str):
-        remedy = ""
-        if isinstance(value, bool | int | float):
-            remedy = f": write `string({name}).{function}(…)`"
-        elif isinstance(value, list):
-            remedy = f": write `{name}.exists(item, item.{function}(…))`"
-        return f"{what}; `{function}` is for texts{remedy}"
-    if function == "matches":
-        return f"{what}; the pattern is no regular expression"
-    return what
-
-
-def _failed_operation(
-    node: CelNode,
-    text: str,
-    sides: list[tuple[str, Any]],
-    what: str,
-    error: Exception,
-    as_doubles: str,
-) -> str:
-    """What to write instead of an operation; `what` says why it fails, `as_doubles` is the same
-    with numbers that have a point."""
-    texts = [name for name, value in sides if isinstance(value, str)]
-    if node.value in ("&&", "||", "!", "?:"):
-        name, value = next((side for side in sides if not isinstance(side[1], bool)), sides[0])
-        return f"`{name}` is {_described(value)}, not true or false; {_as_condition(value, name)}"
-    if isinstance(error, ArithmeticError):
         return (
-            f"{what}; "
-            f"{'division by zero' if isinstance(error, ZeroDivisionError) else 'beyond 64 bits'}"
+            f"`{before}` is a list, which has no field {step}; write `{before}[0]` or "
+            f"`{before}.exists(item, …)`"
         )
-    if node.value in ARITHMETIC:
-        return f"{what}; {_arithmetic_remedy(node.value, sides, as_doubles)}"
-    if node.value == "in":
-        if isinstance(sides[1][1], str):
-            remedy = f": write `{sides[1][0]}.contains({sides[0][0]})`"
-        else:
-            remedy = ""
-        return f"{what}; `in` looks into lists and objects{remedy}"
-    # values of csv files are texts
-    if len(texts) == 1 and any(type(value) in (int, float) for _, value in sides):
-        if texts[0].startswith(("'", '"')):
-            return f"{what}, not a text; write {texts[0]} without quotes"
-        if not _A_NUMBER.fullmatch(next(value for _, value in sides if isinstance(value, str))):
-            return f"{what}, which is no number; compare it with a text in quotes"
-        remedy = text.replace(texts[0], f"double({texts[0]})")
-        return f"{what}, not a number (values of csv files are text); write `{remedy}`"
-    if any(value != value for _, value in sides if isinstance(value, float)):
-        return f"{what}; what is not a number is neither smaller nor larger"
-    if len(sides) > 1:
-        return f"{what}; values of different kinds can only be told apart with `==` and `!=`"
-    return what
 
 
-_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?")
-
-
-def _arithmetic_remedy(sign: str, sides: list[tuple[str, Any]], as_doubles: str) -> str:
-    """What to write instead of arithmetic, after the values of its sides are said."""
-    if len(sides) == 1:
-        return f"`{sign}` takes a number: write `{sign}double({sides[0][0]})` of a text that is one"
-    if any(not _is_number(value) for _, value in sides):
-        others = ", two texts or two lists" if sign == "+" else ""
-        return f"`{sign}` takes two numbers{others}"
-    if sign == "%":
-        name = next((name for name, value in sides if not isinstance(value, int)), sides[0][0])
-        return f"`%` takes whole numbers: write `int({name})`"
-    return f"`{sign}` takes two whole numbers or two with a point: write `{as_doubles}`"
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number, or a text that `double` reads as one."""
-    if isinstance(value, str):
-        return _A_NUMBER.fullmatch(value) is not None
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _skipped(name: str) -> str:
-    return f"{name} was skipped for this row; write `{name} != null && …`"
-
-
-def _as_condition(value: Any, name: str) -> str:
-    if not re.match(r'[\w.]+(?:\["[^"]*"\])?\Z', name):
-        return "compare it with a value"
-    if isinstance(value, str):
-        return (
-            f"compare it: `{name} == "
-            f"{json.dumps(value if len(value) < 30 else '…', ensure_ascii=False)}`"
-        )
-    if isinstance(value, int | float):
-        return f"compare it: `{name} > 0`"
-    if value is None:
-        return f"write `{name} != null`"
-    return f"write `size({name}) > 0`"
-
-
-def _described(value: Any) -> str:
-    """A value in a sentence: `the text "12"`, `a list of 3`."""
-    match value:
-        case str():
-            return (
-                "the text "
-                f"{json.dumps(value if len(value) <= 40 else value[:39] + '…', ensure_ascii=False)}"
-            )
-        case None | True | False:
-            return json.dumps(value)
-        case int() | float():
-            if value != value:
-                return "not a number (NaN)"
-            return f"the number {value}"
-        case list():
-            return f"a list of {len(value)}"
-        case Mapping():
-            return f"an object of {len(value)} fields"
-    return f"a value of type {type(value).__name__}"
-
-
-def _foreign(value: Any) -> str | None:
-    """What in a value the library cannot take, None when nothing is known."""
-    match value:
-        case Mapping() if any(not isinstance(key, str) for key in value):
-            return "an object with a key that is no text"
-        case Mapping() | list() | tuple():
-            inner = value.values() if isinstance(value, Mapping) else value
-            return next((kind for one in inner if (kind := _foreign(one))), None)
-        case str():
-            half = not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value)
-            return "half a surrogate pair" if half else None
-        case int():
-            if abs(value) >= 10**308:
-                return "a whole number of more than 308 digits"
-            return None
-        case None | float():
-            return None
-    return f"a value of type {type(value).__name__}"
-
-
-def _reason(error: Exception) -> str:
-    """What the library says, where it says more than that something does not fit."""
-    fits = isinstance(error, TypeError) or "Undefined variable" in str(error)
-    if fits:
-        return "its values do not fit together"
-    return str(error).split(". ")[0].partition("\n")[0]
+def _unreadable(values: Values) -> str | None:
+    """The sentence for the first value that the library cannot take; None if there is none."""
+    for name, value in values.items():
+        kind = foreign_kind(value)
+        if kind:
+            return f"`{name}` holds {kind}, which guards cannot read; give it as text or number"
+    return None
