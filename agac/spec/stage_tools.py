@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
@@ -67,131 +66,145 @@ FOR_TOOLS = ("max_turns", "tools_mode", "tool_stubs", "on_tool_failure", "reads"
 
 @dataclass(slots=True)
 class ToolReader:
-    """Reads the tools of one stage, whose keys stand at `path` of `document`. `tools` are the
-    agents that it may call, and then all. Problems gather in `problems`."""
+    """Reads the tools of one stage."""
 
     project: ProjectSpec
     document: Document
     path: Path_
+    """The place of the stage in `document`."""
     overrides: Overrides
     card: Card | None
     written: StageFile
     tools: list[NamedTool]
+    """At first the agents that it may call, and after `read` all its tools."""
     skills: tuple[Skill, ...]
     servers: list[McpServer] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Patterns of files that tools read, by the hash of what they match."""
 
     def read(self) -> dict[str, Any]:
-        """The fields of a WrittenStage that say what its agent is; none where it has no tools."""
-        self.tools += self._of_card(self.card) if self.card else ()
-        self.tools += [self._skill_reader()] if self.skills else ()
+        """Reads the fields of a WrittenStage that say what its agent is; none where it has no
+        tools."""
+        if self.card:
+            self.tools += self._of_card(self.card)
+        if self.skills:
+            self.tools.append(self._skill_reader())
         for name in self.written.tools or {}:
-            if not any(name in _names(one) for one in self.tools):
+            if not any(name in _names(tool) for tool in self.tools):
                 self.tools += self._of_stage(name)
         if self.written.runtime is not None:
             return self._runtime(self.written.runtime)
-        if self.tools:
-            mode = self._mode()
-            tools = tuple(map(self._with_keys, self.tools))
-            over = self.overrides
-            if self.card:
-                of_card = self.card.keys.request_params.max_iterations
-            else:
-                of_card = None
-            spec = self._spec(mode)
-            turns = over.max_turns or self.written.max_turns or of_card
-            files = dict(sorted(self.files.items()))
-            how = ToolSettings(
-                servers=tuple(self.servers), max_turns=turns or MAX_TURNS, record=mode == "record",
-                replay=over.replay, files=files, on_failure=self.written.on_tool_failure or "go_on",
-            )  # fmt: skip
-            return {"agent_spec": spec, "tooling": how, "named_tools": tools}
-        # what is wrong with them is a problem of its own
-        wants_tools = self.problems and self.written.tools
-        for key in () if wants_tools else self.written.model_fields_set & {*FOR_TOOLS}:
-            self._note(
-                self._at(key),
-                f"{key} is for a stage with tools; name some with `tools`, or in its card",
-            )
-        return {}
+        if not self.tools:
+            self._note_unused_keys()
+            return {}
+        mode = self._mode()
+        tools = tuple(map(self._with_keys, self.tools))
+        spec = self._spec(mode)
+        settings = ToolSettings(
+            servers=tuple(self.servers),
+            max_turns=self._max_turns(),
+            record=mode == "record",
+            replay=self.overrides.replay,
+            files=dict(sorted(self.files.items())),
+            on_failure=self.written.on_tool_failure or "go_on",
+        )
+        return {"agent_spec": spec, "tooling": settings, "named_tools": tools}
+
+    def _note_unused_keys(self) -> None:
+        """Notes keys that are for a stage with tools."""
+        if self.problems and self.written.tools:
+            return  # what is wrong with the tools is a problem of its own
+        for key in self.written.model_fields_set & {*FOR_TOOLS}:
+            message = f"{key} is for a stage with tools; name some with `tools`, or in its card"
+            self._note(self._at(key), message)
+
+    def _max_turns(self) -> int:
+        """The most turns of a conversation: the command line's, the stage's, the card's."""
+        of_card = self.card.keys.request_params.max_iterations if self.card else None
+        return self.overrides.max_turns or self.written.max_turns or of_card or MAX_TURNS
 
     def _runtime(self, keys: RuntimeFile) -> dict[str, Any]:
         """The fields of a stage whose tasks a program runs, which has tools of its own."""
-        written = self.written
-        if self.card:
-            of_card = self.card.keys.request_params.max_iterations
-        else:
-            of_card = None
-        beside = [
+        self._note_keys_of_runtime(keys)
+        files: tuple[str, ...] = ()
+        source = None
+        if keys.files is not None:
+            files = (f"{escape(keys.files.rstrip('/'))}/**",)
+            source = self._hash(files, self._at("runtime", "files"))
+        values = dict(keys) | {"permission": snapshot(keys.permission), "source": source}
+        runtime = Runtime(**values)
+        tooling = ToolSettings(max_turns=self._max_turns(), files=self.files, program=runtime)
+        return {"runtime": Runtime.of(runtime.body()), "tooling": tooling}
+
+    def _note_keys_of_runtime(self, keys: RuntimeFile) -> None:
+        """Notes tools and messages, of which the program has its own."""
+        others = [
             key
             for key in ("tools", "skills", "messages", *FOR_TOOLS[1:])
-            if getattr(written, key) is not None
+            if getattr(self.written, key) is not None
         ]
-        for key in beside:
-            self._note(
-                self._at(key),
-                f"{key} does not go with runtime: {keys.name}, which has its own; remove one",
+        for key in others:
+            message = f"{key} does not go with runtime: {keys.name}, which has its own; remove one"
+            self._note(self._at(key), message)
+        if others or self.card is None:
+            return
+        if self.tools or self.card.messages:
+            message = (
+                f"the card {self.card.name} has tools or messages, and {keys.name} has its own; "
+                "take a card with an instruction alone, or remove runtime"
             )
-        if self.card and not beside and (self.tools or self.card.messages):
-            what = f"the card {self.card.name} has tools or messages, and {keys.name} has its own"
-            self._note(
-                self._at("runtime"),
-                f"{what}; take a card with an instruction alone, or remove runtime",
-            )
-        files: tuple[str, ...]
-        if keys.files is None:
-            files = ()
-        else:
-            files = (f"{escape(keys.files.rstrip('/'))}/**",)
-        source = self._hash(files, self._at("runtime", "files")) if files else None
-        turns = self.overrides.max_turns or written.max_turns or of_card or MAX_TURNS
-        found = Runtime(**{**dict(keys), "permission": snapshot(keys.permission), "source": source})
-        tooling = ToolSettings(max_turns=turns, files=self.files, program=found)
-        return {"runtime": Runtime.of(found.body()), "tooling": tooling}
+            self._note(self._at("runtime"), message)
 
     def _mode(self) -> ToolsMode:
         """Where results of tools come from."""
-        over = self.overrides
-        written = self.written.tools_mode
-        mode = over.tools_mode or (
-            "stub" if over.tool_stubs else "replay" if over.replay else written or "live"
-        )
-        if mode == "replay" and over.replay is None:
+        mode = self._chosen_mode()
+        if mode == "replay" and self.overrides.replay is None:
             message = (
                 "replay needs the run whose tool calls are taken; add --run N to `agac "
                 "run` or `agac plan`"
             )
-            if written == "replay":
+            if self.written.tools_mode == "replay":
                 message += ", and --tools-mode replay in the place of this key"
             self._note(self._at("tools_mode"), message)
         return mode
 
+    def _chosen_mode(self) -> ToolsMode:
+        """The mode that the command line says or means, else the stage's."""
+        if self.overrides.tools_mode:
+            return self.overrides.tools_mode
+        if self.overrides.tool_stubs:
+            return "stub"
+        if self.overrides.replay:
+            return "replay"
+        return self.written.tools_mode or "live"
+
     def _spec(self, mode: ToolsMode) -> AgentSpec:
-        """What decides answers beside the tools themselves."""
+        """The parts of the agent, apart from the tools themselves, that decide answers."""
         params = self.card.keys.request_params if self.card else RequestParamsFile()
         reads = self.written.reads
         stubs = self._stubs(kept=mode == "stub")
+        if mode == "replay":
+            stubs = {"run": self.overrides.replay}
+        elif mode != "stub":
+            stubs = {}
         return AgentSpec(
             card=self.card.name if self.card else None,
             result_mode=params.tool_result_mode,
             parallel=params.parallel_tool_calls,
             structured=params.structured_tool_policy,
             mode="live" if mode == "record" else mode,
-            stubs=stubs
-            if mode == "stub"
-            else {"run": self.overrides.replay}
-            if mode == "replay"
-            else {},
+            stubs=stubs,
             reads=None if reads is None else self._hash(reads, self._at("reads")),
         )
 
     def _skill_reader(self) -> NamedTool:
-        skills: dict[str, Any] = {one.name: one.folder for one in self.skills}
-        own = self._hash([f"{escape(folder)}/**" for folder in skills.values()], self._at("skills"))
-        return NamedTool(
-            "skill", "read_skill", self._at("skills"), settings={"hash": own, "skills": skills}
-        )
+        """The tool that reads the skills of the stage."""
+        where = self._at("skills")
+        folders: dict[str, Any] = {skill.name: skill.folder for skill in self.skills}
+        content = self._hash([f"{escape(folder)}/**" for folder in folders.values()], where)
+        settings = {"hash": content, "skills": folders}
+        return NamedTool("skill", "read_skill", where, settings=settings)
 
     def _at(self, *key: str | int) -> Where:
         return self.document.where((*self.path, *key))
@@ -200,20 +213,23 @@ class ToolReader:
         self.problems.append(Problem(where, message))
 
     def _of_card(self, card: Card) -> Iterator[NamedTool]:
+        """Yields the tools that a card names."""
         keys = card.keys
         at = card.document.where
-        for index, one in enumerate(keys.function_tools):
-            yield from self._function(one.entrypoint, at(("function_tools", index)), card)
+        for index, function in enumerate(keys.function_tools):
+            yield from self._function(function.entrypoint, at(("function_tools", index)), card)
         for index, name in enumerate(keys.servers):
             self._server(name, at(("servers", index)))
         servers = card_servers(keys, self.project)
-        for name in keys.tools.keys() - {one.name for one in servers}:
-            known = did_you_mean(name, [one.name for one in servers], "it uses")
-            self._note(at(("tools", name), key=True), f"the card uses no server {name!r}; {known}")
+        names = [server.name for server in servers]
+        for name in keys.tools.keys() - {*names}:
+            hint = did_you_mean(name, names, "it uses")
+            self._note(at(("tools", name), key=True), f"the card uses no server {name!r}; {hint}")
         if servers:
             yield from self._locked(servers, card.path, at(("mcp_connect",)), keys.tools)
 
     def _of_stage(self, name: str) -> Iterable[NamedTool]:
+        """The tools that the stage calls `name`; none, and a problem, where there are none."""
         where = self._at("tools", name)
         server, _, pattern = name.partition(":")
         if name in self.project.functions:
@@ -226,41 +242,37 @@ class ToolReader:
             place = self.project.paths.agentcards / server
             allow = {server: [pattern]} if pattern else {}
             return self._locked(self._server(server, where), place, where, allow)
-        known = [
-            *BUILT_IN,
-            *self.project.file.mcp,
-            *(other for one in self.tools for other in _names(one)),
-        ]
-        hint = did_you_mean(name, known, "there are")
-        message = (
-            f"no tool {name!r}; {hint}{'' if hint.endswith('?') else '.'} A function is {FORM}"
-        )
-        self._note(where, message)
+        other_names = [other for tool in self.tools for other in _names(tool)]
+        hint = did_you_mean(name, [*BUILT_IN, *self.project.file.mcp, *other_names], "there are")
+        end = "" if hint.endswith("?") else "."
+        self._note(where, f"no tool {name!r}; {hint}{end} A function is {FORM}")
         return ()
 
     def _function(self, text: str, where: Where, card: Card | None) -> Iterator[NamedTool]:
+        """Yields the function that `text` names, unless something is wrong with it."""
         base = card.path.parent if card and not card.remote else None
-        found, problems = parse_reference(
-            text, where, home_of(self.project.root), tool=True, base=base
-        )
+        home = home_of(self.project.root)
+        function, problems = parse_reference(text, where, home, tool=True, base=base)
         self.problems += problems
-        if found and any(one.source == str(found) for one in self.tools):
-            self._note(where, f"{found} is named twice; name it once")
-        elif found:
-            yield NamedTool("function", str(found), where, function=found)
+        if not function:
+            return
+        if any(tool.source == str(function) for tool in self.tools):
+            self._note(where, f"{function} is named twice; name it once")
+        else:
+            yield NamedTool("function", str(function), where, function=function)
 
     def _server(self, name: str, where: Where) -> list[McpServer]:
         """The server of agac.yml that is called `name`; none, and a problem, where there is
         none."""
-        found = card_servers([name], self.project)
-        if not found:
-            known = did_you_mean(name, self.project.file.mcp, "there are")
+        servers = card_servers([name], self.project)
+        if not servers:
+            hint = did_you_mean(name, self.project.file.mcp, "there are")
             message = (
-                f"agac.yml has no MCP server {name!r}; {known}; add `mcp: {{{name}: "
+                f"agac.yml has no MCP server {name!r}; {hint}; add `mcp: {{{name}: "
                 f"{{target: …}}}}` to it"
             )
             self._note(where, message)
-        return found
+        return servers
 
     def _locked(
         self,
@@ -269,99 +281,130 @@ class ToolReader:
         where: Where,
         allow: Mapping[str, Sequence[str]],
     ) -> Iterator[NamedTool]:
-        """The tools of servers, by what was written down of them beside `card`."""
-        if self.card and self.card.remote and self.card.path == card:
-            name = self.card.file
-        else:
-            name = card.stem
+        """Yields the tools of servers, as the lock file of `card` has them."""
+        is_remote = self.card and self.card.remote and self.card.path == card
+        name = self.card.file if self.card and is_remote else card.stem
         shown = self.project.shown(lock_file(card))
         command = f"agac card lock {name}"
         try:
             locks = read_lock(lock_file(card), shown, command, home_of(self.project.root))
-            specs, held = locked_tools(servers, locks, shown, command, allow)
+            specs, locked_servers = locked_tools(servers, locks, shown, command, allow)
         except UsageError as error:
-            told = f"{error.message}. {error.remedy or ''}".strip()
+            message = f"{error.message}. {error.remedy or ''}".strip()
             if os.path.lexists(lock_file(card)) or not self._calls_nothing():
-                self._note(where, told)
+                self._note(where, message)
                 return
-            what = "its tools are not known here, and the requests are without what it says of them"
-            self.problems.append(Problem(where, f"{told} Until then {what}.", "warning"))
+            message += (
+                " Until then its tools are not known here, and the requests are without what it "
+                "says of them."
+            )
+            self.problems.append(Problem(where, message, "warning"))
             self.servers += servers
             yield from self._unknown_tools(servers, where)
             return
-        self.servers += held
-        said = [plain(one) for one in told_otherwise(specs)]
-        if said:
-            if len(said) > MAX_NAMED:
-                more = f"; and {len(said) - MAX_NAMED} more tools"
-            else:
-                more = ""
-            message = f"models are told of tools in {shown} in a form that all providers take: "
-            self.problems.append(
-                Problem(where, f"{message}{'; '.join(said[:MAX_NAMED])}{more}", "warning")
-            )
+        self.servers += locked_servers
+        self._note_adapted(specs, shown, where)
         yield from (NamedTool("mcp", spec.source, where, spec=spec) for spec in specs)
 
-    def _calls_nothing(self) -> bool:
-        """Whether no server is reached: for a plan, or with stand-ins."""
-        over = self.overrides
-        return (
-            over.dry
-            or (over.tools_mode or ("stub" if over.tool_stubs else self.written.tools_mode))
-            == "stub"
+    def _note_adapted(self, specs: Sequence[ToolSpec], shown: str, where: Where) -> None:
+        """Warns of tools that models are told of in another form than the lock file has."""
+        changes = [plain(change) for change in told_otherwise(specs)]
+        if not changes:
+            return
+        named = "; ".join(changes[:MAX_NAMED])
+        rest = len(changes) - MAX_NAMED
+        more = f"; and {rest} more tools" if rest > 0 else ""
+        message = (
+            f"models are told of tools in {shown} in a form that all providers take: {named}{more}"
         )
+        self.problems.append(Problem(where, message, "warning"))
+
+    def _calls_nothing(self) -> bool:
+        """True if no server is reached: for a plan, or with stand-ins."""
+        overrides = self.overrides
+        if overrides.dry:
+            return True
+        if overrides.tools_mode:
+            return overrides.tools_mode == "stub"
+        return bool(overrides.tool_stubs) or self.written.tools_mode == "stub"
 
     def _unknown_tools(self, servers: Sequence[McpServer], where: Where) -> Iterator[NamedTool]:
-        """The tools of servers of which nothing was written down: the stand-ins that no other tool
-        has, else one that is called as its server."""
-        stubs = self.overrides.tool_stubs or self.written.tool_stubs or {}
-        with suppress(ValueError):  # which is said of the stand-ins
-            if isinstance(stubs, str):
-                stubs = read_stubs(Path(stubs), home_of(self.project.root))
-            else:
-                stubs = stubs
+        """Yields tools for servers without a lock file: the stand-ins that no other tool has, else
+        for each server one that is called as the server."""
         others = {name for tool in self.tools for name in _names(tool)}
-        if isinstance(stubs, str):
-            names = []
-        else:
-            names = [name for name in stubs if name not in others and "/" not in name]
-        for server, own in [(servers[0].name, name) for name in names] or [
-            (one.name, one.name) for one in servers
-        ]:
-            spec = ToolSpec(
-                safe_name(own), "", {"type": "object", "properties": {}}, "mcp", f"{server}:{own}"
-            )
+        names = [name for name in self._stub_names() if name not in others and "/" not in name]
+        pairs = [(servers[0].name, name) for name in names]
+        if not pairs:
+            pairs = [(server.name, server.name) for server in servers]
+        for server_name, name in pairs:
+            schema = {"type": "object", "properties": {}}
+            spec = ToolSpec(safe_name(name), "", schema, "mcp", f"{server_name}:{name}")
             yield NamedTool("mcp", spec.source, where, spec=spec)
 
+    def _stub_names(self) -> Iterable[str]:
+        """The tools that have stand-ins; none where their file cannot be read."""
+        stubs = self.overrides.tool_stubs or self.written.tool_stubs or {}
+        if not isinstance(stubs, str):
+            return stubs
+        try:
+            return read_stubs(Path(stubs), home_of(self.project.root))
+        except ValueError:  # which is said of the stand-ins
+            return ()
+
     def _with_keys(self, tool: NamedTool) -> NamedTool:
-        """A tool with what agac.yml and the stage say of it. What it does not take, or lacks, is
-        noted."""
+        """Adds the keys that agac.yml and the stage have for a tool. Notes keys that it does not
+        take, or lacks."""
         keys: dict[str, Any] = {}
         for level in (self.project.file.tools, self.written.tools or {}):
-            for said in (level[name] for name in _names(tool) if name in level):
-                keys |= {key: getattr(said, key) for key in said.model_fields_set}
-        own = BUILT_IN.get(tool.source, ()) if tool.kind == "builtin" else ()
+            for name in _names(tool):
+                if name in level:
+                    written = level[name]
+                    keys |= {key: getattr(written, key) for key in written.model_fields_set}
+        is_built_in = tool.kind == "builtin" and tool.source in BUILT_IN
+        special = BUILT_IN[tool.source] if is_built_in else ()
         # as a stored run has them
-        settings = {key: keys.pop(key) for key in sorted(own) if key in keys}
+        settings = {key: keys.pop(key) for key in sorted(special) if key in keys}
+        self._note_foreign_keys(tool, keys)
+        if is_built_in:
+            if tool.source == "web_search" and "url" not in settings:
+                settings |= _search_of(self.project.env)
+            self._note_missing_key(tool, settings)
+        self._note_bad_settings(tool, settings)
+        if is_built_in and tool.source in ("read_file", "run_sql") and self.written.reads is None:
+            message = (
+                f"{tool.source}: answers are reused although what it reads changed; name it as "
+                "`reads` to have them asked again"
+            )
+            self.problems.append(Problem(tool.where, message, "warning"))
+        return replace(tool, keys=keys, settings={**tool.settings, **settings})
+
+    def _note_foreign_keys(self, tool: NamedTool, keys: Mapping[str, Any]) -> None:
+        """Notes keys that only another built-in tool takes."""
         for other, special in BUILT_IN.items():
             for key in keys.keys() & {*special}:
                 self._note(tool.where, f"{tool.source}: {key} is for {other} alone; remove it")
-        if own and tool.source == "web_search" and "url" not in settings:
-            settings |= _search_of(self.project.env)
-        if (
-            own
-            and (needs := _NEEDED.get(tool.source, "root").partition(":")[0]) not in settings
-            and needs != "root"
-        ):
-            message = (
-                f"{tool.source} needs {needs}; write `tools: {{{tool.source}: "
-                f"{{{_NEEDED[tool.source]}}}}}`"
-            )
-            keyed = " or ".join(names[0] for names in _SEARCHES.values())
-            also = f"; or set {keyed} in .env" if tool.source == "web_search" else ""
-            self._note(tool.where, f"{message} on the stage, or into agac.yml{also}")
-        for host in (one for one in settings.get("allow") or () if "/" in one):
-            self._note(tool.where, f"http_get: allow names hosts, as example.com, not {host!r}")
+
+    def _note_missing_key(self, tool: NamedTool, settings: Mapping[str, Any]) -> None:
+        """Notes the key without which a built-in tool can do nothing."""
+        if tool.source not in _NEEDED:
+            return
+        example = _NEEDED[tool.source]
+        needed = example.partition(":")[0]
+        if needed in settings:
+            return
+        message = f"{tool.source} needs {needed}; write `tools: {{{tool.source}: {{{example}}}}}`"
+        message += " on the stage, or into agac.yml"
+        if tool.source == "web_search":
+            variables = " or ".join(names[0] for names in _SEARCHES.values())
+            message += f"; or set {variables} in .env"
+        self._note(tool.where, message)
+
+    def _note_bad_settings(self, tool: NamedTool, settings: Mapping[str, Any]) -> None:
+        """Notes hosts that are no hosts, and files and folders that are not there."""
+        for host in settings.get("allow") or ():
+            if "/" in host:
+                message = f"http_get: allow names hosts, as example.com, not {host!r}"
+                self._note(tool.where, message)
         for key in settings.keys() & {"root", "database"}:
             try:
                 path = inside(home_of(self.project.root), str(settings[key]))
@@ -369,61 +412,65 @@ class ToolReader:
                     raise Refused(f"{settings[key]!r} is not there")
             except Refused as error:
                 self._note(tool.where, f"{tool.source}: {key}: {error}")
-        if tool.source in ("read_file", "run_sql") and own and self.written.reads is None:
-            message = (
-                "answers are reused although what it reads changed; name it as `reads` to "
-                "have them asked again"
-            )
-            self.problems.append(Problem(tool.where, f"{tool.source}: {message}", "warning"))
-        return replace(tool, keys=keys, settings={**tool.settings, **settings})
 
     def _stubs(self, *, kept: bool) -> dict[str, Any]:
-        """The stand-ins, each file of theirs with a hash of what it holds. They are checked
+        """Reads the stand-ins, each file of theirs with a hash of its content. They are checked
         whether `kept` or not."""
-        over = self.overrides.tool_stubs
+        typed = self.overrides.tool_stubs
         home = home_of(self.project.root)
-        found = dict[str, Any]()
-        own = {name for tool in self.tools for name in _names(tool)}
         try:
-            over = read_stubs(Path(over), home) if isinstance(over, str) else over
+            typed_stubs = read_stubs(Path(typed), home) if isinstance(typed, str) else typed
         except ValueError as error:
-            self._note(Where(str(over)), str(error))
+            self._note(Where(str(typed)), str(error))
             return {}
-        for name, stub in (over or self.written.tool_stubs or {}).items():
-            if (over or "/" in self.written.name) and name not in own:
+        stubs = dict[str, Any]()
+        names = {name for tool in self.tools for name in _names(tool)}
+        may_be_for_others = bool(typed_stubs) or "/" in self.written.name
+        for name, stub in (typed_stubs or self.written.tool_stubs or {}).items():
+            if may_be_for_others and name not in names:
                 continue  # it is for another stage, or for another agent of this one
-            found[name], typed = stub, self.overrides.tool_stubs
             if isinstance(typed, str):
                 where = Where(typed, path=name)
             else:
                 where = self._at("tool_stubs", name)
-            fault = stub_fault(stub)
-            if fault:
-                self._note(where, fault)
-            elif file := stub_file(stub):
-                found[name] = stub | {"hash": self._hash([file], where, kept=kept)}
-                try:
-                    recorded_calls(home / file, found[name]["hash"], home)
-                except (OSError, ValueError) as error:
-                    self._note(where, str(error))
-        return found
+            stubs[name] = self._stub(stub, where, home, kept=kept)
+        return stubs
+
+    def _stub(self, stub: Any, where: Where, home: Path, *, kept: bool) -> Any:
+        """A stand-in, with a hash if it is a file. Notes what is wrong with it."""
+        fault = stub_fault(stub)
+        if fault:
+            self._note(where, fault)
+            return stub
+        file = stub_file(stub)
+        if not file:
+            return stub
+        stub = stub | {"hash": self._hash([file], where, kept=kept)}
+        try:
+            recorded_calls(home / file, stub["hash"], home)
+        except (OSError, ValueError) as error:
+            self._note(where, str(error))
+        return stub
 
     def _hash(self, patterns: Sequence[str], where: Where, *, kept: bool = True) -> str:
+        """The hash of the files that patterns match, "" where they are refused; `kept` to be
+        compared when the workflow runs."""
         home = home_of(self.project.root)
         try:
             for pattern in patterns:
                 inside(home, pattern)
-            found = files_hash(home, patterns)
+            content = files_hash(home, patterns)
         except Refused as error:
             self._note(where, str(error))
             return ""
-        self.files |= {found: tuple(patterns)} if kept else {}
-        return found
+        if kept:
+            self.files[content] = tuple(patterns)
+        return content
 
 
 def _search_of(env: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a web search by the first service whose key is there; none where there is no
-    key."""
+    """The settings of a web search by the first service whose key is set; none where no key is
+    set."""
     for url, variables in _SEARCHES.items():
         for name in variables:
             if env.get(name):
@@ -439,47 +486,42 @@ def _names(tool: NamedTool) -> tuple[str, ...]:
 
 
 def for_no_tool(tools: Sequence[NamedTool], overrides: Overrides, home: Path) -> Iterator[Problem]:
-    """What is said of tools for one invocation, and for none of the `tools` of its workflow."""
-    said = overrides.tool_stubs or {}
-    known = sorted({name for tool in tools for name in _names(tool)})
-    where = Where("--tool-stubs" if said else "--tools-mode")
-    if not tools and (
-        said or overrides.replay is not None or overrides.tools_mode not in (None, "live")
-    ):
-        yield Problem(where, "has no effect: no stage has tools; leave it out", "warning")
-    elif said and overrides.tools_mode not in (None, "stub"):
-        yield Problem(
-            where,
-            f"stubs are not asked with --tools-mode {overrides.tools_mode}; leave out one of them",
-        )
-    with suppress(ValueError):  # which was said of a stage
-        for name in (
-            (read_stubs(Path(said), home) if isinstance(said, str) else said).keys() - known
-            if tools
-            else ()
-        ):
-            yield Problem(
-                where,
-                f"no stage has a tool {name!r}; {did_you_mean(name, known, 'the tools are')}",
-                "warning",
-            )
+    """Yields settings of tools that the command line gives, and that are for none of the `tools` of
+    the workflow."""
+    stubs = overrides.tool_stubs or {}
+    mode = overrides.tools_mode
+    where = Where("--tool-stubs" if stubs else "--tools-mode")
+    if not tools:
+        if stubs or overrides.replay is not None or mode not in (None, "live"):
+            yield Problem(where, "has no effect: no stage has tools; leave it out", "warning")
+        return
+    if stubs and mode not in (None, "stub"):
+        message = f"stubs are not asked with --tools-mode {mode}; leave out one of them"
+        yield Problem(where, message)
+    try:
+        stubs = read_stubs(Path(stubs), home) if isinstance(stubs, str) else stubs
+    except ValueError:  # which was said of a stage
+        return
+    names = sorted({name for tool in tools for name in _names(tool)})
+    for name in stubs.keys() - names:
+        message = f"no stage has a tool {name!r}; {did_you_mean(name, names, 'the tools are')}"
+        yield Problem(where, message, "warning")
 
 
 def card_servers(names: CardKeys | Sequence[str], project: ProjectSpec) -> list[McpServer]:
-    """The MCP servers of a card, or those with these names in agac.yml; names that it has not are
+    """The MCP servers of a card, or those with these names in agac.yml, of which unknown ones are
     left out."""
-    known = project.file.mcp
-    own = list[McpServer]()
+    servers = list[McpServer]()
     if isinstance(names, CardFile):
-        for name, one in names.mcp_connect.items():
-            if one.access_token:
-                token = {"Authorization": f"Bearer {one.access_token}"}
-            else:
-                token = {}
-            own.append(McpServer(name, one.target or "", {**one.headers, **token}))
+        for name, server in names.mcp_connect.items():
+            headers = dict(server.headers)
+            if server.access_token:
+                headers["Authorization"] = f"Bearer {server.access_token}"
+            servers.append(McpServer(name, server.target or "", headers))
     if isinstance(names, CardKeys):
         names = names.servers if isinstance(names, ServedKeys) else ()
-    return [
-        *own,
-        *(McpServer(**{"name": name, **dict(known[name])}) for name in names if name in known),
-    ]
+    of_project = project.file.mcp
+    for name in names:
+        if name in of_project:
+            servers.append(McpServer(**{"name": name, **dict(of_project[name])}))
+    return servers
