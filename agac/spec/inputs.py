@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -105,14 +105,15 @@ class DatabaseUrl(NamedTuple):
 
 
 def parse_database(text: str) -> DatabaseUrl:
-    """The parts of `text`. Raises Refused. What follows `?query=` is the statement as it stands,
-    to the end: `%` and `&` are its own. Only one without any white space is taken to be
-    percent-encoded."""
+    """Parses the address of a database. Raises Refused. What follows `?query=` is the statement as
+    it is written, to the end: `%` and `&` are its own. Only a statement without any white space
+    counts as percent-encoded."""
     server = paths.POSTGRES.match(text)
-    form = FORM
     if server:
-        (path, key, value), form = paths.server_parts(text, *KEYS), POSTGRES_FORM
+        form = POSTGRES_FORM
+        path, key, value = paths.server_parts(text, *KEYS)
     else:
+        form = FORM
         path, _, rest = text.removeprefix(SCHEME).partition("?")
         key, equals, value = rest.partition("=")
         key = key if equals else ""
@@ -127,23 +128,27 @@ def parse_database(text: str) -> DatabaseUrl:
     if not value.strip():
         raise Refused(f"{key} is empty; {form}")
     if key == "table":
-        if server:
-            name = paths.server_table(value.strip())
-        else:
-            name = '"' + value.strip().replace('"', '""') + '"'
-        return DatabaseUrl(path, f"SELECT * FROM {name}", ordered=not server)  # noqa: S608 - quoted; or read by rowid
+        name = value.strip()
+        table = paths.server_table(name) if server else _quoted(name)
+        statement = f"SELECT * FROM {table}"  # noqa: S608 - quoted; or read by rowid
+        return DatabaseUrl(path, statement, ordered=not server)
     start = _COMMENTS.match(value)
     if not _READS.match(value, start.end() if start else 0):
         raise Refused("the query is no SELECT; a source only reads: begin it with SELECT or WITH")
     return DatabaseUrl(path, value, _ORDERED.search(value) is not None)
 
 
+def _quoted(name: str) -> str:
+    """The name of a table as SQLite quotes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 POSTGRES_FORM = "write postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT … or …?table=NAME"
 
 
 def named(text: str) -> str:
-    """An input in a message that refuses it: of a server's without who reads it, and without what
-    is read."""
+    """Names an input in a message that refuses it: that of a server without its user and without
+    its statement."""
     if paths.POSTGRES.match(text):
         return re.sub("(?s)://.*@", "://…@", text).partition("?")[0]
     return text
@@ -152,8 +157,8 @@ def named(text: str) -> str:
 def input_spec(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
 ) -> tuple[InputSpec | None, list[Problem]]:
-    """Where the rows of the workflow `name` come from. Raises `UsageError` when the command line's
-    cannot be used."""
+    """Resolves where the rows of the workflow `name` come from. Raises `UsageError` when the
+    command line's input cannot be used."""
     if file.input is not None and file.inputs is not None:
         message = "input and inputs are two spellings of one key; keep input"
         return None, [document.problem(("inputs",), message, key=True)]
@@ -164,96 +169,103 @@ def input_spec(
     if overrides.sql is not None:
         keys = keys.model_copy(update={"sql": overrides.sql})
         sql_at = Where("--sql")
-    beside: dict[str, Any] = (
-        {"sql_at": sql_at, "scratch": project.root / STATEMENTS} if keys.sql is not None else {}
-    )
-    own_output = project.paths.output / name
-    output = overrides.output or file.output.dir
-    with suppress(paths.OutsideProject):  # said where outputs are checked
-        own_output = paths.inside(project.root, output) if output else own_output
+    statement: dict[str, Any] = {}
+    if keys.sql is not None:
+        statement = {"sql_at": sql_at, "scratch": project.root / STATEMENTS}
+    output = _own_output(project, name, overrides.output or file.output.dir)
+    resolver = _Resolver(project, keys, at, output)
     if overrides.input is not None:
         flag = f"{document.places[key]}: " if key in document.places else "--input "
-        spec = _typed(
-            [str(overrides.input)], _Resolver(project, keys, at, own_output, typed=True), flag
-        )
+        spec = _typed([str(overrides.input)], replace(resolver, typed=True), flag)
+        spec = replace(spec, **statement)
         left = f"what --input names is {spec.format}, and read without it"
-        spec = replace(spec, **beside)
-        unused = [((key, name), f"{said}; {left}") for name, said in unused_keys(spec).items()]
-        return spec, [
-            replace(document.problem(*one, key=True), severity="warning") for one in unused
+        unused = [
+            document.problem((key, name), f"{fault}; {left}", key=True)
+            for name, fault in unused_keys(spec).items()
         ]
+        return spec, [replace(problem, severity="warning") for problem in unused]
     if keys.path is None:
-        here = (
-            path for path in files_in(project.root / "data", project.root) if format_of(path.name)
-        )
-        shown = next((path.relative_to(project.root).as_posix() for path in here), "FILE")
-        message = (
-            f"missing key 'path'; name the file with the rows, as input: {{path: "
-            f"{shown}}}, or use --input"
-        )
-        return None, [document.problem((key,), message)]
+        return None, [document.problem((key,), _missing_path(project))]
     try:
-        spec = _Resolver(project, keys, at, own_output).spec(keys.path)
-        spec = replace(spec, **beside)
+        spec = replace(resolver.spec(keys.path), **statement)
     except Refused as error:
         other = project.elsewhere()
         if other is not None:
             return input_spec(file, document, other, name, overrides)
         return None, [Problem(at, str(error))]
-    for name, text in unused_keys(spec).items():
-        message = f"{text}; remove it, or say what the input is with format"
+    for name, fault in unused_keys(spec).items():
+        message = f"{fault}; remove it, or say what the input is with format"
         return None, [document.problem((key, name), message, key=True)]
-    if spec.id_field is not None:
-        return spec, []
-    # they may be others next time
-    if spec.statement is not None and not spec.ordered:
-        places = [spec.where]
-    else:
-        places = []
-    places += (
-        [sql_at]
-        if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql)
-        else []
+    return spec, list(_order_warnings(spec, sql_at))
+
+
+def _own_output(project: ProjectSpec, name: str, folder: str | None) -> Path:
+    """The folder for the results of the workflow `name`, from which no rows are read."""
+    if folder:
+        with suppress(paths.OutsideProject):  # said where outputs are checked
+            return paths.inside(project.root, folder)
+    return project.paths.output / name
+
+
+def _missing_path(project: ProjectSpec) -> str:
+    """The message for an input without a path, with a file that may be meant."""
+    files = files_in(project.root / "data", project.root)
+    names = (path.relative_to(project.root).as_posix() for path in files if format_of(path.name))
+    return (
+        f"missing key 'path'; name the file with the rows, as input: {{path: "
+        f"{next(names, 'FILE')}}}, or use --input"
     )
+
+
+def _order_warnings(spec: InputSpec, sql_at: Where) -> Iterator[Problem]:
+    """Yields a warning for each query that may give rows in another order the next time, where
+    rows are known by their numbers."""
+    if spec.id_field is not None:
+        return
     message = (
         "rows are known by their numbers, and the query does not order them; add ORDER BY, "
         "or name an id_field"
     )
-    return spec, [Problem(at, message, "warning") for at in places]
+    if spec.statement is not None and not spec.ordered:
+        yield Problem(spec.where, message, "warning")
+    if spec.sql and _REGROUPS.search(spec.sql) and not _ORDERED.search(spec.sql):
+        yield Problem(sql_at, message, "warning")
 
 
 def unused_keys(spec: InputSpec) -> dict[str, str]:
     """Keys of an input that mean nothing for its format, each with a sentence that says for which
-    they do."""
-    wrong = [
-        (name, formats) for name, formats in WRITTEN.items() if spec.format not in (*formats, None)
-    ]
+    formats they are."""
     return {
         name: f"{name} is for {listed(formats)}"
-        for name, formats in wrong
-        if getattr(spec, name) is not None
+        for name, formats in WRITTEN.items()
+        if spec.format not in (*formats, None) and getattr(spec, name) is not None
     }
 
 
 def free_input(texts: Sequence[str], project: ProjectSpec, **how: str | int | None) -> InputSpec:
-    """An input that no workflow names. `how` has the keys of an input that say how it is to be
-    read: its format where its name does not tell it, its delimiter, its encoding. Raises
+    """Resolves an input that no workflow names. `how` has the keys of an input that say how to
+    read it: its format where its name does not tell it, its delimiter, its encoding. Raises
     `UsageError`."""
     try:
         keys = InputFile.model_validate(
             {key: value for key, value in how.items() if value is not None}
         )
     except ValidationError as error:
-        one = error.errors()[0]
-        raise UsageError(f"--{one['loc'][0]}: {one['msg']}") from None
-    where = Where(texts[0])
-    output = project.paths.output
-    return _typed(
-        texts, _Resolver(project, keys, where, output, typed=True, says_format="--format csv"), ""
+        first = error.errors()[0]
+        raise UsageError(f"--{first['loc'][0]}: {first['msg']}") from None
+    resolver = _Resolver(
+        project,
+        keys,
+        Where(texts[0]),
+        project.paths.output,
+        typed=True,
+        says_format="--format csv",
     )
+    return _typed(texts, resolver, "")
 
 
 def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
+    """Resolves an input that was typed. Raises UsageError, which begins with `flag`."""
     # a flag's path is the same for both
     shown = "'' or ." if flag and texts[0] == "." else texts[0] or "''"
     if Path(shown).parent == resolver.project.root / INPUTS:
@@ -263,80 +275,81 @@ def _typed(texts: Sequence[str], resolver: _Resolver, flag: str) -> InputSpec:
         return resolver.spec(texts)
     except Refused as error:
         what, _, todo = str(error).removeprefix(shown).lstrip(": ").partition("; ")
-        which = (
-            f"a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, "
-            "or - for standard input"
+        remedy = (
+            f"Name a {KNOWN_FILES} file, a pattern in quotes, sqlite://DATABASE?query=SELECT …, "
+            "or - for standard input."
         )
-        raise UsageError(
-            f"{flag}{named(shown)}: {what}", remedy=sentence(todo) if todo else f"Name {which}."
-        ) from None
+        if todo:
+            remedy = sentence(todo)
+        raise UsageError(f"{flag}{named(shown)}: {what}", remedy=remedy) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Resolver:
-    """From paths to an InputSpec: what is known next to the paths, and whether they were typed on
-    the command line; `says_format` is how a format would be said. What a file names stays inside
-    the project; what is typed is relative to the current folder and may lie anywhere. All methods
-    raise Refused."""
+    """Makes an InputSpec of paths. What a file names stays inside the project; what is typed is
+    relative to the current folder and may lie anywhere. All methods raise Refused."""
 
     project: ProjectSpec
     keys: InputFile
     where: Where
+    """The place of the path."""
     own_output: Path
+    """The workflow's folder of results, from which no rows are read."""
     typed: bool = False
+    """True for paths that were typed on the command line."""
     says_format: str = "`format: csv` to the workflow's input (`agac process`: --read format=csv)"
+    """How a format would be given."""
 
     def spec(self, texts: Sequence[str]) -> InputSpec:
-        """The input that these paths name."""
+        """Resolves the input that these paths name."""
+        if len(texts) > 1:
+            return self._several(texts)
         text = texts[0]
-        if len(texts) == 1 and text == PIPED:
-            return replace(
-                self._made(self.project.root / INPUTS, PIPED, self._piped_format()), piped=True
-            )
-        if len(texts) == 1 and (text.startswith(SCHEME) or paths.POSTGRES.match(text)):
-            declared = self.keys.format
-            found: InputFormat = "postgres" if paths.POSTGRES.match(text) else "sqlite"
-            if declared not in (None, found) and not self.typed:
-                kind = "PostgreSQL" if found == "postgres" else "SQLite"
-                raise Refused(
-                    f"the path names a {kind} database, and format says {declared}; remove format"
-                )
-            try:
-                url = parse_database(text)
-            except Refused as error:
-                raise Refused(
-                    str(error) if self.typed else f"{named(text).partition('?')[0]!r}: {error}"
-                ) from None
-            if found == "postgres":
-                made = self._made(self.project.root / INPUTS, text, found)
-                return replace(made, statement=url.statement, ordered=url.ordered)
-            path = self._place(url.path)
-            if not path.is_file():
-                raise Refused(f"no such database: {url.path!r}")
-            return replace(
-                self._made(path, text, "sqlite"), statement=url.statement, ordered=url.ordered
-            )
-        if len(texts) == 1 and paths.is_reference(text):
+        if text == PIPED:
+            piped = self._made(self.project.root / INPUTS, PIPED, self._piped_format())
+            return replace(piped, piped=True)
+        if text.startswith(SCHEME) or paths.POSTGRES.match(text):
+            return self._database(text)
+        if paths.is_reference(text):
             return self._fetched(text)
-        if len(texts) == 1 and text.startswith(paths.SCHEMES):
-            todo = "percent-encode it, and put what logs in into `headers` of `remote` in agac.yml"
-            raise Refused(f"an address holds no white space and no ${{…}}; {todo}")
-        if len(texts) == 1 and "://" in text:
-            raise Refused(
-                f"{text.split('://')[0]}:// is not supported yet; name a {KNOWN_FILES} file"
-            )
-        if len(texts) > 1 or self.keys.format == "files":
+        _refuse_address(text)
+        if self.keys.format == "files":
             return self._several(texts)
         path = self._place(text)
         if paths.is_pattern(text) and not path.is_file():
             return self._several(texts)
         return self._file(text, path)
 
+    def _database(self, text: str) -> InputSpec:
+        """Resolves a statement over a database."""
+        on_server = paths.POSTGRES.match(text) is not None
+        database: InputFormat = "postgres" if on_server else "sqlite"
+        declared = self.keys.format
+        if declared not in (None, database) and not self.typed:
+            kind = "PostgreSQL" if on_server else "SQLite"
+            raise Refused(
+                f"the path names a {kind} database, and format says {declared}; remove format"
+            )
+        try:
+            url = parse_database(text)
+        except Refused as error:
+            if self.typed:
+                raise Refused(str(error)) from None
+            raise Refused(f"{named(text).partition('?')[0]!r}: {error}") from None
+        if on_server:
+            path = self.project.root / INPUTS
+        else:
+            path = self._place(url.path)
+            if not path.is_file():
+                raise Refused(f"no such database: {url.path!r}")
+        spec = self._made(path, text, database)
+        return replace(spec, statement=url.statement, ordered=url.ordered)
+
     def _fetched(self, text: str) -> InputSpec:
-        """What a reference names; a typed `file://` is a typed path."""
+        """Resolves what a reference names; a typed `file://` is a typed path."""
         if self.typed and text.startswith("file://"):
             return self.spec([url2pathname(urlsplit(text).path)])
-        fetched = [one.path for one in self.project.fetch(text, "input")]
+        fetched = [content.path for content in self.project.fetch(text, "input")]
         for path in fetched:
             if suffix_of(path.name) in DATABASES:
                 raise Refused(
@@ -344,32 +357,28 @@ class _Resolver:
                     f"{SCHEME}FILE?query=…"
                 )
             self._refuse_no_file(text, path)
-        found = {self._format_of(path.name) for path in fetched}
-        if None in found or len(found) > 1:
+        formats = {self._format_of(path.name) for path in fetched}
+        if None in formats or len(formats) > 1:
             raise Refused(f"{text}: its name does not tell the format; add {self.says_format}")
-        made = self._made(fetched[0], text, found.pop())
+        spec = self._made(fetched[0], text, formats.pop())
         if len(fetched) == 1:
-            return made
+            return spec
         # the hub's library keeps links: files with the same content lead to one, and are as many
         # all the same
         files = [path.parent.resolve() / path.name for path in fetched]
-        folder = Path(
-            os.path.commonpath([one.parent for path in files for one in (path, path.resolve())])
-        )
-        return replace(
-            made, path=folder, patterns=tuple(path.relative_to(folder).as_posix() for path in files)
-        )
+        folders = [place.parent for path in files for place in (path, path.resolve())]
+        folder = Path(os.path.commonpath(folders))
+        patterns = tuple(path.relative_to(folder).as_posix() for path in files)
+        return replace(spec, path=folder, patterns=patterns)
 
-    def _made(self, path: Path, shown: str, found: InputFormat | None) -> InputSpec:
+    def _made(self, path: Path, shown: str, file_format: InputFormat | None) -> InputSpec:
+        """The input with the keys of the file."""
         keys = self.keys
-        if "on_short_record" in keys.model_fields_set:
-            short = keys.on_short_record
-        else:
-            short = None
+        says_short = "on_short_record" in keys.model_fields_set
         return InputSpec(
             path,
             shown,
-            found,
+            file_format,
             keys.id_field,
             keys.on_duplicate_id,
             self.where,
@@ -379,11 +388,12 @@ class _Resolver:
             sql=keys.sql,
             sheet=keys.sheet,
             header_row=keys.header_row,
-            on_short_record=short,
+            on_short_record=keys.on_short_record if says_short else None,
             hive=keys.hive or None,
         )
 
     def _place(self, text: str) -> Path:
+        """The absolute path of a file that the paths name."""
         if self.typed:
             return Path(text).resolve()
         root = self.project.root
@@ -393,15 +403,13 @@ class _Resolver:
             raise Refused(f"{error}, or use --input") from None
         if path.is_file() and path.parent != root / INPUTS:
             why = paths.secret_kind(path, root)
-        else:
-            why = None
-        if why is not None:
-            raise Refused(f"{text!r} {why}, and is not read as rows; name another file")
+            if why is not None:
+                raise Refused(f"{text!r} {why}, and is not read as rows; name another file")
         return path
 
     def _format_of(self, name: str) -> InputFormat | None:
-        """A typed file is what its suffix says, before what the workflow says of its own; .txt may
-        be anything."""
+        """The format of a file: a typed file has that of its suffix before that of the workflow's
+        own input; .txt may be anything."""
         declared = self.keys.format if self.keys.format not in NO_FILES else None
         by_name = format_of(name)
         if self.typed and by_name not in (None, "txt"):
@@ -409,31 +417,39 @@ class _Resolver:
         return declared or by_name
 
     def _file(self, text: str, path: Path) -> InputSpec:
+        """Resolves a single file."""
         self._refuse_no_file(text, path)
-        formats = dict.fromkeys(SUFFIXES.values())
-        add_format = f"add {self.says_format}, or another of {listed(formats)}"
-        # standard input as it was kept: the same run goes on
         if path.parent == self.project.root / INPUTS:
-            if not self.typed:
-                raise Refused("is what was piped into an earlier run; write '-'")
-            if path.name.startswith(GIVEN_PREFIX):
-                return replace(self._made(path, GIVEN, "jsonl"), delimiter=None, encoding=None)
-            own = format_of(self.keys.path[0]) if self.keys.path else None
-            text = PIPED
-            found = self._piped_format() or format_of(path.name) or own
-            unknown = f"cannot tell the format of what is piped in; {add_format}"
-        else:
-            found = self._format_of(path.name)
-            unknown = f"its name does not tell the format; {add_format}"
-            if not self.typed:
-                unknown = f"cannot tell the format of {text!r}; {add_format}"
-        if found is None:
-            raise Refused(unknown)
-        return self._made(path, text, found)
+            return self._kept(path)
+        file_format = self._format_of(path.name)
+        if file_format is None:
+            what = f"cannot tell the format of {text!r}"
+            if self.typed:
+                what = "its name does not tell the format"
+            raise Refused(f"{what}; {self._add_format()}")
+        return self._made(path, text, file_format)
+
+    def _kept(self, path: Path) -> InputSpec:
+        """Resolves standard input as it was kept: the same run continues."""
+        if not self.typed:
+            raise Refused("is what was piped into an earlier run; write '-'")
+        if path.name.startswith(GIVEN_PREFIX):
+            return replace(self._made(path, GIVEN, "jsonl"), delimiter=None, encoding=None)
+        declared = format_of(self.keys.path[0]) if self.keys.path else None
+        file_format = self._piped_format() or format_of(path.name) or declared
+        if file_format is None:
+            raise Refused(f"cannot tell the format of what is piped in; {self._add_format()}")
+        return self._made(path, PIPED, file_format)
+
+    def _add_format(self) -> str:
+        """The remedy where no name tells the format."""
+        formats = dict.fromkeys(SUFFIXES.values())
+        return f"add {self.says_format}, or another of {listed(formats)}"
 
     def _refuse_no_file(self, text: str, path: Path) -> None:
+        """Refuses what is no file with rows."""
         suffix = suffix_of(path.name)
-        named = "" if self.typed else f"{text!r} "
+        shown = "" if self.typed else f"{text!r} "
         if suffix in TABLES_LATER:
             raise Refused(f"{suffix[1:]} is not supported yet; convert it to csv or jsonl")
         if path.is_dir():
@@ -442,18 +458,16 @@ class _Resolver:
                 f"name a file in it, or several as '{text.rstrip('/')}/*{end}'; with "
                 "format: files each is a row"
             )
-            raise Refused(f"{named}is a folder; {remedy}")
+            raise Refused(f"{shown}is a folder; {remedy}")
         if not path.exists():
-            if self.typed:
-                near = ""
-            else:
+            near = ""
+            if not self.typed:
                 near = f": {text!r}; {paths.near_files(path, self.project.root)}"
             raise Refused(f"no such file{near}")
         if not path.is_file():
-            raise Refused(f"{named}is not a file")
-        if self.keys.format == "sqlite" or (
-            suffix in DATABASES and self._format_of(path.name) is None
-        ):
+            raise Refused(f"{shown}is not a file")
+        is_database = suffix in DATABASES and self._format_of(path.name) is None
+        if self.keys.format == "sqlite" or is_database:
             forms = f"{SCHEME}{text}?query=SELECT … or {SCHEME}{text}?table=…"
             raise Refused(f"a database is named with what to read: {forms}")
         packed = path.suffix.lower()
@@ -461,75 +475,85 @@ class _Resolver:
             raise Refused(f"{suffix[1:]} is compressed inside; unpack the {packed} around it")
 
     def _piped_format(self) -> InputFormat | None:
+        """The format of standard input."""
         if self.keys.format in NO_FILES:
             raise Refused(f"format: {self.keys.format} cannot be piped in")
         return self.keys.format
 
     def _several(self, texts: Sequence[str]) -> InputSpec:
-        """Files and patterns. With the format files each file is a row with its path as id, and a
-        folder all in it."""
-        whole = self.keys.format == "files"
-        named = list(texts)
-        if whole:
-            named = [
-                f"{one.rstrip('/')}/{paths.ANY_FOLDERS}" if self._place(one).is_dir() else one
-                for one in texts
-            ]
-        root, patterns = self._patterns(named)
-        output = self.project.paths.output
-        # never state, nor the workflow's own results; those of others where a pattern begins among
-        # them
-        skipped = [*(self.project.root / name for name in paths.STATE_FOLDERS), self.own_output]
-        if not any(
-            (self.project.root / paths.fixed_part(pattern)).is_relative_to(output)
-            for pattern in patterns
-        ):
-            skipped.append(output)
-        made = self._made(root, ", ".join(texts), "files" if whole else None)
-        spec = replace(made, patterns=patterns, skipped=tuple(skipped))
+        """Resolves files and patterns. With the format `files` each file is a row with its path as
+        id, and a folder all files in it."""
+        whole_files = self.keys.format == "files"
+        named_texts = list(texts)
+        if whole_files:
+            named_texts = [self._with_all_files(text) for text in texts]
+        root, patterns = self._patterns(named_texts)
+        spec = self._made(root, ", ".join(texts), "files" if whole_files else None)
+        spec = replace(spec, patterns=patterns, skipped=self._skipped(patterns))
         names = _first_matches(spec, texts)
-        if whole:
+        if whole_files:
             return replace(spec, id_field=self.keys.id_field or "path")
+        return replace(spec, format=self._one_format(names))
+
+    def _with_all_files(self, text: str) -> str:
+        """A path; of a folder the pattern for all files in it."""
+        if self._place(text).is_dir():
+            return f"{text.rstrip('/')}/{paths.ANY_FOLDERS}"
+        return text
+
+    def _skipped(self, patterns: Sequence[str]) -> tuple[Path, ...]:
+        """Folders from which patterns take nothing: state, and the workflow's own results; those of
+        other workflows, too, unless a pattern begins among them."""
+        root = self.project.root
+        output = self.project.paths.output
+        skipped = [*(root / name for name in paths.STATE_FOLDERS), self.own_output]
+        begins = [root / paths.fixed_part(pattern) for pattern in patterns]
+        if not any(folder.is_relative_to(output) for folder in begins):
+            skipped.append(output)
+        return tuple(skipped)
+
+    def _one_format(self, names: Iterable[str]) -> InputFormat:
+        """The one format that files with these names have."""
         formats: dict[InputFormat, str] = {}
         for name in names:
-            found = self._format_of(name)
-            if found is None:
+            file_format = self._format_of(name)
+            if file_format is None:
                 remedy = "name files of one format, or say it with format"
                 raise Refused(f"cannot tell the format of {name!r}; {remedy}")
-            formats.setdefault(found, name)
+            formats.setdefault(file_format, name)
         if len(formats) > 1:
             (first, name), (second, other) = list(formats.items())[:2]
             raise Refused(
                 f"{name!r} is {first}, {other!r} is {second}; name files of one format, or "
                 "add format"
             )
-        return replace(spec, format=next(iter(formats)))
+        return next(iter(formats))
 
     def _patterns(self, texts: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-        """The folder that patterns are relative to, and the patterns. All that is wrong with them
-        is said at once."""
+        """The folder that patterns are relative to, and the patterns. Everything that is wrong with
+        them is said at once."""
         refused = []
-        found = []
+        patterns = []
         for text in texts:
             try:
-                found.append(self._pattern(text))
+                patterns.append(self._pattern(text))
             except Refused as error:
                 refused.append(str(error))
         if refused:
             raise Refused("; ".join(refused))
         root = self.project.root
-        if not all(path.is_relative_to(root) for path in found):
-            root = Path(os.path.commonpath([paths.fixed_part(path.as_posix()) for path in found]))
-        return root, tuple(path.relative_to(root).as_posix() for path in found)
+        if not all(path.is_relative_to(root) for path in patterns):
+            fixed = [paths.fixed_part(path.as_posix()) for path in patterns]
+            root = Path(os.path.commonpath(fixed))
+        return root, tuple(path.relative_to(root).as_posix() for path in patterns)
 
     def _pattern(self, text: str) -> Path:
+        """The absolute path of a file or pattern in a list."""
         if text == PIPED or "://" in text:
             raise Refused(f"{named(text)!r} cannot stand in a list; a list names files")
         path = self._place(text)
         if path.is_file():
-            if self.typed:
-                return path
-            return self.project.root / PurePosixPath(text)
+            return path if self.typed else self.project.root / PurePosixPath(text)
         if not paths.is_pattern(text):
             raise Refused(f"{text!r} is a folder" if path.is_dir() else f"no such file: {text!r}")
         if ".." in PurePosixPath(text).parts and not self.typed:
@@ -538,6 +562,16 @@ class _Resolver:
             )
         fixed = paths.fixed_part(text)
         return self._place(str(fixed)) / PurePosixPath(text).relative_to(fixed)
+
+
+def _refuse_address(text: str) -> None:
+    """Refuses an address that is none of which rows can be read."""
+    if text.startswith(paths.SCHEMES):
+        todo = "percent-encode it, and put what logs in into `headers` of `remote` in agac.yml"
+        raise Refused(f"an address holds no white space and no ${{…}}; {todo}")
+    scheme, separator, _ = text.partition("://")
+    if separator:
+        raise Refused(f"{scheme}:// is not supported yet; name a {KNOWN_FILES} file")
 
 
 def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
@@ -549,12 +583,11 @@ def _first_matches(spec: InputSpec, texts: Sequence[str]) -> list[str]:
     empty = [text for text, first in zip(texts, firsts, strict=True) if first is None]
     if not empty:
         return list(islice(paths.matching_rows(spec.path, spec.patterns, spec.skipped), LOOKED_AT))
-    hidden = next(paths.matching(spec.path, spec.patterns), None) is not None
+    matches_others = next(paths.matching(spec.path, spec.patterns), None) is not None
     hint = "what it matches are results or agac's own files"
-    if not hidden:
+    if not matches_others:
         path = spec.path / (spec.patterns[0] if len(spec.patterns) == 1 else empty[0])
+        hint = "check the folder"
         if path.is_relative_to(spec.path):
             hint = paths.near_files(path, spec.path)
-        else:
-            hint = "check the folder"
     raise Refused(f"{', '.join(map(repr, empty))} matches no file; {hint}")
