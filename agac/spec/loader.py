@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.arguments import refuse_types
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
@@ -20,11 +19,12 @@ from agac.spec.card_types import card_parts
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools, in_python
-from agac.spec.graph import MAX_STAGES, StageNode, amended_name, graph, homes, rows_in_words
+from agac.spec.graph import MAX_STAGES, graph
 from agac.spec.inputs import input_spec
 from agac.spec.models import StageFile, WorkflowFile
-from agac.spec.paths import Refused, Unusable, home_of
-from agac.spec.project_files import files_in, open_file
+from agac.spec.outputs import output_spec, output_stages
+from agac.spec.paths import Refused, home_of
+from agac.spec.project_files import files_in
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_keys import run_rules
 from agac.spec.stage_tools import for_no_tool
@@ -35,7 +35,6 @@ from agac.spec.workflow import (
     OutputSpec,
     Overrides,
     ProjectSpec,
-    TableTarget,
     Workflow,
     family,
 )
@@ -96,39 +95,50 @@ def _read(
 def checked_file(
     kind: type[File], document: Document, place: str
 ) -> tuple[File | None, Document, list[Problem]]:
+    """Checks the keys of a file: returns it as far as it can be read, and every problem; `place` is
+    where the keys belong that stages share."""
     problems = list(document.problems)
     data = document.data
-    if document.empty and kind is WorkflowFile:
-        problems.append(document.problem((), "is empty; a workflow has at least input and stages"))
-    elif not (document.empty or problems or isinstance(data, dict)):
-        problems.append(
-            document.problem((), f"expected a mapping of keys at the top, got {described(data)}")
-        )
-    if not isinstance(data, dict) and (data is not None or kind is WorkflowFile):
+    is_workflow = kind is WorkflowFile
+    if document.empty:
+        if is_workflow:
+            message = "is empty; a workflow has at least input and stages"
+            problems.append(document.problem((), message))
+    elif not problems and not isinstance(data, dict):
+        message = f"expected a mapping of keys at the top, got {described(data)}"
+        problems.append(document.problem((), message))
+    if isinstance(data, dict):
+        stages = data.get("stages") if is_workflow else None
+        if isinstance(stages, list) and len(stages) > MAX_STAGES:
+            message = (
+                f"has {len(stages):,} stages, and {MAX_STAGES:,} are read; split it into "
+                "several workflows"
+            )
+            problems.append(document.problem(("stages",), message, key=True))
+            return None, document, problems
+    elif data is not None or is_workflow:
         return None, document, problems
-    if isinstance(data, dict) and kind is WorkflowFile:
-        stages = data.get("stages")
-    else:
-        stages = None
-    if isinstance(stages, list) and len(stages) > MAX_STAGES:
-        message = (
-            f"has {len(stages):,} stages, and {MAX_STAGES:,} are read; split it into "
-            "several workflows"
-        )
-        problems.append(document.problem(("stages",), message, key=True))
-        return None, document, problems
-    own = kind.model_fields.keys()
-    said = "unknown key here; {} belongs {}"
+    file, faults = validate(kind, document, hints=_misplaced_hints(kind, place))
+    return file, document, problems + faults
+
+
+def _misplaced_hints(kind: type[FileModel], place: str) -> dict[str, dict[str, str]]:
+    """The messages for keys that belong elsewhere, by the path of their mapping: keys of the file
+    in a stage, and keys of stages at the top of the file."""
+    of_file = kind.model_fields.keys()
     inner = {"stages[]": StageFile.model_fields, "defaults": DefaultsFile.model_fields}
     hints = {
-        path: {key: said.format(key, _AT_TOP) for key in own - keys.keys()}
+        path: {key: _unknown_here(key, _AT_TOP) for key in of_file - keys.keys()}
         for path, keys in inner.items()
     }
-    hints[""] = {
-        key: said.format(key, f"into {place}") for key in DefaultsFile.model_fields.keys() - own
-    }
-    file, found = validate(kind, document, hints=hints)
-    return file, document, problems + found
+    of_stages = DefaultsFile.model_fields.keys() - of_file
+    hints[""] = {key: _unknown_here(key, f"into {place}") for key in of_stages}
+    return hints
+
+
+def _unknown_here(key: str, place: str) -> str:
+    """The message for a key that belongs to another place."""
+    return f"unknown key here; {key} belongs {place}"
 
 
 _OF_STAGES = "`defaults` or a stage"
@@ -266,7 +276,7 @@ def _workflow_files(project: ProjectSpec) -> dict[str, list[Path]]:
 
 
 def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
-    """The file of the workflow called `named`, or at this path inside the project. Raises
+    """Finds the file of the workflow called `named`, or at this path inside the project. Raises
     `UsageError`."""
     folder = project.paths.workflows
     name = str(named.resolve() if isinstance(named, Path) and named.is_file() else named)
@@ -277,48 +287,44 @@ def find_workflow(project: ProjectSpec, named: str | Path) -> Path:
     except Refused as error:
         raise UsageError(str(error)) from None
     if not name.endswith(paths.YAML_SUFFIXES):
-        files = list(
-            {path.resolve(): path for path in [*files, *workflow_files(project, name)]}.values()
-        )
+        more = workflow_files(project, name)
+        files = list({path.resolve(): path for path in [*files, *more]}.values())
     if not files:
-        known = workflow_names(project)
-        remedy = f"Workflows in {project.shown(folder)}/: {listed(known)}."
-        near = did_you_mean(name, known, "there is")
-        raise UsageError(
-            f"no workflow {name!r}" + (f"; {near}" if near.startswith("did") else ""), remedy=remedy
-        )
+        names = workflow_names(project)
+        near = did_you_mean(name, names, "there is")
+        hint = f"; {near}" if near.startswith("did") else ""
+        remedy = f"Workflows in {project.shown(folder)}/: {listed(names)}."
+        raise UsageError(f"no workflow {name!r}{hint}", remedy=remedy)
     if len(set(files)) > 1:
         both = " and ".join(project.shown(path) for path in files)
-        raise UsageError(
-            f"workflow {name!r} is there twice: {both}", remedy="Rename one of the files."
-        )
+        message = f"workflow {name!r} is there twice: {both}"
+        raise UsageError(message, remedy="Rename one of the files.")
     if not (project.root / paths.PROJECT_FILE).exists():
-        what = (
+        message = (
             f"{project.root} has a store, but no agac.yml any more, which may have had "
             "budgets and providers"
         )
-        raise UsageError(what, remedy="Put it back; where it held nothing, an empty one will do.")
+        remedy = "Put it back; where it held nothing, an empty one will do."
+        raise UsageError(message, remedy=remedy)
     return files[0]
 
 
 def load_workflow(
     project: ProjectSpec, source: WorkflowSource, overrides: Overrides | None = None
 ) -> tuple[Workflow | None, list[Problem]]:
-    """The workflow with everything it names, as far as it can be read, and every problem: with
-    errors only good for finding more. Raises `UsageError` for a name that does not exist and
+    """Loads the workflow with everything it names, as far as it can be read, and every problem:
+    with errors only good for finding more. Raises `UsageError` for a name that does not exist and
     overrides that the workflow cannot take."""
     if isinstance(source, BuiltWorkflow):
-        name, (file, document, problems) = source.name, source.read
+        name = source.name
+        file, document, problems = source.read
     else:
-        found = _workflow_file(project, source)
-        if isinstance(found, Problem):
-            return None, [found]
-        path = found
-        shown = project.shown(found)
-        name, (file, document, problems) = (
-            path.stem,
-            read_workflow(path, shown, home_of(project.root)),
-        )
+        path = _workflow_file(project, source)
+        if isinstance(path, Problem):
+            return None, [path]
+        name = path.stem
+        shown = project.shown(path)
+        file, document, problems = read_workflow(path, shown, home_of(project.root))
     overrides = overrides or Overrides()
     if overrides.model is not None and not overrides.model.strip():
         raise UsageError(
@@ -330,9 +336,8 @@ def load_workflow(
     workflow, more = _resolved(file, document, project, name, overrides)
     if isinstance(source, BuiltWorkflow):
         workflow = replace(workflow, output=source.placed(workflow.output))
-    return workflow, in_order(
-        [*problems, *(problem for problem in more if not _follows_from(problem, problems))]
-    )
+    new = [problem for problem in more if not _follows_from(problem, problems)]
+    return workflow, in_order([*problems, *new])
 
 
 def _workflow_file(project: ProjectSpec, source: str | Path) -> Path | Problem:
@@ -352,37 +357,30 @@ def _workflow_file(project: ProjectSpec, source: str | Path) -> Path | Problem:
 def _resolved(
     file: WorkflowFile, document: Document, project: ProjectSpec, name: str, overrides: Overrides
 ) -> tuple[Workflow, list[Problem]]:
-    for key in overrides.vars:
-        if key not in file.vars:
-            remedy = did_you_mean(key, file.vars, "declared")
-            message = f"--var {key}: {document.shown} declares no such variable; {remedy}"
-            raise UsageError(message, remedy="Add it to vars.")
+    """Resolves the keys of a workflow, with all that they name. Raises UsageError."""
+    _refuse_unknown_variables(file, document, overrides)
     variables = {**file.vars, **overrides.vars}
     project, fetched = project.noting()
-    parts, wrong_cards = card_parts(file.stages, document, project)
+    parts, card_problems = card_parts(file.stages, document, project)
     nodes, problems = graph(file.stages, document, parts)
     sound = not problems
-    written = [
-        stage.get("name") if isinstance(stage, dict) else None
-        for stage in document.data.get("stages") or ()
-    ]
-    # names were lost: what `needs` them cannot be judged
-    if written != [stage.name for stage in file.stages]:
-        problems = []
-    problems += wrong_cards
+    if _lost_names(file, document):
+        problems = []  # what `needs` them cannot be judged
+    problems += card_problems
     if file.run_mode is not None and "run_mode" in file.defaults.model_fields_set:
         message = "run_mode stands here and in `defaults`; keep one of them"
         problems.append(document.problem(("run_mode",), message, key=True))
     builder = StageBuilder(project, document, file, variables, overrides, problems, parts)
-    stages = [builder.stage(node, order) for order, node in enumerate(nodes)]
-    source, found = input_spec(file, document, project, name, overrides)
-    output, refused = _output_spec(file, document, project, name, source)
-    (ends, rows), wrong = output_stages(file, document, nodes, sound=sound)
-    problems += [*found, *refused, *wrong]
-    ready = tuple(stage for stage in stages if stage is not None)
-    if len(ready) == len(stages):
-        named = [tool for stage in ready for one in family(stage) for tool in one.named_tools]
-        problems += for_no_tool(named, overrides, home_of(project.root))
+    built = [builder.stage(node, order) for order, node in enumerate(nodes)]
+    source, input_problems = input_spec(file, document, project, name, overrides)
+    output, output_problems = output_spec(file, document, project, name, source)
+    (ends, rows), end_problems = output_stages(file, document, nodes, sound=sound)
+    problems += [*input_problems, *output_problems, *end_problems]
+    stages = tuple(stage for stage in built if stage is not None)
+    whole = len(stages) == len(built)
+    if whole:
+        tools = [tool for stage in stages for one in family(stage) for tool in one.named_tools]
+        problems += for_no_tool(tools, overrides, home_of(project.root))
     # an input that cannot be used has no format: nothing is read of it, and what does not hang on
     # it is checked
     source = source or InputSpec(project.root, "", None, None, "error", document.where(("input",)))
@@ -391,15 +389,33 @@ def _resolved(
         document.shown,
         file.description,
         source,
-        ready,
+        stages,
         variables,
         replace(output, stages=ends, rows=rows),
         run_rules(file, document, project, overrides),
         tuple(stage.name for stage in file.stages if not stage.enabled),
-        whole=len(ready) == len(stages),
+        whole=whole,
         remote=tuple(dict.fromkeys(fetched)),
         labels=tuple(dict.fromkeys(stage.expect.label for stage in file.stages if stage.expect)),
     ), problems
+
+
+def _refuse_unknown_variables(file: WorkflowFile, document: Document, overrides: Overrides) -> None:
+    """Raises UsageError for a variable of the command line that the workflow does not declare."""
+    for key in overrides.vars:
+        if key not in file.vars:
+            hint = did_you_mean(key, file.vars, "declared")
+            message = f"--var {key}: {document.shown} declares no such variable; {hint}"
+            raise UsageError(message, remedy="Add it to vars.")
+
+
+def _lost_names(file: WorkflowFile, document: Document) -> bool:
+    """True if stages, or their names, could not be read."""
+    written = [
+        stage.get("name") if isinstance(stage, dict) else None
+        for stage in document.data.get("stages") or ()
+    ]
+    return written != [stage.name for stage in file.stages]
 
 
 def _follows_from(problem: Problem, found: Iterable[Problem]) -> bool:
@@ -426,201 +442,3 @@ def in_order(problems: Iterable[Problem]) -> list[Problem]:
 
 
 # Where results go.
-
-
-def _output_spec(
-    file: WorkflowFile,
-    document: Document,
-    project: ProjectSpec,
-    name: str,
-    source: InputSpec | None,
-) -> tuple[OutputSpec, list[Problem]]:
-    """Where the results of the workflow `name` go, or why they may not go there."""
-    written = file.output
-    folder = project.paths.output / name
-    target = None
-    problems: list[Problem] = []
-    try:
-        if written.dir is not None:
-            folder = paths.inside(project.root, written.dir)
-        else:
-            folder = folder
-        paths.refuse_folder(folder, project.root, project.paths, source.path if source else None)
-    except Refused as error:
-        problems.append(document.problem(("output", "dir"), str(error)))
-        folder = project.paths.output / name
-    if written.to is not None:
-        at = document.where(("output", "to"))
-        try:
-            target = _table_target(written.to, project, folder, source, at)
-        except Refused as error:
-            problems.append(Problem(at, str(error)))
-    formats = tuple(written.format)
-    where = document.where(("output", "format"))
-    merge = written.merge
-    safe = written.csv_safe
-    bom = written.bom
-    told = OutputSpec(folder, written.include_input, formats, target, merge, safe, bom, where)
-    return replace(told, how=written.how, sources=written.sources), problems
-
-
-def _parse_table(text: str) -> tuple[str, str]:
-    """The names of a database and a table in it, as `text` has them."""
-    form: str | None = "write it as sqlite://data/out.db?table=results"
-    if paths.POSTGRES.match(text):
-        address, _, table = paths.server_parts(text, "table")
-        if not table:
-            raise Refused(
-                "names no table; write postgres://USER:${PGPASSWORD}@HOST/DATABASE?table=NAME"
-            )
-        paths.server_table(table := unquote_plus(table))
-        return address, table
-    head, _, query = text.partition("?")
-    scheme, found, name = head.partition("://")
-    if not found:
-        suffix = Path(head).suffix.lower().removeprefix(".")
-        if suffix in ("csv", "tsv", "txt", "parquet"):
-            hint = f", or format: {suffix} for a file"
-        else:
-            hint = ""
-        raise Refused(f"{text!r} names no table; {form}{hint}")
-    if scheme != "sqlite":
-        raise Refused(f"{scheme}:// cannot be written to; {form}")
-    given = parse_qsl(query, keep_blank_values=True)
-    unknown = next((key for key, _ in given if key != "table"), None)
-    if unknown is not None:
-        raise Refused(f"unknown parameter {unknown!r}; {did_you_mean(unknown, ['table'], 'known')}")
-    table = given[0][1] if given else ""
-    if not table:
-        raise Refused(f"names no table; {form}")
-    if len(given) > 1:
-        raise Refused(f"names {len(given)} tables; keep one of them")
-    if table.lower().startswith("sqlite_") or not table.isprintable():
-        raise Refused(f"{table!r} cannot be the name of a table; SQLite keeps it for itself")
-    if not name:
-        raise Refused(f"names no database; {form}")
-    return name, table
-
-
-def _table_target(
-    text: str, project: ProjectSpec, folder: Path, source: InputSpec | None, where: Where
-) -> TableTarget:
-    name, table = _parse_table(text)
-    if paths.POSTGRES.match(text):
-        return TableTarget(None, name, table, where)
-    path = paths.inside(project.root, name)
-    shown = project.shown(path)
-    if any(path.is_relative_to(project.root / state) for state in paths.STATE_FOLDERS):
-        raise Refused(f"{shown} belongs to agac or git; name a database of your own")
-    if path.is_dir():
-        raise Refused(f"{shown} is a folder; name a database in it")
-    if path.exists() and not path.is_file():
-        raise Refused(f"{shown} is not a file; name a database")
-    if any(part.is_file() for part in path.parents):
-        raise Refused(f"{shown}: a file is where its folder should be")
-    if path.parent == folder / "preview":
-        raise Refused(f"{shown} lies in the folder of previews; name another place")
-    if path.is_file() and not _may_be_database(path):
-        raise Refused(f"{shown} is no SQLite database; name one, or a file that is not there yet")
-    as_a_word = rf"(?<!\w){re.escape(table)}(?!\w)"
-    if (
-        source
-        and source.path == path
-        and re.search(as_a_word, source.statement or "", re.IGNORECASE)
-    ):
-        why = "what is written into it would change the rows, and all of them would be asked again"
-        raise Refused(f"the input reads the table {table!r}: {why}; name another table")
-    return TableTarget(path, shown, table, where)
-
-
-def _may_be_database(path: Path) -> bool:
-    magic = b"SQLite format 3\0"
-    try:
-        with open_file(path, path.name, None) as file:
-            return file.read(len(magic)) in (b"", magic)
-    except (OSError, Unusable):  # said when it is opened, with the remedy
-        return True
-
-
-def output_stages(
-    file: WorkflowFile, document: Document, nodes: Sequence[StageNode], *, sound: bool = True
-) -> tuple[tuple[tuple[str, ...], str | None], list[Problem]]:
-    """The stages whose results are written, in the order in which a row meets them, and the stage
-    that made the rows that are written, None: they are the input's. With what is wrong. They are
-    those that `output.stages` names, else those that nobody needs. `sound`: nothing is wrong with
-    what stages need: it is known which rows they give."""
-    by_name = {node.name: node for node in nodes}
-    written = file.output.stages
-    at = document.where(("output", "stages"))
-    unknown = [Problem(at, message) for message in _unknown(written or (), by_name, file.stages)]
-    if unknown:
-        return ((), None), unknown
-    needed = {need for node in nodes for need in node.needs}
-    ends = (
-        name for name in by_name if (name not in needed if written is None else name in written)
-    )
-    chosen = list(dict.fromkeys(amended_name(name, by_name) for name in ends))
-    stages = _with_results(chosen, by_name, file)
-    if not sound:
-        return (stages, None), []
-    home = homes(nodes)
-    levels: dict[str | None, list[str]] = {}
-    for (
-        name
-    ) in chosen:  # a stage that filters what another one keeps stands on its rows: `homes` says so
-        levels.setdefault(name if by_name[name].makes == "kept" else home[name], []).append(name)
-    found = stages, next(iter(levels), None)
-    if len(levels) < 2:
-        return found, []
-    # results of rows of several kinds cannot stand in one file
-    makes = {node.name: node.makes for node in nodes}
-    each = [
-        f"{' and '.join(map(repr, names))} of {rows_in_words(level, makes)}"
-        for level, names in levels.items()
-    ]
-    shown = "; ".join(each)
-    last = ", ".join([*levels.values()][-1])
-    message = f"names results of different rows: {shown}; name those of the same rows, as [{last}]"
-    if written is None:
-        message = f"the results that no stage needs are of different rows: {shown}; "
-        message += f"choose with `output: {{stages: [{last}]}}`"
-    return found, [Problem(at, message)]
-
-
-def _with_results(
-    chosen: Iterable[str], by_name: Mapping[str, StageNode], file: WorkflowFile
-) -> tuple[str, ...]:
-    """The stages whose results the chosen ones have: what only lets rows through stands for what
-    it follows."""
-    left = list(chosen)
-    found = set()
-    seen = set()
-    while left:
-        name = left.pop()
-        if name in seen or name not in by_name:
-            continue  # a circle, or a stage that does not exist: `graph` says so
-        seen.add(name)
-        node = by_name[name]
-        stage = file.stages[node.index]
-        passes = stage.dedupe is not None or (
-            stage.filter is not None and file.output.stages is None
-        )
-        if node.needs and passes:
-            left += node.needs
-        else:
-            found.add(name)
-    return tuple(name for name in by_name if name in found)
-
-
-def _unknown(
-    written: Sequence[str], known: Iterable[str], stages: Sequence[StageFile]
-) -> Iterator[str]:
-    disabled = {stage.name for stage in stages if not stage.enabled}
-    for name in written:
-        if name not in known:
-            near = did_you_mean(name, known, "stages")
-            if name in disabled:
-                why = "which is not enabled"
-            else:
-                why = f"which does not exist; {near}"
-            yield f"names the stage {name!r}, {why}"

@@ -484,6 +484,7 @@ def _field(value: Any, path: Path_, faults: list[Fault]) -> JSONValue:
 
 
 def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
+    """The JSON Schema of a type as the shorthand writes it; notes what is wrong with it."""
     if text.endswith("[]"):
         return {"type": "array", "items": _type(text[:-2].strip(), path, faults)}
     match = _LIST.fullmatch(text)
@@ -496,26 +497,7 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
     if "|" in text:
-        choices = [choice.strip() for choice in text.split("|")]
-        if not all(choices):
-            faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
-        mixed = [
-            choice
-            for choice in choices
-            if choice in (*TYPES, "null") or choice.endswith(("[]", "?"))
-        ]
-        if mixed:
-            if "null" in mixed:
-                remedy = f"write an optional field as '{choices[0]}?'"
-            else:
-                remedy = "write a JSON Schema with anyOf"
-            faults.append(
-                (path, f"{text!r} mixes texts to choose from with the type {mixed[0]!r}; {remedy}")
-            )
-        twice = next((choice for choice in choices if choices.count(choice) > 1), None)
-        if twice:
-            faults.append((path, f"{text!r} names {twice!r} twice"))
-        return {"type": "string", "enum": choices}
+        return _choice(text, path, faults)
     if text in TYPES:
         return {"type": text}
     meant = _ALIASES.get(text.lower()) or nearest(text, TYPES)
@@ -525,6 +507,29 @@ def _type(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
         remedy = f"types: {', '.join(TYPES)}; a choice is written a|b|c"
     faults.append((path, f"unknown type {text!r}; {remedy}" if text else f"has no type; {remedy}"))
     return {}
+
+
+def _choice(text: str, path: Path_, faults: list[Fault]) -> JSONValue:
+    """The JSON Schema of a choice of texts, `a|b|c`; notes what is wrong with it."""
+    choices = [choice.strip() for choice in text.split("|")]
+    if not all(choices):
+        faults.append((path, f"{text!r} has an empty choice; write the choices as a|b|c"))
+    types = [choice for choice in choices if _is_type(choice)]
+    if types:
+        remedy = "write a JSON Schema with anyOf"
+        if "null" in types:
+            remedy = f"write an optional field as '{choices[0]}?'"
+        message = f"{text!r} mixes texts to choose from with the type {types[0]!r}; {remedy}"
+        faults.append((path, message))
+    repeated = next((choice for choice in choices if choices.count(choice) > 1), None)
+    if repeated:
+        faults.append((path, f"{text!r} names {repeated!r} twice"))
+    return {"type": "string", "enum": choices}
+
+
+def _is_type(choice: str) -> bool:
+    """True if one of the texts to choose from is a type."""
+    return choice in (*TYPES, "null") or choice.endswith(("[]", "?"))
 
 
 def _in_our_words(text: str) -> str:

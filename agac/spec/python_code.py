@@ -210,47 +210,51 @@ class FunctionRef:
 def parse_reference(
     text: str, where: Where, root: Path, *, tool: bool = False, base: Path | None = None
 ) -> tuple[FunctionRef | None, list[Problem]]:
-    """The function that `text` names, or the Problems: at `where`, or in the Python files
+    """Finds the function that `text` names, or the Problems: at `where`, or in the Python files
     themselves. A `tool` of an agent may have any parameters, all others are called with one row.
     Its file may lie in the folder `base`, too."""
-    named, _, name = (part.strip() for part in text.rpartition(":"))
     try:
-        if not named or not name.isidentifier():
-            raise Refused(f"{text!r} is not {FORM}")
-        beside = inside(root, named, base=base)
-        file = beside if base and named.startswith("../") else inside(root, named)
-        if beside.exists() and beside != file:
-            if file.exists():
-                raise Refused(
-                    f"{named!r} is there twice, beside the card and in the project; rename "
-                    "one of them"
-                )
-            file = beside
-        if not file.exists():
-            raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
-        if file.suffix != ".py" or not file.is_file():
-            raise Refused(f"{named!r} is not a Python file; write {FORM}")
-        parts = module_parts(file.relative_to(root.resolve()).as_posix())
-        if not parts or any("." in part for part in parts):
-            reason = "no dots in the names of its folders, nor the project's own __init__.py"
-            raise Refused(f"{named!r} cannot be imported: {reason}")
+        file, name = _file_and_name(text, root, base)
         shown = file.relative_to(root.resolve()).as_posix()
         functions, unfit = _outline(read_bytes(file, shown, root), shown, tool)
         if name in unfit:
             raise Refused(f"{shown} cannot be used as {name!r}: {unfit[name]}")
         if name not in functions:
-            raise Refused(
-                f"{shown} has no function {name!r}; {did_you_mean(name, functions, 'functions')}"
-            )
+            hint = did_you_mean(name, functions, "functions")
+            raise Refused(f"{shown} has no function {name!r}; {hint}")
     except Refused as error:
         return None, [Problem(where, str(error))]
     except Unusable as error:
         return None, [error.problem]
     source, problems = source_hash(file, root)
-    is_async, gives_lists = functions[name]
     if problems:
-        return (None, problems)
-    return (FunctionRef(file, shown, name, is_async, source, gives_lists), [])
+        return None, problems
+    is_async, gives_lists = functions[name]
+    return FunctionRef(file, shown, name, is_async, source, gives_lists), []
+
+
+def _file_and_name(text: str, root: Path, base: Path | None) -> tuple[Path, str]:
+    """Finds the Python file that `text` names, and the name of the function. Raises Refused."""
+    named, _, name = (part.strip() for part in text.rpartition(":"))
+    if not named or not name.isidentifier():
+        raise Refused(f"{text!r} is not {FORM}")
+    near_base = inside(root, named, base=base)
+    file = near_base if base and named.startswith("../") else inside(root, named)
+    if near_base.exists() and near_base != file:
+        if file.exists():
+            raise Refused(
+                f"{named!r} is there twice, beside the card and in the project; rename one of them"
+            )
+        file = near_base
+    if not file.exists():
+        raise Refused(f"no such file: {named!r}; {near_files(file, root)}")
+    if file.suffix != ".py" or not file.is_file():
+        raise Refused(f"{named!r} is not a Python file; write {FORM}")
+    parts = module_parts(file.relative_to(root.resolve()).as_posix())
+    if not parts or any("." in part for part in parts):
+        reason = "no dots in the names of its folders, nor the project's own __init__.py"
+        raise Refused(f"{named!r} cannot be imported: {reason}")
+    return file, name
 
 
 def same_function(ref: FunctionRef, root: Path) -> None:
@@ -265,9 +269,9 @@ def same_function(ref: FunctionRef, root: Path) -> None:
 def _outline(
     source: bytes, shown: str, tool: bool
 ) -> tuple[dict[str, tuple[bool, bool]], dict[str, str]]:
-    """The functions of a file by name, with whether each is `async def`, and whether it says that
-    it gives lists; and why another name of its top level, or of below, is no function to call. By
-    content, so that a file that a thousand stages name is read as Python once."""
+    """Reads the functions of a file by name, with whether each is `async def`, and whether it says
+    that it gives lists; and why another name of its top level, or of below, is no function to call.
+    By content, so that a file that a thousand stages name is read as Python once."""
     tree = python_tree(source, shown)
     functions: dict[str, tuple[bool, bool]] = {}
     unfit = {
@@ -284,15 +288,17 @@ def _outline(
         functions.pop(name, None)
         why = _unfit(node, tool)
         if why is None:
-            if isinstance(node, _Function) and node.returns:
-                gives = ast.unparse(node.returns)
-            else:
-                gives = ""
-            lists = re.search(r"(^|\| )[Ll]ist\b", gives) is not None
-            functions[name] = isinstance(node, ast.AsyncFunctionDef), lists
+            functions[name] = isinstance(node, ast.AsyncFunctionDef), _gives_lists(node)
         else:
             unfit[name] = f"line {node.lineno}{why}"
     return functions, unfit
+
+
+def _gives_lists(node: ast.stmt) -> bool:
+    """True if a function says by its annotation that it returns a list."""
+    if not isinstance(node, _Function) or not node.returns:
+        return False
+    return re.search(r"(^|\| )[Ll]ist\b", ast.unparse(node.returns)) is not None
 
 
 def bound_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:

@@ -128,41 +128,47 @@ class WorkflowTestFile(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowCase:
-    """A test, ready to be run, of the file `path`. `input` are its rows, or the path of their
-    file."""
+    """A test of a workflow, ready to be run."""
 
     path: Path
+    """The file of the test."""
     workflow: str
     body: WorkflowTestFile
     input: list[dict[str, JSONValue]] | Path
+    """Its rows, or the path of their file."""
     each: list[Guard]
+    """Conditions that each result has to meet."""
     schema: Schema | None
+    """The schema that each result has to fit."""
 
 
 def find_cases(
     project: ProjectSpec, workflows: Collection[str] = (), word: str | None = None
 ) -> tuple[list[WorkflowCase], list[Problem]]:
-    """The tests of these workflows, or of all, whose file has the `word` in its name, and the
-    problems of their files. Raises UsageError where there is none."""
-    found = list[WorkflowCase]()
+    """Reads the tests of these workflows, or of all, whose file has the `word` in its name, and
+    the problems of their files. Raises UsageError where there is no test."""
+    cases = list[WorkflowCase]()
     problems = list[Problem]()
-    wanted = {find_workflow(project, one).stem for one in workflows}
+    wanted = {find_workflow(project, workflow).stem for workflow in workflows}
     try:
         files = case_files(project)
     except Unusable as error:
         return [], [error.problem]
-    for path in (one for one in files if word is None or word in one.stem):
-        case, wrong = _read(project, path)
-        if case is None or not wanted or case.workflow in wanted:
-            problems += wrong
-            found += [case] if case is not None else []
-    if not found and not problems:
-        if files:
-            remedy = f"There are {listed([one.stem for one in files])}."
-        else:
-            remedy = f"Write {FOLDER}/NAME.yml."
-        raise UsageError("no such test" if files else "there are no tests", remedy=remedy)
-    return found, problems
+    for path in files:
+        if word is not None and word not in path.stem:
+            continue
+        case, problems_of_case = _read(project, path)
+        if case is None:
+            problems += problems_of_case
+        elif not wanted or case.workflow in wanted:
+            problems += problems_of_case
+            cases.append(case)
+    if not cases and not problems:
+        if not files:
+            raise UsageError("there are no tests", remedy=f"Write {FOLDER}/NAME.yml.")
+        remedy = f"There are {listed([path.stem for path in files])}."
+        raise UsageError("no such test", remedy=remedy)
+    return cases, problems
 
 
 def case_files(project: ProjectSpec) -> list[Path]:
@@ -188,53 +194,59 @@ def _stubs_of(
 
 
 def _read(project: ProjectSpec, path: Path) -> tuple[WorkflowCase | None, list[Problem]]:
-    file, document, problems = checked_file(
-        WorkflowTestFile, read_yaml(path, project.shown(path), project.root), "the workflow"
-    )
+    """Reads the file of a test; None when something is wrong with it."""
+    written = read_yaml(path, project.shown(path), project.root)
+    file, document, problems = checked_file(WorkflowTestFile, written, "the workflow")
     if file is None or problems:
         return None, problems
-    expect = file.expect
-    schema = None
     workflow = file.workflow or path.name.partition(".")[0]
-    given: list[dict[str, JSONValue]] | Path = []
+    rows: list[dict[str, JSONValue]] | Path = []
     try:
         workflow = find_workflow(project, workflow).stem
         if isinstance(file.rows, str):
-            given = inside(project.root, file.rows)
+            rows = _file_of_rows(file.rows, project)
         else:
-            given = file.rows
-        if isinstance(given, Path) and (why := secret_kind(given, project.root)) is not None:
-            raise Refused(f"{file.rows!r} {why}, and is not read as rows; name another file")
-        if isinstance(given, Path) and given.exists() and not given.is_file():
-            raise Refused(
-                f"{file.rows!r} is not a file; name a file with rows, or write the rows here"
-            )
-        if isinstance(given, Path) and not given.exists():
-            raise Refused(
-                f"no such file: {file.rows!r}; name one of the project, or write the rows here"
-            )
+            rows = file.rows
     except UsageError as error:
         problems.append(document.problem(("workflow",), f"{error.message}. {error.remedy}"))
     except Refused as error:
         problems.append(document.problem(("rows",), str(error)))
     problems += _stubs_of(file, project, document)
-    at = ("expect", "each")
     guards = [
-        compile_guard(text, document.where((*at, index))) for index, text in enumerate(expect.each)
+        compile_guard(text, document.where(("expect", "each", index)))
+        for index, text in enumerate(file.expect.each)
     ]
-    if expect.output_schema is not None:
-        at = ("expect", "output_schema")
-        schema, wrong = load_schema(expect.output_schema, project, document, at, name=path.stem)
-        problems += wrong
-        if isinstance(schema, PythonSchema):
-            problems.append(
-                document.problem(
-                    at, "a Python class is not imported for a test; give a JSON Schema"
-                )
-            )
-    problems += [one for _, wrong in guards for one in wrong]
+    schema, schema_problems = _expected_schema(file, document, project, path.stem)
+    problems += schema_problems
+    problems += [problem for _, faults in guards for problem in faults]
     if any_error(problems):
         return None, problems
-    each = [one for one, _ in guards if one is not None]
-    known = schema.schema if isinstance(schema, JsonSchema) else None
-    return WorkflowCase(path, workflow, file, given, each, known), problems
+    each = [guard for guard, _ in guards if guard is not None]
+    return WorkflowCase(path, workflow, file, rows, each, schema), problems
+
+
+def _file_of_rows(text: str, project: ProjectSpec) -> Path:
+    """Finds the file of rows that a test names. Raises Refused."""
+    path = inside(project.root, text)
+    why = secret_kind(path, project.root)
+    if why is not None:
+        raise Refused(f"{text!r} {why}, and is not read as rows; name another file")
+    if not path.exists():
+        raise Refused(f"no such file: {text!r}; name one of the project, or write the rows here")
+    if not path.is_file():
+        raise Refused(f"{text!r} is not a file; name a file with rows, or write the rows here")
+    return path
+
+
+def _expected_schema(
+    file: WorkflowTestFile, document: Document, project: ProjectSpec, name: str
+) -> tuple[Schema | None, list[Problem]]:
+    """Loads the schema that the results of a test have to fit."""
+    if file.expect.output_schema is None:
+        return None, []
+    at = ("expect", "output_schema")
+    schema, problems = load_schema(file.expect.output_schema, project, document, at, name=name)
+    if isinstance(schema, PythonSchema):
+        message = "a Python class is not imported for a test; give a JSON Schema"
+        problems.append(document.problem(at, message))
+    return schema.schema if isinstance(schema, JsonSchema) else None, problems

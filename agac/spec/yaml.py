@@ -34,21 +34,14 @@ digits."""
 
 
 def plain(text: str) -> JSONValue:
-    """The value of a plain (unquoted) scalar by the rules of YAML 1.2, so that `yes`, `on`, `1:30`
-    and dates stay the text that was written. Raises `Refused` with a sentence for the user."""
+    """Reads a plain (unquoted) scalar by the rules of YAML 1.2, so that `yes`, `on`, `1:30` and
+    dates stay the text that was written. Raises `Refused` with a sentence for the user."""
     if text and text[0] not in _FIRST:
         return text
     if text in _WORDS:
         return _WORDS[text]
     if re.fullmatch("[-+]?[0-9]+", text):
-        digits = text.lstrip("+-")
-        if len(digits) > 1 and digits[0] == "0":
-            short = digits.lstrip("0") or "0"
-            remedy = f'write "{text}" in quotes to keep it as text, or {short} for the number'
-            raise Refused(f"{text} has a leading zero; {remedy}")
-        if len(digits) > MAX_DIGITS:
-            raise Refused(f"this number has {len(digits)} digits; quote it to mean the text")
-        return int(text)
+        return _whole_number(text)
     if re.fullmatch("0o[0-7]+|0x[0-9a-fA-F]+", text):
         return int(text, 0)
     if _NOT_FINITE.fullmatch(text):
@@ -62,6 +55,18 @@ def plain(text: str) -> JSONValue:
     if math.isinf(value):
         raise Refused(f"{text} is too large for a number; quote it to mean the text")
     return value
+
+
+def _whole_number(text: str) -> int:
+    """Reads a whole number. Raises `Refused` for one that may be meant as text."""
+    digits = text.lstrip("+-")
+    if len(digits) > 1 and digits[0] == "0":
+        short = digits.lstrip("0") or "0"
+        remedy = f'write "{text}" in quotes to keep it as text, or {short} for the number'
+        raise Refused(f"{text} has a leading zero; {remedy}")
+    if len(digits) > MAX_DIGITS:
+        raise Refused(f"this number has {len(digits)} digits; quote it to mean the text")
+    return int(text)
 
 
 _UNQUOTED = "; put quotes around text that has [ ] { } or , in it"
@@ -115,29 +120,28 @@ _OPENERS = {"flow mapping": "'{'", "flow sequence": "'['", "quoted scalar": "quo
 
 
 def _syntax_sentence(error: MarkedYAMLError, text: str, first_line: int) -> str:
-    """What is wrong and what to do, for one syntax error in `text`, which starts at `first_line`
-    of its file."""
+    """Says what is wrong and what to do, for one syntax error in `text`, which starts at
+    `first_line` of its file."""
     problem = error.problem or "not valid YAML"
     mark = error.problem_mark
     if mark is not None:
         line = "".join(text.split("\n")[mark.line : mark.line + 1])
-        found = line[mark.column : mark.column + 1]
-        if (
-            "\t" in line[: len(line) - len(line.lstrip())]
-            or "tab character" in problem
-            or found == "\t"
-        ):
+        character = line[mark.column : mark.column + 1]
+        indent = line[: len(line) - len(line.lstrip())]
+        if "\t" in indent or character == "\t" or "tab character" in problem:
             return "a tab cannot indent in YAML; use spaces"
         if "cannot start any token" in problem:
-            return f"a value cannot start with {found!r}; put quotes around it"
-    sentence = next(
-        (words for said, words in _BY_PROBLEM.items() if said in problem),
-        f"not valid YAML: {problem}",
-    )
-    opener = next((name for said, name in _OPENERS.items() if said in (error.context or "")), None)
+            return f"a value cannot start with {character!r}; put quotes around it"
+    sentence = _first_match(_BY_PROBLEM, problem) or f"not valid YAML: {problem}"
+    opener = _first_match(_OPENERS, error.context or "")
     if opener is None or error.context_mark is None:
         return sentence
     return f"{sentence}; the {opener} was opened on line {error.context_mark.line + first_line}"
+
+
+def _first_match(words: Mapping[str, str], message: str) -> str | None:
+    """The words for the first key that is a part of a message of the parser."""
+    return next((value for part, value in words.items() if part in message), None)
 
 
 # PyYAML parses events; composing them is done here, because its own constructors follow YAML 1.1
@@ -160,33 +164,38 @@ _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 @dataclass(slots=True)
 class _Node:
-    """A value with the mark (line, column from 1) where it starts; `keys` are the marks of a
-    mapping's keys. `blank`: nothing is written where the value should be, which YAML reads as
-    null."""
+    """A value with its place."""
 
     value: JSONValue
     mark: tuple[int, int]
+    """The line and column, from 1, where it starts."""
     children: dict[str | int, _Node] = field(default_factory=dict)
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The marks of a mapping's keys."""
     weight: int = 1
+    """The number of values in it (64 characters of text count as one more)."""
     blank: bool = False
+    """True if nothing is written where the value should be, which YAML reads as null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document. `data` is as much of it as could be read, None for an empty file.
-    `places` are those of keys that were not read from a file: by the key's path or its name, and
-    of all others by an empty one."""
+    """One YAML document."""
 
     shown: str
+    """The path of its file as users see it."""
     data: JSONValue
+    """As much of the content as could be read, None for an empty file."""
     problems: list[Problem]
     root: _Node | None = None
+    """The content with places; None where it was not read from a file."""
     places: Mapping[str, Where] = field(default_factory=dict)
+    """The places of keys that were not read from a file: by the key's path or its name, and of all
+    others by an empty one."""
 
     @property
     def empty(self) -> bool:
-        """Nothing but white space and comments: not even a null was written."""
+        """True if there is nothing but white space and comments: not even a null was written."""
         return self.root is None and self.data is None and not self.problems
 
     def where(self, path: Path_, *, key: bool = False) -> Where:
@@ -194,31 +203,31 @@ class Document:
         exists."""
         node = self.root
         if node is None:
-            for depth in range(len(path), 0, -1):
-                typed = self.places.get(key_path(path[:depth]))
-                if typed is not None:
-                    if path[depth:]:
-                        return replace(typed, path=key_path(path[depth:]))
-                    return typed
-            for depth, part in enumerate(path, 1):
-                typed = self.places.get(str(part))
-                if typed is not None:
-                    if path[depth:]:
-                        return replace(typed, path=key_path(path[depth:]))
-                    return typed
-            return self.places.get("") or Where(self.shown, path=key_path(path))
+            return self._given_place(path)
         mark = node.mark
         for depth, part in enumerate(path):
             child = node.children.get(part)
             if child is None:
                 break
-            last = depth == len(path) - 1
-            if key and last and isinstance(part, str):
+            is_last = depth == len(path) - 1
+            if key and is_last and isinstance(part, str):
                 mark = node.keys[part]
             else:
                 mark = child.mark
             node = child
         return Where(self.shown, *mark, key_path(path))
+
+    def _given_place(self, path: Path_) -> Where:
+        """The place of the value at `path` where the document was not read from a file."""
+        for depth in range(len(path), 0, -1):
+            place = self.places.get(key_path(path[:depth]))
+            if place is not None:
+                return _place_below(place, path[depth:])
+        for depth, part in enumerate(path, 1):
+            place = self.places.get(str(part))
+            if place is not None:
+                return _place_below(place, path[depth:])
+        return self.places.get("") or Where(self.shown, path=key_path(path))
 
     def is_blank(self, path: Path_) -> bool:
         """True if the key at `path` has nothing behind it: `key:`, and not `key: null`."""
@@ -228,8 +237,13 @@ class Document:
         return node is not None and node.blank
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> Problem:
-        """What is wrong with the value at `path`, or with its key."""
+        """A problem with the value at `path`, or with its key."""
         return Problem(self.where(path, key=key), message)
+
+
+def _place_below(place: Where, path: Path_) -> Where:
+    """The place of the value at `path` below a key with this place."""
+    return replace(place, path=key_path(path)) if path else place
 
 
 def read_yaml(path: Path, shown: str, root: Path | None) -> Document:
@@ -347,54 +361,54 @@ class _Composer:
         return root
 
     def _node(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
+        """Builds the node that begins with an event."""
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                self._refuse(
-                    event, f"alias *{event.anchor} has no anchor &{event.anchor} before it", path
-                )
-            node = self._anchors[event.anchor]
-            if node is None:
-                self._refuse(
-                    event,
-                    f"alias *{event.anchor} stands inside its own anchor and would never end",
-                    path,
-                )
-            self._expanded += node.weight
-            if self._expanded > MAX_EXPANDED:
-                self._refuse(
-                    event,
-                    f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out",
-                    path,
-                )
-            # the mark is the alias's own: that is where the user looks, and what he can change
-            return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
+            return self._alias(event, path)
         if event.tag is not None:
             remedy = f"remove {_tag(event.tag)} and quote the value if needed"
             self._problem(event, f"tags are not supported; {remedy}", path)
         if event.anchor is not None:
-            self._anchors[event.anchor] = (
-                None  # unfinished: an alias to it from inside would never end
-            )
+            # unfinished: an alias to it from inside would never end
+            self._anchors[event.anchor] = None
         if isinstance(event, yaml.ScalarEvent):
-            value: JSONValue = event.value
-            if _is_plain(event):
-                try:
-                    value = plain(event.value)
-                except Refused as error:
-                    self._problem(event, str(error), path)
-            blank = _is_plain(event) and not event.value
-            node = _Node(value, self._mark(event), weight=1 + len(event.value) // 64, blank=blank)
+            node = self._scalar(event, path)
         elif len(path) >= MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", path[:6])
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = self._sequence(event, events, path)
         else:
-            if isinstance(event, yaml.SequenceStartEvent):
-                compose = self._sequence
-            else:
-                compose = self._mapping
-            node = compose(event, events, path)
+            node = self._mapping(event, events, path)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
+
+    def _alias(self, event: Any, path: Path_) -> _Node:
+        """Builds the node of an alias, which has the content of its anchor."""
+        anchor = event.anchor
+        if anchor not in self._anchors:
+            self._refuse(event, f"alias *{anchor} has no anchor &{anchor} before it", path)
+        node = self._anchors[anchor]
+        if node is None:
+            message = f"alias *{anchor} stands inside its own anchor and would never end"
+            self._refuse(event, message, path)
+        self._expanded += node.weight
+        if self._expanded > MAX_EXPANDED:
+            message = f"aliases expand to more than {MAX_EXPANDED:,} values; write the content out"
+            self._refuse(event, message, path)
+        # the mark is the alias's own: that is where the user looks, and what he can change
+        return _Node(node.value, self._mark(event), node.children, node.keys, node.weight)
+
+    def _scalar(self, event: Any, path: Path_) -> _Node:
+        """Builds the node of a text, a number or another single value."""
+        value: JSONValue = event.value
+        is_plain = _is_plain(event)
+        if is_plain:
+            try:
+                value = plain(event.value)
+            except Refused as error:
+                self._problem(event, str(error), path)
+        blank = is_plain and not event.value
+        return _Node(value, self._mark(event), weight=1 + len(event.value) // 64, blank=blank)
 
     def _sequence(self, event: Any, events: Iterator[Any], path: Path_) -> _Node:
         items: list[JSONValue] = []
