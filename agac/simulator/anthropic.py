@@ -225,15 +225,18 @@ class MessageReader:
         blocks = read_blocks(message.get("content"), f"{place}.content", BLOCKS[role])
         calls = [call for block in blocks for call in self.read_block(block, place)]
         self.talk.check(place)
-        kinds = [block["type"] for block in blocks]
-        is_thoughtless = bool(calls) and self.must_think and not kinds[0].endswith("thinking")
+        self.check_order([block["type"] for block in blocks], place)
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        if texts or role == "assistant":
+            self.talk.say(role, "".join(texts), calls)
+
+    def check_order(self, kinds: list[str], place: str) -> None:
+        """Refuses calls without a thought before them, where there must be, and late results."""
+        lacks_thought = self.must_think and not kinds[0].endswith("thinking")
         is_result_late = kinds[0] == "text" and "tool_result" in kinds
-        if is_thoughtless or is_result_late:
+        if (lacks_thought and "tool_use" in kinds) or is_result_late:
             problem = "thoughts must come before calls, and `tool_result` blocks before text"
             raise bad(place, problem)
-        if "text" in kinds or role == "assistant":
-            texts = [block["text"] for block in blocks if block["type"] == "text"]
-            self.talk.say(role, "".join(texts), calls)
 
     def read_block(self, block: dict[str, Any], place: str) -> Iterator[AskedTool]:
         """Reads a block other than text; gives the call that it is, if it is one."""

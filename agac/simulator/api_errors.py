@@ -33,7 +33,10 @@ STATUS_ERRORS = {
     429: ("requests", "rate_limit_exceeded", "Rate limit reached. Please slow down."),
     503: ("server_error", "server_is_overloaded", "The server is overloaded or not ready yet."),
 }
-"""Type, code and message of each status, where a rule says nothing else; others are server errors."""
+"""Type, code and message of each status, where a rule says nothing else.
+
+Other statuses are server errors.
+"""
 
 QUOTA_CODES = {
     "credit_balance_exhausted",

@@ -97,7 +97,7 @@ class SimulatorAccount:
 
 
 def check_key(http: web.Request) -> None:
-    """Raises ApiError for the key that is refused: a bearer token, or as Anthropic or Azure has it."""
+    """Raises ApiError for the key that is refused, in the header of OpenAI, Anthropic or Azure."""
     headers = http.headers
     bearer = headers.get("authorization", "").removeprefix("Bearer ")
     if (headers.get("x-api-key") or headers.get("api-key") or bearer) == BAD_KEY:

@@ -33,7 +33,7 @@ USUAL_PAGE = 20
 DOWNLOAD_PIECE = 2**18
 
 Answer = dict[str, Any] | Path | ApiError
-"""What a call comes to: JSON, a file, or an error that leaves its changes as they are."""
+"""The outcome of a call: JSON, a file, or an error that leaves its changes as they are."""
 
 Effect = Callable[["BatchCall"], Answer]
 """Does what a call requests; raises ApiError, and then nothing changed."""
@@ -126,7 +126,7 @@ class BatchCall:
 
     @property
     def size(self) -> int:
-        """How many bytes the body has."""
+        """The length of the body in bytes."""
         return self.http.content_length or 0
 
     def requests_sent(self) -> bytes:
@@ -364,7 +364,7 @@ FAMILIES: dict[str, tuple[str, list[Route]]] = {
     "azure": ("/openai/v1", OPENAI_ROUTES),
     "anthropic": ("/v1/messages/batches", MESSAGE_ROUTES),
 }
-"""Where each family's calls are."""
+"""The prefix and the routes of each family's calls."""
 
 
 class DownloadReply:

@@ -1,4 +1,4 @@
-"""A batch: what was requested, how far it is at a moment, and what a provider's dialect says of it."""
+"""A batch: what was requested, how far it is at a moment, and the words of its provider."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Batch:
 
     @property
     def reachable(self) -> int:
-        """How many of its requests will ever be done."""
+        """The number of its requests that will ever be done."""
         reachable = [self.total]
         stuck = self.fault("batch_stuck")
         if stuck is not None:
@@ -167,7 +167,7 @@ class BatchRequest(NamedTuple):
 
 @dataclass(slots=True)
 class BatchOrder:
-    """What the body of a create asks for."""
+    """The content of a create's body."""
 
     endpoint: str
     input_id: str = ""

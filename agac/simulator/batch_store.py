@@ -1,4 +1,4 @@
-"""What outlives a simulator: files, batches and what batches were charged, in SQLite and a folder.
+"""The state that outlives a simulator, in SQLite and a folder: files, batches and charges.
 
 Functions that read and write files and batches work within the caller's transaction.
 """

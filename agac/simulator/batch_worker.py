@@ -37,7 +37,7 @@ DIALECTS: dict[str, BatchDialect] = {
 
 CHUNK = 500  # requests between two commits: what a kill may have to do again, uncharged
 LOOK_SECONDS = 10.0
-"""How long a look at a batch waits for the work that is due; then it says how far the batch is."""
+"""The longest wait of a look at a batch for the work that is due; then it says how far it is."""
 
 FOREIGN_LINES = {
     "null": b"null\n",
@@ -52,7 +52,7 @@ LINE_EDITS: dict[str, Callable[[bytes], bytes]] = {
     "batch_omit": lambda line: b"",
     "batch_dup_line": lambda line: line * 2,
 }
-"""What faults make of the line of one result, in this order."""
+"""The faults that change the line of one result, in this order."""
 
 RESULT_EDITS: dict[str, Callable[[Batch, list[bytes]], list[bytes]]] = {
     "batch_shuffle": lambda batch, lines: shuffled(batch, lines),
@@ -60,7 +60,7 @@ RESULT_EDITS: dict[str, Callable[[Batch, list[bytes]], list[bytes]]] = {
     "batch_foreign_line": lambda batch, lines: [*foreign_lines(batch), *lines],
     "batch_bom": lambda batch, lines: [b"\xef\xbb\xbf", *lines],
 }
-"""What faults make of all lines of results, in this order."""
+"""The faults that change all lines of results, in this order."""
 
 
 def shuffled(batch: Batch, lines: list[bytes]) -> list[bytes]:

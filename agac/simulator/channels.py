@@ -1,4 +1,4 @@
-"""How the reply to one request is sent: over HTTP, or over a WebSocket."""
+"""Sending the reply to one request: over HTTP, or over a WebSocket."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ HINTS: dict[str, ValueKind] = {
     "latency_sensitivity": ValueKind(is_number, "a number"),
     "priority": ValueKind(lambda value: is_number(value, int), "an integer"),
 }
-"""What Dynamo takes: `latency_sensitivity` in 1.0 alone, `priority` from 1.1 on."""
+"""The hints that Dynamo takes: `latency_sensitivity` in 1.0 alone, `priority` from 1.1 on."""
 
 
 def take_hints(body: bytes, version: str) -> tuple[bytes, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What faults do: to errors, to answers, to what is sent, and to calls of batch APIs."""
+"""The effects of faults: on errors, on answers, on what is sent, and on calls of batch APIs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BatchApiCall(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes its body has."""
+        """The length of its body in bytes."""
 
     def requests_sent(self) -> bytes:
         """Returns the requests for a batch that it holds."""

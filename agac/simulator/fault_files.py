@@ -105,23 +105,26 @@ def load_rules(path: Path, parse: Callable[[Any, str], list[Any]] = parse_rules)
         problem = f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8"
     except json.JSONDecodeError as error:
         problem = f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = f"{path}{place}: not valid YAML: {error.problem or error.context}"
-    except yaml.reader.ReaderError as error:
-        problem = f"{path}:{unreadable_character(text, error)}"
+    except yaml.YAMLError as error:
+        problem = f"{path}{yaml_problem(text, error)}"
     except ValueError as error:  # a date that does not exist, for one
         problem = f"{path}: not valid YAML: {error}"
     raise SimulatorError([problem])
 
 
-def unreadable_character(text: str, error: yaml.reader.ReaderError) -> str:
-    """Returns where a text holds a character that YAML does not allow, and which."""
+def yaml_problem(text: str, error: yaml.YAMLError) -> str:
+    """Returns where and why a text is not YAML."""
+    import yaml
+
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        return f"{place}: not valid YAML: {error.problem or error.context}"
+    assert isinstance(error, yaml.reader.ReaderError)
     before = text[: error.position]
     line = before.count("\n") + 1
     column = error.position - before.rfind("\n")
-    return f"{line}:{column}: not valid YAML: the character U+{error.character:04X}"
+    return f":{line}:{column}: not valid YAML: the character U+{error.character:04X}"
 
 
 def rule_problems(item: Any, where: str) -> Iterator[str]:

@@ -73,7 +73,7 @@ FOREIGN_FORMS = ("unknown", "null", "list", "no_custom_id", "not_utf8")
 """The lines that `batch_foreign_line` adds, which are no result of any request."""
 
 JUNK_BODIES = ("error", "array", "half", "empty", "page", "endless")
-"""What `batch_junk` sends for results.
+"""The bodies that `batch_junk` sends for results.
 
 An error, the lines as an array, half of them, nothing, a page of HTML, or an endless line.
 """

@@ -1,4 +1,4 @@
-"""What values must be, and the words for it: of parameters, of keys of files, of keywords."""
+"""Kinds of values, and the words for them: of parameters, of keys of files, of keywords."""
 
 from __future__ import annotations
 

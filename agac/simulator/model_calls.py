@@ -1,4 +1,4 @@
-"""What is requested, in the simulator's own form, and what all dialects read alike."""
+"""Requests in the simulator's own form, and the reading that all dialects share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer must look like."""
+    """The form that an answer must have."""
 
     schema: Any = None
     """what it must conform to; without a schema, `wants_json` means any object"""
@@ -156,7 +156,7 @@ class ModelCall:
 
     @property
     def user_text(self) -> str:
-        """What the model was told last: the user's message, or the results of its calls."""
+        """The last text that the model got: the user's message, or the results of its calls."""
         texts = (text for role, text in reversed(self.messages) if role in ("user", "tool"))
         return next(texts, "")
 

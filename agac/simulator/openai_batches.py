@@ -1,4 +1,4 @@
-"""OpenAI's batches, and Azure's: how their input is checked, and how they and their results read."""
+"""OpenAI's batches, and Azure's: how they are checked, and how they and their results read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDPOINTS: dict[str, replies.BatchEndpoint] = {
     "/v1/chat/completions": (chat.read_chat, chat.chat_completion),
     "/v1/responses": (read_response, response),
 }
-"""What batches may request."""
+"""The APIs that batches may request."""
 
 CREATE_PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata")
 MAX_METADATA = 16

@@ -1,4 +1,4 @@
-"""What is answered, in the simulator's own form, and the writer of answers.
+"""Answers in the simulator's own form, and their writer.
 
 An answer is the same for the same seed and content, and conforms to a schema where one is given.
 """

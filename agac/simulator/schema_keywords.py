@@ -103,7 +103,7 @@ def join_branches(one: list[Any], other: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """What the simulator knows of a keyword."""
+    """A keyword, as far as the simulator knows it."""
 
     hints: str = ""
     """the type that a schema without one most likely means by it"""

@@ -1,4 +1,4 @@
-"""What providers refuse in schemas: OpenAI's strict mode, and Anthropic's structured outputs."""
+"""The schemas that providers refuse: OpenAI's strict mode, and Anthropic's structured outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_UNIONS = 16
 DESCRIBED_BOUNDS = re.compile(r"\{[A-Za-z]+: .*\}\Z", re.DOTALL)
 BOUND = re.compile(r"([A-Za-z]+): ")
 BOUNDS = frozenset(("minItems", "format", "pattern")).union(*UNSUPPORTED_BOUNDS.values())
-"""What SDKs move out of a schema into a description: a model reads it there."""
+"""The keywords that SDKs move out of a schema into a description: a model reads it there."""
 
 
 def walk_schema(

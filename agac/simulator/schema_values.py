@@ -105,7 +105,7 @@ SHORT_NAMES = re.compile(
 SHARE_NAMES = re.compile(r"confidence|probability|share|ratio|certainty", re.I)
 RATING_NAMES = re.compile(r"rating|stars|score|satisfaction", re.I)
 RATINGS = {1: 0.8, 0: 0.4, -1: 0.0}
-"""How far up its range a rating is at least, by the mood."""
+"""The lower end of a rating within its range, by the mood."""
 
 SPAN = 100  # how far from its only bound a number is taken
 MULTIPLE_TRIES = 200
@@ -245,7 +245,7 @@ FORMATS: dict[str, Callable[[Draft], str]] = {
     "uri": lambda draft: f"https://example.com/{ascii_word(draft)}",
     "uuid": lambda draft: str(UUID(int=draft.random.getrandbits(128), version=4)),
 }
-"""How a text of each format is made; other formats are plain text."""
+"""The maker of texts of each format; other formats are plain text."""
 
 PATTERN_TRIES = 60
 MORE_REPEATS = 4  # how often something without an upper bound is repeated beyond its lower one

@@ -1,5 +1,8 @@
-"""A simulator as a process: it listens, says where, and serves until it is stopped. An embedded one is a child process,
-which reads our end of its standard input: when we end, even by kill -9, the pipe closes and the child ends too."""
+"""A simulator as a process: it listens, says where, and serves until it is stopped.
+
+An embedded one is a child process, which reads our end of its standard input: when we end, even by
+kill -9, the pipe closes and the child ends too.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,11 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HOST = "127.0.0.1"  # the simulator has no login, so it serves this machine alone
-KEY_VARIABLE = (
-    "AGAC_SIMULATOR_KEY"  # of the child: other users see its command, and not its environment
-)
+KEY_VARIABLE = "AGAC_SIMULATOR_KEY"
+"""A variable of the child: other users see its command, and not its environment."""
 SHUTDOWN_S = 1.0  # seconds that open requests get to end once the simulator is stopped
-STAND_INS: list[
-    str
-] = []  # base URLs of simulators of this process: the last one stands in for every embedded one
+STAND_INS: list[str] = []
+"""Base URLs of simulators of this process: the last one is used for every embedded one."""
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MAX_ERROR_LENGTH = 2000
@@ -43,10 +44,12 @@ def run_simulator(
     key: str = "",
     exit_with_stdin: bool = False,
 ) -> None:
-    """Serves until SIGINT or SIGTERM (or, with `exit_with_stdin`, the end of standard input). To be called in the main
-    thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once requests are answered: of everybody,
-    or of who sends the `key` in the header SIMULATOR_KEY. Raises SimulatorError for settings that make no sense and for
-    a port in use."""
+    """Serves until SIGINT or SIGTERM or, with `exit_with_stdin`, the end of standard input.
+
+    To be called in the main thread. `on_ready` gets the base URL (`http://127.0.0.1:8123/v1`) once
+    requests are answered. With a `key`, that is for who sends it in the header SIMULATOR_KEY.
+    Raises SimulatorError for settings that make no sense and for a port in use.
+    """
     gc.disable()  # nothing of what is imported is garbage
     from aiohttp import web  # the user of an embedded simulator does without
 
@@ -87,7 +90,7 @@ async def listen(runner: web.AppRunner, settings: Settings) -> str:
 
 
 def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Reads standard input to its end: then the process at the other end is gone, however it died."""
+    """Reads standard input to its end: then the process at the other end is gone."""
     while os.read(0, 4096):
         pass
     loop.call_soon_threadsafe(stop.set)
@@ -96,16 +99,13 @@ def watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 @typed
 @asynccontextmanager
 async def embedded_simulator(settings: Settings | None = None, key: str = "") -> AsyncIterator[str]:
-    """The base URL of a simulator until the block ends; raises SimulatorError. Ctrl-C does not reach it. With a `key`
-    it answers who sends that in the header SIMULATOR_KEY, else every user of this machine."""
+    """Starts a simulator until the block ends; gives its base URL, or raises SimulatorError.
+
+    Ctrl-C does not reach it. With a `key` it answers who sends that in the header SIMULATOR_KEY,
+    else every user of this machine.
+    """
     command = [sys.executable, "-P", "-m", "agac.simulator", (settings or Settings()).written()]
-    root, environ = Path(__file__).parents[2], dict(os.environ)
-    if "site-packages" not in root.parts:  # so that this package is found where it is not installed
-        environ["PYTHONPATH"] = os.pathsep.join(
-            path for path in (environ.get("PYTHONPATH"), str(root)) if path
-        )
-    # aiohttp reads the machine's certificates, twice, when it is imported: a fifth of the time that a start takes
-    environ |= {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull, KEY_VARIABLE: key}
+    environ = child_environment(key)
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=errors, env=environ, start_new_session=True
@@ -114,6 +114,20 @@ async def embedded_simulator(settings: Settings | None = None, key: str = "") ->
             yield await read_base_url(process, errors)
         finally:
             await asyncio.shield(stop_process(process))
+
+
+def child_environment(key: str) -> dict[str, str]:
+    environ = dict(os.environ)
+    root = Path(__file__).parents[2]
+    if "site-packages" not in root.parts:  # so that this package is found where it is not installed
+        paths = [environ.get("PYTHONPATH"), str(root)]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    # aiohttp reads the machine's certificates, twice, when it is imported: that is a fifth of the
+    # time that a start takes
+    environ["SSL_CERT_FILE"] = os.devnull
+    environ["SSL_CERT_DIR"] = os.devnull
+    environ[KEY_VARIABLE] = key
+    return environ
 
 
 async def read_base_url(process: Process, errors: IO[bytes]) -> str:

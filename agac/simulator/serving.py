@@ -31,7 +31,7 @@ PREFILL_PATIENCE_S = 60  # until Dynamo gives up a next turn's prefill
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """How fast an engine is: by default as an H100 with a model of 32B."""
+    """The speed of an engine: by default that of an H100 with a model of 32B."""
 
     prefill: float = 8300
     """tokens of prompts a second"""
@@ -304,7 +304,7 @@ Rest = Callable[[], Awaitable[Any]] | None
 
 
 class ModelServer:
-    """What the model of a simulator takes: time and tokens from a cache.
+    """The time that the model of a simulator takes, and the tokens from its cache.
 
     The time is by an engine, in slots, or neither.
     """

@@ -1,4 +1,4 @@
-"""How a simulator is started: its settings, declared once for flags, help, checks and guide."""
+"""The settings of a simulator, declared once for flags, help, checks and guide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SimulatorError(Exception):
 
 
 TOOLS_WITH_SCHEMA = ("taken", "refused", "ignored")
-"""What servers do with a response format in a request with tools.
+"""The ways in which servers treat a response format in a request with tools.
 
 Where it is ignored, a model knows only the schema that is in its prompt, and answers in prose
 where none is.
@@ -33,7 +33,7 @@ where none is.
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """How a setting is given."""
+    """The command-line flag of a setting."""
 
     kind: type
     """converts the text; a bool has none"""
@@ -51,7 +51,7 @@ def setting(default: Any, kind: type, help_text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a simulator does."""
+    """The settings of a simulator."""
 
     port: int = setting(0, int, "Port; 0: any free one.", metavar="N", least=0, most=65535)
     seed: int = setting(0, int, "The same seed and request give the same reply.", metavar="N")

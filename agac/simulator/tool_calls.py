@@ -58,7 +58,7 @@ def cited_pages(uses: Iterable[HostedUse]) -> list[Page]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRule:
-    """What a model says where all its texts are within the messages."""
+    """The reply of a model where all the rule's texts are within the messages."""
 
     match: str | Sequence[str] = ""
     turn: int | None = None
@@ -78,7 +78,7 @@ class ScriptRule:
 
 
 CALL_MARK = re.compile(r"\btool:([\w.-]+)[ \t]+(?=\{)")
-"""How a text says that the model calls a tool: `tool:web_search {"query": "lamps"}`."""
+"""The mark in a text of a call that the model is to make: `tool:web_search {"query": "lamps"}`."""
 
 
 def marked_turns(text: str) -> Iterator[list[tuple[str, str]]]:
