@@ -282,7 +282,7 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
         terminal._plain_only = False
         terminal.keep_output = keep
         patch.undo()
-        import_module("agac.api.run")._known.cache_clear()  # what a process knows of a remote
+        import_module("agac.api.blocks")._known.cache_clear()  # what a process knows of a remote
         for stream in kept:
             stream.close()
 
