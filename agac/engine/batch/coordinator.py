@@ -155,24 +155,31 @@ class Batches:
             await self._submit(record)
 
     async def _dropped(self, record: BatchRecord) -> bool:
-        """Whether a batch of this run that was not sent ends here: it met its deadline before
-        there was room for it, has tasks that no row asks for any more, or an older version wrote
-        it for a cache that is not filled any more."""
-        unsent = record.state in UNSENT and record.run_id == self._context.run
-        asked = self.enrolment.asked.pop(record.id, None) if unsent else None
-        if unsent and await self._context.is_due(record):
-            then = "sync", "its deadline came before there was room for it: its tasks are called"
-        elif unsent and record.cancel_at is not None:
-            then = ENDED, ENDED_UNSENT
-        elif asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
-            then = "batch", "rows changed before it was submitted: what they need goes into another"
-        elif unsent and record.primer is not None:
-            then = "batch", "an older version wrote it for a cache: its tasks go into another"
-        else:
+        """Releases a batch of this run that was not sent and is not to be; returns True if so."""
+        if record.state not in UNSENT or record.run_id != self._context.run:
             return False
-        self._give_back(await self._journal.release(record, *then))
+        ending = await self._ending_unsent(record)
+        if ending is None:
+            return False
+        then_do, note = ending
+        self._give_back(await self._journal.release(record, then_do, note))
         self._released = True
         return True
+
+    async def _ending_unsent(self, record: BatchRecord) -> tuple[str, str] | None:
+        """Returns what is next for the tasks of a batch that is not to be sent, and why it is not.
+
+        None: it is to be sent."""
+        asked = self.enrolment.asked.pop(record.id, None)
+        if await self._context.is_due(record):
+            return "sync", "its deadline came before there was room for it: its tasks are called"
+        if record.cancel_at is not None:
+            return ENDED, ENDED_UNSENT
+        if asked is not None and int.from_bytes(asked, "big").bit_count() < record.tasks:
+            return "batch", "rows changed before it was submitted: what they need goes into another"
+        if record.primer is not None:
+            return "batch", "an older version wrote it for a cache: its tasks go into another"
+        return None
 
     async def _stale(self) -> Stale:
         """Open batches with tasks no longer needed: of other runs of the workflow, or of this
