@@ -92,7 +92,8 @@ def test_a_file_that_cannot_be_read_is_a_row_under_its_path(tmp_path: Path, writ
     assert [row.id for row in rows] == ["d/a.md", "d/b.md", "d/c.md", "d/d.md"]
     assert rows[1].error is not None
     assert rows[1].error.message.startswith("d/b.md: byte 0xe9 at offset 3 of the file is not UTF-8; save the file as ")
-    assert rows[1].error.message.endswith(", or name text files only")
+    remedy = " in the input (`agac process`: --read encoding=cp1252), or name text files only"
+    assert rows[1].error.message.endswith(remedy)
     assert rows[1].data == {"path": "d/b.md", "name": "b.md", "content": None}
     assert rows[2].data == {"path": "d/c.md", "name": "c.md", "content": "with a mark"}
     assert rows[3].data == {"path": "d/d.md", "name": "d.md", "content": ""}
