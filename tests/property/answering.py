@@ -24,6 +24,12 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
+CHECKED, VOTED = "checked", "voted"
+"""The first words of prompts: of stages with a check, which some answers do not meet; of those whose replicas vote."""
+
+REPLICAS = 3
+
+
 class ToolUse(NamedTuple):
     """A call of a tool, and what its result begins with."""
 
@@ -68,9 +74,24 @@ class Content(NamedTuple):
         return BAD in self.text
 
     @property
+    def unfit(self) -> bool:
+        """Whether the stage's check refuses the answer."""
+        return self.text.startswith(CHECKED) and self.digest < "4"
+
+    @property
+    def fails(self) -> bool:
+        """Whether it never comes to an answer."""
+        return self.refused or self.unfit
+
+    @property
+    def replicas(self) -> int:
+        """How often it is asked for one answer."""
+        return REPLICAS if self.text.startswith(VOTED) else 1
+
+    @property
     def calls(self) -> int:
         """Answered calls that it takes: some first replies have the wrong form, and are asked again."""
-        return len(self.turns) + (2 if self.sloppy else 1)
+        return self.replicas * (len(self.turns) + (2 if self.sloppy else 1))
 
     @property
     def turns(self) -> list[list[ToolUse]]:

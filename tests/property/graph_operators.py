@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from property.answering import FIELDS, Content
+from property.answering import CHECKED, FIELDS, REPLICAS, VOTED, Content
 from property.graph_stages import ANSWERS, PARTS, Guard, Operator, Upstream, guard_of
 from property.graph_walk import Eyes, Fails, Fields, Gives, Seen, compact
 
@@ -58,6 +58,8 @@ class Ask(Operator):
         content = self.content(" ".join(self._rendered(name, part, seen) for name, part in self.parts))
         if content.refused:
             raise Fails("Refused", content)
+        if content.unfit:
+            raise Fails("CheckFailed", content)
         return Gives(self.value(content), content)
 
     def content(self, text: str) -> Content:
@@ -126,6 +128,31 @@ class AskField(Ask):
 
     def value(self, content: Content) -> Any:
         return {"word": content.value}
+
+
+class AskChecked(Ask):
+    """Asks for a text that has to meet a check."""
+
+    @property
+    def word(self) -> str:
+        return f"{CHECKED} {self.gene.word}"
+
+    def keys(self) -> dict[str, Any]:
+        check = {"check": f"{self.name} >= 'said 4'", "message": "say more"}
+        return super().keys() | {"checks": [check], "repair": 0}
+
+
+class AskVoted(Ask):
+    """Asks for several objects, one of which wins."""
+
+    gives = schema = "A"
+
+    @property
+    def word(self) -> str:
+        return f"{VOTED} {self.gene.word}"
+
+    def keys(self) -> dict[str, Any]:
+        return super().keys() | {"replicas": REPLICAS, "vote": "mood"}
 
 
 class Filter(Operator):
@@ -376,6 +403,7 @@ class GroupFunction(Groups):
 
 OPERATORS: dict[str, type[Operator]] = {
     "ask": Ask, "ask_form": AskForm, "agent": Agent, "agent_form": AgentForm, "ask_list": AskList,
-    "ask_field": AskField, "filter": Filter, "select": Select, "rename": Rename, "function": Function, "sieve": Sieve,
+    "ask_field": AskField, "ask_checked": AskChecked, "ask_voted": AskVoted,
+    "filter": Filter, "select": Select, "rename": Rename, "function": Function, "sieve": Sieve,
     "risky": Risky, "many": Many, "dedupe": Dedupe, "group": Grouped, "group_function": GroupFunction,
 }  # fmt: skip

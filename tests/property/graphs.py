@@ -197,8 +197,17 @@ class Graph:
     def walk(self, rows: Sequence[Row]) -> Outcome:
         """What rows come to."""
         return Walk([self.all[name] for name in self.order], self.ends, self.written)(
-            [(row.id, row.data()) for row in rows]
+            [(row_id, row.data()) for row_id, row in zip(unique([row.id for row in rows]), rows, strict=True)]
         )
+
+
+def unique(ids: Sequence[str]) -> list[str]:
+    """Ids of rows, where one that came before gets a number that no id before it has."""
+    found: list[str] = []
+    for one in ids:
+        names = (one, *(f"{one}#{number}" for number in range(2, len(ids) + 2)))
+        found.append(next(name for name in names if name not in found))
+    return found
 
 
 def _list_to_explode(gene: Gene, upstream: Upstream) -> tuple[str, ...]:

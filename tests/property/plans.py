@@ -12,6 +12,7 @@ nothing where rows are kept for others that are like them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from support.project import ProjectFolder
 
 import agac
 from agac.plan.diff import FAILED_IN_BATCH
+from property.answering import REPLICAS
+from property.graph_operators import AskVoted
 from property.graphs import Graph
 
 
@@ -56,9 +59,9 @@ def is_open(plan: dict[str, Any]) -> bool:
 class Plan:
     """What `agac plan` says before a run."""
 
-    def __init__(self, project: ProjectFolder, graph: Graph, limit: int | None) -> None:
+    def __init__(self, project: ProjectFolder, graph: Graph, limit: int | None, until: str | None = None) -> None:
         self.project, self.graph = project, graph
-        options = agac.RunOptions(limit=limit)
+        options = agac.RunOptions(limit=limit, until=until)
         self.stages: list[dict[str, Any]] = agac.plan("reviews", options, project=project.root).as_json()["stages"]
 
     def became(self, run: int) -> dict[str, StageCame]:
@@ -85,12 +88,15 @@ class Plan:
             found[self.graph.order[position]].asked = count
         return found
 
-    def compare(self, run: int) -> None:
-        """Its stages, each against what became of it in the last invocation of the run."""
+    def compare(self, run: int, selected: Sequence[str] | None = None) -> None:
+        """Its stages, or those of them that may be asked, each against what became of it in the last invocation of the
+        run."""
         came, plan = self.became(run), {stage["name"]: stage for stage in self.stages}
         note(f"{self.stages}\n{came}")
         assert list(plan) == self.graph.order
         for name, one in plan.items():
+            if selected is not None and name not in selected:
+                continue
             above = self.above(name)
             beside = [other for other in plan if other != name and other not in above and name not in self.above(other)]
             if any(may_drop(plan[other]) or came[other].dropped for other in beside):
@@ -125,13 +131,19 @@ class Plan:
             says["well"], is_["well"] = says["well"] + says.pop("dropped"), is_["well"] + is_.pop("dropped")
         assert says == is_, (plan["name"], says, is_)
         # what is in a batch counts as asked in the invocation that takes its answer
-        assert asked_of(plan) <= came.asked <= asked_of(plan) + plan["in_flight"], (plan["name"], plan, came)
+        most = (asked_of(plan) + plan["in_flight"]) * self.replicas(plan["name"])
+        assert asked_of(plan) <= came.asked <= most, (plan["name"], plan, came)
 
     def is_at_most(self, plan: dict[str, Any], came: StageCame) -> None:
         """What comes is no more than what was said."""
-        assert came.asked <= asked_of(plan) + plan["collapsed"] + plan["in_flight"], (plan["name"], plan, came)
+        most = (asked_of(plan) + plan["collapsed"] + plan["in_flight"]) * self.replicas(plan["name"])
+        assert came.asked <= most, (plan["name"], plan, came)
         total = sum(plan[key] for key in ("run", "reuse", "in_flight", "blocked", "skipped", "dropped"))
         assert came.well + came.failed + came.stood + came.skipped + came.dropped <= total, (plan["name"], plan, came)
+
+    def replicas(self, name: str) -> int:
+        """How many questions a task of a stage has at most."""
+        return REPLICAS if isinstance(self.graph.all[name], AskVoted) else 1
 
     def is_nothing_left(self, run: int) -> None:
         """After a run only what failed is asked again."""

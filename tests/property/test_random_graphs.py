@@ -32,7 +32,7 @@ from property.plans import Plan
 FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
 ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
 CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
-ROW_EDITS = ("new rows", "one row less", "other places", "another id", "a row", "a row ")
+ROW_EDITS = ("new rows", "one row less", "other places", "another id", "same id", "a row", "a row ")
 BATCHED = st.one_of(st.just(0), st.integers(0, 255), st.just(255))
 EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
 
@@ -167,6 +167,8 @@ class GraphMachine(RuleBasedStateMachine):
             case "another id":
                 self.rows[place] = replace(self.rows[place], id=f"r{self.next}")
                 self.next += 1
+            case "same id":
+                self.rows[place] = replace(self.rows[place], id=self.rows[-1].id)
             case _:
                 self.rows[place] = Row(self.rows[place].id, *rows[0])
         self.complete_a_row()
@@ -200,7 +202,8 @@ class GraphMachine(RuleBasedStateMachine):
             if batched >> place & 1 and "prompt" in stage:
                 stage["run_mode"] = "batch"
         name = project.workflow(
-            path="data/rows.jsonl", stages=stages, output=self.graph.output(), stop_loss=False,
+            path="data/rows.jsonl", input={"on_duplicate_id": "suffix"}, stages=stages, output=self.graph.output(),
+            stop_loss=False,
             defaults={
                 "batch": {"max_requests": 2, "max_rounds": 9, "poll_interval": 0.01},
                 "repair": 1 + len(self.history) % 3,  # which decides no answer
@@ -291,7 +294,7 @@ class GraphMachine(RuleBasedStateMachine):
             assert retrieved.ready
             assert retrieved.run is not None
             report = retrieved.run
-        assert self.provider.answered.keys() >= {c for row in self.came.failed for c in row.must if c.refused}
+        assert self.provider.answered.keys() >= {c for row in self.came.failed for c in row.must if c.fails}
         self.were_asked(self.came, report)
         self.came_to(self.came, report, "reviews")
 
@@ -302,11 +305,14 @@ class GraphMachine(RuleBasedStateMachine):
         self.write(self.project, batched)
         selected = self.graph.order[: place % len(self.graph.order) + 1]
         in_batches = self.open_batches()
+        plan = Plan(self.project, self.graph, None, until=selected[-1])
         report = self.project.run(until=selected[-1], wait=True, yes=True)
         assert report.exit_code in (0, 3)
         came = self.graph.walk(self.rows)
         may = {content for row in came.rows for stage, content in row.asked if stage in selected}
         assert in_batches or self.provider.answered.keys() <= may  # what a batch holds already is taken
+        if not in_batches:
+            plan.compare(report.summary["run"], selected)
         self.were_asked(came, report, all_of_it=False)
         self.is_whole()
 
@@ -342,15 +348,16 @@ class GraphMachine(RuleBasedStateMachine):
             lacking = must - had - self.refused - set(took)
             assert not lacking, f"not asked: {lacking}"
         begun = self.begun if not self.since.get(report.summary["run"]) else Counter[Content]()
-        wanted = Counter({c: 0 if c in had else c.calls - (begun[c] if c.tools else 0) for c in took if not c.refused})
-        again = Counter({c: n for c, n in took.items() if not c.refused}) - wanted
+        left = {c: c.calls - (begun[c] if c.tools or c.replicas > 1 else 0) for c in took if not c.fails}
+        wanted = Counter({c: 0 if c in had else calls for c, calls in left.items()})
+        again = Counter({c: n for c, n in took.items() if not c.fails}) - wanted
         assert again.total() <= twice, f"asked twice: {again}"
-        assert all(n <= (2 if before is not None else 1) for c, n in took.items() if c.refused)
-        whole = {c for c, n in took.items() if not c.refused and (all_of_it or n + begun[c] >= c.calls)}
+        assert all(n <= (2 if before is not None else 1) * c.replicas for c, n in took.items() if c.fails)
+        whole = {c for c, n in took.items() if not c.fails and (all_of_it or n + begun[c] >= c.calls)}
         self.had |= dict.fromkeys(whole, self.clock)
-        self.begun = Counter({c: n for c, n in (begun + took).items() if c not in whole and not c.refused})
+        self.begun = Counter({c: n for c, n in (begun + took).items() if c not in whole and not c.fails})
         self.clock += 1
-        self.refused |= {c for c in took if c.refused}
+        self.refused |= {c for c in took if c.fails}
 
     def came_to(self, came: Outcome, report: agac.RunReport, folder: str) -> None:
         """The files, the counts and the store say what the model says."""
@@ -423,7 +430,7 @@ class GraphMachine(RuleBasedStateMachine):
         empty.run(concurrency=concurrency)
         took = self.provider.take()
         assert {c for r in came.rows for c in r.must} <= set(took) <= {c for r in came.rows for c in r.may}
-        assert all(n == content.calls for content, n in took.items())
+        assert all(n == (one.replicas if one.fails else one.calls) for one, n in took.items())
         chance = {row.id for row in came.rows if len(row.at) > 1}  # which of several branches let it go first
         for file in FILES:
             assert self.lines(empty, file, chance) == self.lines(self.project, file, chance), file
@@ -439,5 +446,5 @@ class GraphMachine(RuleBasedStateMachine):
         return found if file == "results.jsonl" else sorted(found)  # rows of several levels are in those
 
 
-GraphMachine.TestCase.settings = campaign(test=6, soak=400, steps=12 if SOAK else 4)
+GraphMachine.TestCase.settings = campaign(test=6, soak=2000, steps=12 if SOAK else 4)
 TestRandomGraphs = GraphMachine.TestCase
