@@ -361,7 +361,10 @@ class Baseline:
         prior = self._prior(stage, row)
         if prior is None or prior.error is None:
             return why.FAILED_IN_BATCH
-        return why.LEFT if was_asked_enough(prior) else why.NOT_RETRIED
+        # one of its tasks that was asked often enough keeps the whole row
+        if any(was_asked_enough(task) for task in row.tasks.values()):
+            return why.LEFT
+        return why.NOT_RETRIED
 
     def reason(self, stage: AnyStage, row: ForecastRow, fingerprint: bytes) -> str:
         """Why the first stage of a row that has to be run is run."""

@@ -9,6 +9,7 @@ from support.server import Faulty, Server
 from support.terminals import on_pty
 
 import agac
+from agac.plan.diff import LEFT
 
 STAGES: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -315,3 +316,23 @@ def test_ids_that_are_made_unique_are_those_of_the_run(
     report = agac.plan("reviews", project=project.root)
     (stage, *_) = report.as_json()["stages"]
     assert (stage["run"], stage["reuse"]) == (0, len(ids))
+
+
+def test_a_row_that_is_left_as_it_failed_is_left_at_all_of_its_stages(project: ProjectFolder, server: Server) -> None:
+    project.rows([{"id": "a", "text": "one"}])
+    project.write("tools/broken.py", "def go(row):\n    raise ValueError('no')\n")
+    check = {"check": "size(judge) > 100000", "message": "say more"}
+    project.workflow(
+        stages=[
+            {"name": "judge", "prompt": "Judge: ${text}", "checks": [check], "repair": 0},
+            {"name": "broken", "needs": [], "python": "tools/broken.py:go"},
+        ]
+    )
+    for _ in range(3):
+        project.run()
+    stages = agac.plan("reviews", project=project.root).as_json()["stages"]
+    assert [(one["name"], one["run"], one["blocked"]) for one in stages] == [("judge", 0, 1), ("broken", 0, 1)]
+    assert {one["reason"] for stage in stages for one in stage["blocked_reasons"]} == {LEFT}
+    before = project.query("SELECT stage, settled_at FROM task ORDER BY stage")
+    project.run()
+    assert project.query("SELECT stage, settled_at FROM task ORDER BY stage") == before
