@@ -27,17 +27,25 @@ from agac.store.db import open_for_reading
 class ComparisonReport(NamedTuple):
     """How several models did."""
 
-    summary: dict[str, Any]
-    """Its `models` have of each its `model`, its `output`, and either the `error` that ended it or,
-    of its own summary, `job`, `rows`, `calls` and `timing_ms`. The `agreement` has the `rows` that
-    it and the first one answered, the `share` of these with equal results, and the share for each
-    of the `fields` of objects."""
+    models: list[dict[str, Any]]
+    """Of each its `model`, its `output`, and either the `error` that ended it or, of its own
+    summary, `job`, `rows`, `calls` and `timing_ms`. The `agreement` has the `rows` that it and the
+    first one answered, the `share` of these with equal results, and the share for each of the
+    `fields` of objects."""
 
     reports: list[RunReport]
     """The reports of the models that ran."""
 
     exit_code: ExitCode
     """The worst of theirs."""
+
+    output: str
+    """The file or folder of all outputs, as it was given."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `agac process` prints as JSON."""
+        return {"output": self.output, "models": self.models, "exit_code": int(self.exit_code)}
 
 
 def jobs_of(
@@ -115,8 +123,7 @@ async def compare(
         if report.exit_code is ExitCode.INTERRUPTED:
             break
     code = min(codes, key=WORST_FIRST.index)
-    summary = {"output": str(output), "models": lines, "exit_code": int(code)}
-    return ComparisonReport(summary, reports, code)
+    return ComparisonReport(lines, reports, code, str(output))
 
 
 _OF_AN_INVOCATION = (

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agac.api.invocation_summary import UnsentMessages
 from agac.api.project import Project, open_project
 from agac.api.status import made_in_python
 from agac.api.sync import blocking
@@ -400,10 +401,13 @@ async def reported(
         )
         await _deliver(database, work)
     left, _, error = await runs.notifications_left(database)
-    unsent: dict[str, Any] = {"notifications": {"left": left, "error": error}} if left else {}
-    if invocation.dropped_messages:
-        unsent["dropped_messages"] = invocation.dropped_messages
-    return replace(report, invocation=report.invocation | unsent)
+    did = report.invocation_record
+    notes = replace(
+        did.notes,
+        notifications=UnsentMessages(left, error) if left else None,
+        dropped_messages=tuple(invocation.dropped_messages),
+    )
+    return replace(report, invocation_record=replace(did, notes=notes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from agac.api.invocation_summary import StaleBatch
 from agac.api.project import Project, RunOptions, made_ready, project_of
 from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
@@ -407,19 +408,16 @@ async def confirm_changes(
     ask(confirm, "no calls were made", said, "Ask them again?", remedy)
 
 
-def confirm_stale(
-    workflow: str, stale: Sequence[Mapping[str, Any]], confirm: Confirm | None
-) -> None:
+def confirm_stale(workflow: str, stale: Sequence[StaleBatch], confirm: Confirm | None) -> None:
     """Raises UsageError when open batches hold requests that the workflow no longer asks, and
-    nobody says yes to submitting what it asks now. `stale`: `batch`, `requests`, `held_usd` (None:
-    price unknown), `simulated` of each."""
+    nobody says yes to submitting what it asks now."""
     if not stale:
         return
-    requests = sum(one["requests"] for one in stale)
-    numbers = list(dict.fromkeys(one["batch"] for one in stale))
-    held = [one["held_usd"] for one in stale]
-    mark = "simulated " if any(one["simulated"] for one in stale) else ""
-    if None in held:
+    requests = sum(one.requests for one in stale)
+    numbers = list(dict.fromkeys(one.batch for one in stale))
+    held = [one.held_usd for one in stale if one.held_usd is not None]
+    mark = "simulated " if any(one.simulated for one in stale) else ""
+    if len(held) < len(stale):
         price = "price unknown"
     else:
         price = f"up to {mark}{_exact(sum(held))}"

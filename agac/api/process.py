@@ -312,14 +312,22 @@ async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) 
     job.given["job"].pop("quote", None)
     job.quotes = "made"
     job.watcher.tell_began = None
-    before = first.invocation
+    before = first.invocation_record
     job.watcher.close()
     # which retries failed ones
     report = await asynchronous(run)(job, replace(job.of_run(), fresh=False), **more)
-    both = {
-        name: before[name] + report.invocation[name] for name in ("rows_done", "calls", "retries")
-    }
-    return replace(report, invocation=report.invocation | both | {"continued": before["continued"]})
+    after = report.invocation_record
+    both = replace(
+        after,
+        continued=before.continued,
+        rows=replace(after.rows, done=before.rows.done + after.rows.done),
+        calls=replace(
+            after.calls,
+            count=before.calls.count + after.calls.count,
+            retries=before.calls.retries + after.calls.retries,
+        ),
+    )
+    return replace(report, invocation_record=both)
 
 
 def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: bool) -> JobSummary:
@@ -328,7 +336,8 @@ def job_summary(job: Job, report: RunReport, model: str, adopted: int, *, read: 
     record = report.record
     rows = record.rows
     tokens = record.calls.tokens
-    processed = report.invocation["rows_done"] + report.invocation["rows_failed"]
+    did = report.invocation_record.rows
+    processed = did.done + did.failed
     reason = report.exit_code.name.lower()
     if report.exit_code is ExitCode.DONE and rows.open:
         reason = "waiting"

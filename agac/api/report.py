@@ -17,6 +17,19 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, Protocol
 
 from agac.api.batches import batch_lines
+from agac.api.invocation_summary import (
+    InvocationBatches,
+    InvocationCalls,
+    InvocationNotes,
+    InvocationRows,
+    InvocationSummary,
+    InvocationTasks,
+    LastFault,
+    SelectedRows,
+    StaleBatch,
+    UnansweredCalls,
+    WrittenLines,
+)
 from agac.api.job_summary import JobSummary
 from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
 from agac.api.project import CheckedWorkflow, Project
@@ -399,7 +412,8 @@ async def _table(root: Path, run: int) -> tuple[Sequence[TableColumn], list[list
 
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
-    """How an invocation ended: `record` is the run's summary, `invocation` what this one did.
+    """How an invocation ended: `record` is the run's summary, `invocation_record` what this one
+    did.
     `stop` says why it ended before its rows did: `interrupt`, `fatal`, `limit` or `loss`;
     `stopped` is that in words. At a limit `finishing` estimates what the open rows need.
     `not_written` is why a table could not be written beside the `files`; `replaced` is the run
@@ -424,7 +438,7 @@ class RunReport(Report):
     )
 
     record: RunSummary
-    invocation: dict[str, Any]
+    invocation_record: InvocationSummary
     exit_code: ExitCode
     files: list[Path]
     stopped: str | None = None
@@ -459,6 +473,11 @@ class RunReport(Report):
         )
         facts += [f"results in {of.request.output}"] if self.files else []
         return f"<run {of.run} of {of.workflow}: {', '.join(facts)}>"
+
+    @property
+    def invocation(self) -> dict[str, Any]:
+        """The `invocation_record` as JSON, made anew at each call."""
+        return self.invocation_record.as_json()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -544,10 +563,10 @@ async def report_of(
     rows = summary.rows.total
     exported = Exported(Outputs(record, work.root, rows).files())
     stop = invocation.stop_signal.stop if not invocation.complete else None
-    about = await _batch_facts(database, invocation, work.batching.providers)
+    in_batches = await _batches_of(database, invocation, work.batching.providers)
     # A finished run replaces outputs, one that only waits for people, and one that met a limit of
     # its user's: a run that a bad key stopped must not empty the folder of an earlier one.
-    for_people = _waits_for_people_alone(work, invocation, about)
+    for_people = _waits_for_people_alone(work, invocation, in_batches)
     replaced = writes and (invocation.complete or for_people or stop is StopReason.LIMIT)
     if replaced and not is_shown(record, work.root, rows):
         exported = await export_run(database, record, work.root, summary, work.env)
@@ -555,16 +574,17 @@ async def report_of(
     names = [
         stage.name for stage in work.plan.stages if stage.tooling.record and stage.name in reused
     ]
+    notes = InvocationNotes()
     if names:
-        about["not_recorded"] = NOT_RECORDED.format(", ".join(names))
+        notes = replace(notes, not_recorded=NOT_RECORDED.format(", ".join(names)))
     if count is not None and not invocation.totals.all_read:
         selected = count()
     else:
         selected = None
     if selected is not None and selected.rows > rows:
-        about["rows_selected"] = {"rows": selected.rows, "exact": selected.exact}
+        notes = replace(notes, rows_selected=SelectedRows(selected.rows, selected.exact))
     if replaced and stop is not None and exported.lines is not None:
-        about["lines_written"] = exported.lines
+        notes = replace(notes, written=WrittenLines(exported.lines))
     if invocation.complete and rows:
         empty = _empty(work.plan, summary, workflow)
     else:
@@ -574,7 +594,7 @@ async def report_of(
     else:
         code = invocation.exit_code
     if code is ExitCode.DONE:  # nothing stopped it
-        if about["undecided_batches"]:  # a batch waits for its user
+        if in_batches.undecided:  # a batch waits for its user
             code = ExitCode.NOT_READY
         elif invocation.finished and summary.any_row_failed:
             code = ExitCode.ROWS_FAILED
@@ -582,7 +602,7 @@ async def report_of(
         code = ExitCode.FAILED
     return RunReport(
         summary,
-        _facts(invocation) | about,
+        replace(_did(invocation), batches=in_batches, notes=notes),
         code,
         exported.files if replaced else [],
         invocation.stop_signal.why or None if stop else None,
@@ -600,11 +620,14 @@ async def report_of(
     )
 
 
-def _waits_for_people_alone(work: Work, invocation: Invocation, about: Mapping[str, Any]) -> bool:
+def _waits_for_people_alone(
+    work: Work, invocation: Invocation, in_batches: InvocationBatches
+) -> bool:
     """Whether an invocation did all that it could, so that what is left waits for people and
     nothing else."""
     waits = invocation.ended and not invocation.complete and invocation.totals.reviews > 0
-    others = about["open_batches"] or about["waits_for"] or invocation.waits or invocation.held_back
+    for_batches = in_batches.open or in_batches.waits_for or invocation.held_back
+    others = for_batches or invocation.waits
     return bool(waits and work.scope.stages is None and not others)
 
 
@@ -679,44 +702,41 @@ async def _replaced(database: Database, exported: Exported) -> dict[str, Any] | 
     return {"run": before.id, "input": source, "again": f"agac export --run {before.id}{flag}"}
 
 
-def _facts(invocation: Invocation) -> dict[str, Any]:
+def _did(invocation: Invocation) -> InvocationSummary:
+    """Tells what an invocation did, without its batches."""
     totals = invocation.totals
-    return {
-        "continued": invocation.continued,
-        "complete": invocation.complete,
-        "lost_calls_at_most": invocation.lost_calls,
-        "rows_read": totals.seen,
-        "rows_unchanged": totals.unchanged,
-        "rows_done": totals.rows_done,
-        "rows_failed": totals.rows_failed,
-        "rows_skipped": totals.rows_skipped,
-        "rows_dropped": totals.rows_filtered + totals.rows_dropped,
-        "rows_left_failed": totals.left_failed + totals.failed_for_good,
-        "rows_parked": totals.rows_parked,
-        "tasks_asked": totals.tasks_done,
-        "tasks_reused": totals.tasks_reused,
-        "tasks_collapsed": totals.collapsed,
-        "calls": totals.calls,
-        "retries": totals.retries,
-        "repairs": totals.repairs,
-        "fallbacks": totals.fallbacks,
-        "waiting_for": {"type": again.type, "message": again.message}
-        if (again := totals.waiting_for)
-        else None,
-        "calls_given_up": totals.given_up,
-        "calls_perhaps_billed_without_answer": totals.ambiguous + totals.given_up,
-        "stopped_at_limit": invocation.stop_signal.stop is StopReason.LIMIT
-        and not invocation.ended,
-        "cost_usd": cost_of(totals.cost, totals.unpriced),
-        "budgets": budget_facts(invocation.budgets.balances) if invocation.budgets else [],
-        **({"waits_for_shards": invocation.waits} if invocation.waits else {}),
-    }
+    fault = totals.waiting_for
+    at_limit = invocation.stop_signal.stop is StopReason.LIMIT and not invocation.ended
+    budgets = invocation.budgets
+    return InvocationSummary(
+        continued=invocation.continued,
+        complete=invocation.complete,
+        lost_calls_at_most=invocation.lost_calls,
+        rows=InvocationRows(
+            read=totals.seen,
+            unchanged=totals.unchanged,
+            done=totals.rows_done,
+            failed=totals.rows_failed,
+            skipped=totals.rows_skipped,
+            dropped=totals.rows_filtered + totals.rows_dropped,
+            left_failed=totals.left_failed + totals.failed_for_good,
+            parked=totals.rows_parked,
+        ),
+        tasks=InvocationTasks(totals.tasks_done, totals.tasks_reused, totals.collapsed),
+        calls=InvocationCalls(totals.calls, totals.retries, totals.repairs, totals.fallbacks),
+        waiting_for=LastFault(fault.type, fault.message) if fault is not None else None,
+        unanswered=UnansweredCalls(totals.given_up, totals.ambiguous + totals.given_up),
+        stopped_at_limit=at_limit,
+        cost_usd=cost_of(totals.cost, totals.unpriced),
+        budgets=tuple(budget_facts(budgets.balances)) if budgets else (),
+        waits_for_shards=invocation.waits,
+    )
 
 
-async def _batch_facts(
+async def _batches_of(
     database: Database, invocation: Invocation, providers: Mapping[str, Provider]
-) -> dict[str, Any]:
-    """What the invocation did with batches, and which of its run's are open."""
+) -> InvocationBatches:
+    """Tells what the invocation did with batches, and which of its run's are open."""
     done = invocation.batches
     run = invocation.run
     if done.touched:
@@ -727,37 +747,30 @@ async def _batch_facts(
     waiting = [line for line in lines if line.waits is not None and line.batch.open]
     records = [await read_batch(database, number) for number in done.ingested]
     tries = [line.batch.try_at for line in waiting if line.batch.try_at is not None]
-    return {
-        "batches": [line.as_json() for line in lines if line.batch.id in done.submitted],
-        "waiting_batches": [line.as_json() for line in waiting],
-        "undecided_batches": [
-            line.as_json() for line in lines if line.batch.state == BatchStep.NEEDS_HUMAN
-        ],
-        "stale": stale_facts(done.stale, providers),
-        "ingested": [batch_counts(record) for record in records],
-        "open_batches": json_form((await batches.open_batches(database)).get(run)),
-        "next_try_at": iso(min(tries, default=None)),
-        "rows_in_batches": await rows_in_batches(database, run) if done.touched else 0,
-        "waits_for": [one._asdict() for one in await batches.awaited(database, run)]
-        if done.touched
-        else [],
-        "tasks_held_back": invocation.held_back,
-    }
+    undecided = [line for line in lines if line.batch.state == BatchStep.NEEDS_HUMAN]
+    awaited = await batches.awaited(database, run) if done.touched else []
+    return InvocationBatches(
+        submitted=tuple(line.as_json() for line in lines if line.batch.id in done.submitted),
+        waiting=tuple(line.as_json() for line in waiting),
+        undecided=tuple(line.as_json() for line in undecided),
+        stale=tuple(stale_facts(done.stale, providers)),
+        ingested=tuple(batch_counts(record) for record in records),
+        open=json_form((await batches.open_batches(database)).get(run)),
+        next_try_at=iso(min(tries, default=None)),
+        rows_in_batches=await rows_in_batches(database, run) if done.touched else 0,
+        waits_for=tuple(one._asdict() for one in awaited),
+        tasks_held_back=invocation.held_back,
+    )
 
 
-def stale_facts(stale: Stale, providers: Mapping[str, Provider]) -> list[dict[str, Any]]:
-    """Batches with requests that are no longer asked, how many, and the most that these can cost
-    (None: unknown)."""
-    return [
-        {
-            "batch": one.id,
-            "provider_id": one.provider_id,
-            "requests": count,
-            "held_usd": one.held_usd * count / max(one.tasks, 1) if one.priced else None,
-            "simulated": one.provider in providers and providers[one.provider].simulated,
-        }
-        for one, count in stale
-    ]
+def stale_facts(stale: Stale, providers: Mapping[str, Provider]) -> list[StaleBatch]:
+    """Lists batches with requests that are no longer needed."""
+    found = []
+    for one, count in stale:
+        held = one.held_usd * count / max(one.tasks, 1) if one.priced else None
+        simulated = one.provider in providers and providers[one.provider].simulated
+        found.append(StaleBatch(one.id, one.provider_id, count, held, simulated))
+    return found
 
 
 async def leave_in_remote(

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -30,6 +30,7 @@ from agac.core.types import (
     json_form,
     waits_left,
 )
+from agac.engine.stage_summary import StageDetails, StageSummary
 from agac.engine.summary import ErrorSummary, RunSummary, WrittenSummary
 from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root
@@ -262,13 +263,19 @@ end, *waiting* while it has open batches, or rows that wait for people, *stopped
 interrupt, a fault or a limit, *finished* when every row is settled."""
 
 
-async def run_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
-    """The run's summary with its state, its last invocation and the command that resumes it.
-    `shown`: its results are what was last written into its output folder; `not_written` are
-    databases that could not be written then."""
+async def run_report(
+    database: Database, record: runs.RunRecord, *, in_full: bool = False
+) -> dict[str, Any]:
+    """Makes the run's summary with its state, its last invocation and the command that resumes it;
+    `in_full` with what `StageDetails` adds to each stage. `shown`: its results are what was last
+    written into its output folder; `not_written` are databases that could not be written then."""
     open_batches = (await batches.open_batches(database)).get(record.id)
     record, last, state = await state_of(database, record, open_batches)
     summary = await summarise(database, record)
+    if in_full:
+        counts = await runs.counters(database, record.id)
+        stages = tuple(_with_details(stage, counts) for stage in summary.stages)
+        summary = replace(summary, stages=stages)
     if (
         last
         and last["ended_at"] is None
@@ -293,20 +300,14 @@ async def run_report(database: Database, record: runs.RunRecord) -> dict[str, An
 async def full_report(database: Database, record: runs.RunRecord) -> dict[str, Any]:
     """The same, with errors and calls by stage, what calls without an answer may have cost, and
     its invocations."""
-    report = await run_report(database, record)
+    report = await run_report(database, record, in_full=True)
     counts = await runs.counters(database, record.id)
     last = record.invocation
-    stages = []
-    for stage in report["stages"]:
-        own = [c for c in counts if c.stage == stage["name"]]
-        errors = {c.error_type: c.tasks for c in own if c.outcome == Outcome.FAILED}
-        stages.append({**stage, "errors": errors, "calls": calls_of(own).as_json()})
     events = await history.invocations(database, record.id, 10)  # the last ones
     return {
         **report,
         "last_worked_at": iso((last.ended_at or last.at) if last else record.created_at),
         "input_read_at": iso(record.read_at),
-        "stages": stages,
         "held": {
             "cost_usd": round(dollars_in_all(c.held_cost for c in counts), 6),
             "tokens": sum(c.held_tokens for c in counts),
@@ -316,6 +317,13 @@ async def full_report(database: Database, record: runs.RunRecord) -> dict[str, A
             _invocation_report(event, at_work=report["state"] == "running") for event in events
         ],
     }
+
+
+def _with_details(stage: StageSummary, counts: Iterable[runs.Count]) -> StageSummary:
+    """Adds the errors and the calls of a stage to its summary."""
+    own = [count for count in counts if count.stage == stage.name]
+    errors = {count.error_type: count.tasks for count in own if count.outcome == Outcome.FAILED}
+    return replace(stage, details=StageDetails(errors, calls_of(own)))
 
 
 async def state_of(

@@ -132,11 +132,11 @@ def retrieve(
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(ended, report.again, quiet=quiet, scope=Scope())
-    silent = ended.record.complete or ended.invocation["open_batches"]
+    silent = ended.record.complete or ended.invocation_record.batches.open
     if not quiet and (waits or report.superseded_by is not None or not silent):
         terminal.say(terminal.sentence(report.message))
     if waits:
-        for line in undecided_lines(ended.invocation):
+        for line in undecided_lines(ended.invocation_record):
             terminal.say(line)
     if as_json:
         terminal.print_json(report.as_json())

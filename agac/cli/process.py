@@ -475,8 +475,12 @@ def _run(
     if not models[1:]:
         ended(found)
     elif not settings.quiet:
-        say("\n".join(_model_lines(found.summary["models"])))
-    if summary and found.summary["output"] != "-":  # there are the results
+        say("\n".join(_model_lines(found.models)))
+    if isinstance(found, api.RunReport):
+        output = found.job.request.output if found.job is not None else None
+    else:
+        output = found.output
+    if summary and output != "-":  # there are the results
         print_json(found.summary)
     return int(found.exit_code)
 
@@ -523,7 +527,7 @@ def _ended_lines(report: RunReport, command: str) -> Iterator[str]:
         yield f"Results: {', '.join(map(from_here, report.files))}"
     if report.copies:
         yield f"The file as it was is kept as {', '.join(map(from_here, report.copies))}"
-    yield from batch_lines(report.invocation)
+    yield from batch_lines(report.invocation_record)
     yield from next_lines(
-        report.record, report.invocation, command, stopped=report.stopped is not None
+        report.record, report.invocation_record, command, stopped=report.stopped is not None
     )

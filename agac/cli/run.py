@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agac import api
+from agac.api.invocation_summary import BatchFacts
 from agac.cli import main, terminal
 from agac.cli.plan import print_plans
 from agac.core.errors import REPAIRED, ErrorType, ExitCode
+from agac.core.reading import read_as
 from agac.core.text import duration, plain, row_command
 from agac.core.types import Shard, counted, dollars
 
 if TYPE_CHECKING:
+    from agac.api.invocation_summary import InvocationSummary, StaleBatch
     from agac.api.report import RunReport
     from agac.engine.estimate import Finishing
     from agac.engine.invocation import Scope
     from agac.engine.stage_summary import CallCounts, ConversationCounts, StageSummary
     from agac.engine.summary import ErrorSummary, MadeRows, RunSummary, ServingSummary
     from agac.spec.workflow import Budget
-
-Facts = Mapping[str, Any]
-"""What an invocation did, or a batch of it, as JSON has it."""
 
 
 def read_budget(text: str | None) -> Budget | None:
@@ -286,11 +286,11 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
     """Print how a run ended: rows, cost, what to do next. `scope`: the stages that were
     selected."""
     summary = report.record
-    invocation = report.invocation
+    invocation = report.invocation_record
     files = report.files
     say_stop(report, command)
     if not quiet:
-        terminal.print_lines(map(retrieved_line, invocation.get("ingested") or ()))
+        terminal.print_lines(map(retrieved_line, invocation.batches.ingested))
         terminal.print_text("\n".join(summary_lines(report, command, scope)))
         if files:
             names = (
@@ -331,7 +331,7 @@ def print_run(report: RunReport, command: str, *, quiet: bool, scope: Scope | No
 
 
 def say_stop(report: RunReport, command: str) -> None:
-    invocation = report.invocation
+    invocation = report.invocation_record
     if report.stop in ("limit", "loss"):
         for line in limit_lines(report, command):
             terminal.say(line)
@@ -342,7 +342,7 @@ def say_stop(report: RunReport, command: str) -> None:
             word="stopped",
         )
     elif report.exit_code is ExitCode.INTERRUPTED:
-        cancelled = invocation["calls_given_up"]
+        cancelled = invocation.unanswered.given_up
         if cancelled:
             one = "call in flight was cancelled. It may be billed, and the next run sends it again."
             many = (
@@ -353,11 +353,9 @@ def say_stop(report: RunReport, command: str) -> None:
         terminal.say(
             f"Interrupted; every answer is stored. {terminal.sentence(finished_words(report))}"
         )
-        last = invocation["waiting_for"]
+        last = invocation.waiting_for
         if last:
-            terminal.say(
-                f"  The last call brought no answer: {terminal.first_line(last['message'])}"
-            )
+            terminal.say(f"  The last call brought no answer: {terminal.first_line(last.message)}")
         terminal.say(f"  Resume with: {command}")
 
 
@@ -365,13 +363,13 @@ def finished_words(report: RunReport) -> str:
     """`719 of 2,400 rows are finished, 1,681 are open`: of all that are selected, where that is
     known."""
     rows = report.rows
-    selected = report.invocation.get("rows_selected")
+    selected = report.invocation_record.notes.rows_selected
     ended = rows.total - rows.open
     total = rows.total
     about = ""
     if selected is not None:
-        total = selected["rows"]
-        about = "" if selected["exact"] else "about "
+        total = selected.rows
+        about = "" if selected.exact else "about "
     are = "is" if ended == 1 else "are"
     return (
         f"{ended:,} of {about}{counted(total, 'row')} {are} finished, {about}{total - ended:,} open"
@@ -382,16 +380,16 @@ def read_words(report: RunReport) -> str:
     """`2,400 rows`, or `1,024 of 2,400 rows read` where the run stopped before it had read all of
     them."""
     total = report.rows.total
-    selected = report.invocation.get("rows_selected")
+    selected = report.invocation_record.notes.rows_selected
     if selected is None:
         return str(counted(total, "row"))
-    about = "" if selected["exact"] else "about "
-    return f"{total:,} of {about}{counted(selected['rows'], 'row')} read"
+    about = "" if selected.exact else "about "
+    return f"{total:,} of {about}{counted(selected.rows, 'row')} read"
 
 
 def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Iterator[str]:
     summary = report.record
-    invocation = report.invocation
+    invocation = report.invocation_record
     stages = summary.stages
     shard = summary.request.selection.get("shard")
     part = f", shard {Shard(*shard)}" if shard else ""
@@ -404,21 +402,8 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     if short:
         yield f"  {counted(short, 'record')} with fewer fields than the header"
     yield from map(level_line, summary.levels)
-    if invocation["continued"]:
-        unchanged = invocation["rows_unchanged"]
-        lost = invocation["lost_calls_at_most"]
-        # else it had an answer
-        lost = min(lost, invocation["calls"]) if invocation["complete"] else lost
-        finished = counted(unchanged, "row was already finished", "rows were already finished")
-        facts = [finished] if unchanged else []
-        facts += (
-            ["no calls were needed"] if not invocation["calls"] and invocation["complete"] else []
-        )
-        again = counted(
-            lost, "call may be billed and is sent again", "calls may be billed and are sent again"
-        )
-        facts += [f"the previous invocation did not finish: up to {again}"] if lost else []
-        yield f"Resumed{': ' if facts else ''}{'; '.join(facts)}"
+    if invocation.continued:
+        yield _resumed_line(invocation)
     names = terminal.outcome_names(terminal.TASK_OUTCOMES, [stage.tasks for stage in stages])
     counts = [
         [stage.name, stage.model, *(getattr(stage.tasks, name) for name in names)]
@@ -430,27 +415,48 @@ def summary_lines(report: RunReport, command: str, scope: Scope | None) -> Itera
     yield from agreement_lines(stages)
     yield from conversation_lines(summary)
     yield from review_lines(summary)
-    yield from (terminal.sentence(text) for text in (invocation.get("not_recorded"),) if text)
+    if invocation.notes.not_recorded:
+        yield terminal.sentence(invocation.notes.not_recorded)
     words = (
-        ("retries", "retry", "retries"),
-        ("repairs", "re-ask", ""),
-        ("fallbacks", "fallback", ""),
+        (invocation.calls.retries, "retry", "retries"),
+        (invocation.calls.repairs, "re-ask", ""),
+        (invocation.calls.fallbacks, "fallback", ""),
     )
-    extra = [counted(invocation[key], one, many) for key, one, many in words if invocation[key]]
+    extra = [counted(count, one, many) for count, one, many in words if count]
     yield calls_line(
         summary.calls, after=[f"{', '.join(extra)} in this invocation"] if extra else ()
     )
     timing = timing_line(summary)
-    if invocation["calls"] and timing:
+    if invocation.calls.count and timing:
         lasted = summary.times.duration_s
         yield f"{timing}; elapsed: {call_time(1000 * lasted) if lasted < 60 else duration(lasted)}"
     yield from serving_lines(summary.serving)
-    if invocation["tasks_collapsed"] > 0.01 * max(1, invocation["rows_read"]):
-        same = counted(invocation["tasks_collapsed"], "task")
+    if invocation.tasks.collapsed > 0.01 * max(1, invocation.rows.read):
+        same = counted(invocation.tasks.collapsed, "task")
         had = "the same prompt as another task"
         yield f"Deduplicated: {same} had {had} and reused its answer"
     yield from unselected_lines(summary, invocation, command, scope)
     yield from error_lines(report, command)
+
+
+def _resumed_line(invocation: InvocationSummary) -> str:
+    """`Resumed: 3 rows were already finished; no calls were needed`."""
+    calls = invocation.calls.count
+    lost = invocation.lost_calls_at_most
+    if invocation.complete:
+        lost = min(lost, calls)  # the others had an answer
+    words = []
+    if invocation.rows.unchanged:
+        rows = invocation.rows.unchanged
+        words.append(counted(rows, "row was already finished", "rows were already finished"))
+    if not calls and invocation.complete:
+        words.append("no calls were needed")
+    if lost:
+        again = counted(
+            lost, "call may be billed and is sent again", "calls may be billed and are sent again"
+        )
+        words.append(f"the previous invocation did not finish: up to {again}")
+    return f"Resumed{': ' if words else ''}{'; '.join(words)}"
 
 
 def calls_line(
@@ -657,7 +663,7 @@ def guard_lines(summary: RunSummary, files: Sequence[Path]) -> Iterator[str]:
 
 def held_for_people_lines(report: RunReport) -> Iterator[str]:
     """How many rows the results hold that were written while others wait for people."""
-    if report.stopped is None and not report.invocation["complete"] and report.files:
+    if report.stopped is None and not report.invocation_record.complete and report.files:
         rows = report.rows
         ended = rows.done + rows.skipped + rows.failed
         whole = counted(rows.total - rows.dropped, "row")
@@ -668,15 +674,15 @@ def held_for_people_lines(report: RunReport) -> Iterator[str]:
 
 
 def unselected_lines(
-    summary: RunSummary, invocation: Facts, command: str, scope: Scope | None
+    summary: RunSummary, invocation: InvocationSummary, command: str, scope: Scope | None
 ) -> Iterator[str]:
     """How many rows wait, for which stages that were not selected, and the command that finishes
     them."""
     stages = summary.stages
     # other open rows wait for batches
     people = sum(stage.review.waiting for stage in stages if stage.review is not None)
-    in_batches = int(invocation.get("rows_in_batches", 0))
-    waiting = max(0, int(invocation["rows_parked"]) - in_batches - people)
+    in_batches = invocation.batches.rows_in_batches
+    waiting = max(0, invocation.rows.parked - in_batches - people)
     if not waiting or (scope is not None and all(scope.may_ask(stage.name) for stage in stages)):
         return
     names = _unselected(summary, scope)
@@ -740,7 +746,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
     with its command."""
     errors = report.record.errors
     run = report.record.run
-    invocation = report.invocation
+    invocation = report.invocation_record
     if not errors:
         return
     yield from ("", "Errors:")
@@ -759,7 +765,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
         if file.name == "errors.jsonl":
             yield f"  All of them, with their input: {terminal.from_here(file)}"
     # the next run does not retry those that are left
-    left = invocation["rows_left_failed"]
+    left = invocation.rows.left_failed
     by_flag = LEAVE_FAILED in shlex.split(command)
     rows = counted(left, "row")
     again = terminal.without(command, LEAVE_FAILED)
@@ -773,7 +779,7 @@ def error_lines(report: RunReport, command: str) -> Iterator[str]:
             f"  {rows} failed too often and {'is' if left == 1 else 'are'} not retried "
             f"automatically. Change the prompt, or force a retry with: agac retry {run}"
         )
-    if invocation["stopped_at_limit"]:
+    if invocation.stopped_at_limit:
         return  # what to do next was printed with the limit
     by_remedy = report.rows_by_remedy
     if by_flag:
@@ -827,7 +833,7 @@ def limit_lines(report: RunReport, command: str) -> list[str]:
     number = report.record.run
     lines = [f"stopped at a limit: {report.stopped}"]
     lines += [
-        f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation["budgets"]
+        f"  {terminal.spent_line(budget, simulated)}" for budget in report.invocation_record.budgets
     ]
     if finishing is not None:
         if finishing.usd is not None:
@@ -881,7 +887,8 @@ def _held_lines(report: RunReport) -> Iterator[str]:
     rows = report.rows
     finishing = report.finishing
     ended = rows.done + rows.skipped + rows.failed
-    written = report.invocation.get("lines_written", ended)
+    lines = report.invocation_record.notes.written
+    written = lines.lines_written if lines is not None else ended
     whole = max(rows.total - rows.dropped, ended + (finishing.rows if finishing else 0))
     if not report.files or ended >= whole:
         return
@@ -909,79 +916,69 @@ RESULT_WORDS = {
 }
 
 
-def retrieved_line(facts: Facts) -> str:
+def retrieved_line(ended: Mapping[str, Any]) -> str:
+    """`Retrieved batch 4: 12 done, 1 failed`."""
     counts = [
-        f"{facts[key]:,} {word}"
+        f"{ended[key]:,} {word}"
         for key, word in RESULT_WORDS.items()
-        if facts.get(key) or key == "done"
+        if ended.get(key) or key == "done"
     ]
     return (
-        f"Retrieved {terminal.batch_name(facts['id'], facts['provider_id'])}: {', '.join(counts)}"
+        f"Retrieved {terminal.batch_name(ended['id'], ended['provider_id'])}: {', '.join(counts)}"
     )
 
 
-def batch_lines(invocation: Facts) -> Iterator[str]:
+def batch_lines(invocation: InvocationSummary) -> Iterator[str]:
     """The batches that an invocation submitted, and those that are not submitted yet, why, and
     when that is retried."""
-    # the others were reported while waiting
-    submitted = [facts for facts in invocation.get("batches") or () if facts["step"] not in CLOSED]
-    for facts in (*submitted, *(waiting := invocation.get("waiting_batches") or ())):
-        usd = terminal.price(facts["held_usd"], simulated=facts["simulated"])
-        if facts["held_usd"] is not None:
-            most = f"up to {usd} at batch price"
-        else:
-            most = usd
-        place = f"{facts['number']} of {facts['of']}"
-        content = f"{counted(facts['requests'], 'request')}, {place}, {facts['model']}, {most}"
-        if facts not in waiting:
-            yield f"Submitted batch {plain(facts['provider_id'] or str(facts['id']))}: {content}"
-            continue
-        why = plain(terminal.first_line(facts["waits"] or facts["note"] or "there is no room"))
-        if facts.get("try_at"):
-            retried = f"; retried from {facts['try_at']} on"
-        else:
-            retried = ""
-        yield f"Waiting batch {facts['id']}: {content}: {why}{retried}"
+    waiting = [read_as(BatchFacts, one) for one in invocation.batches.waiting]
+    submitted = [read_as(BatchFacts, one) for one in invocation.batches.submitted]
+    for batch in submitted:
+        if batch.step in CLOSED or batch in waiting:
+            continue  # it was reported while it was waited for, or is among the waiting ones
+        name = plain(batch.provider_id or str(batch.id))
+        yield f"Submitted batch {name}: {_content_words(batch)}"
+    for batch in waiting:
+        why = plain(terminal.first_line(batch.waits or batch.note or "there is no room"))
+        retried = f"; retried from {batch.try_at} on" if batch.try_at else ""
+        yield f"Waiting batch {batch.id}: {_content_words(batch)}: {why}{retried}"
 
 
-def undecided_lines(invocation: Facts) -> Iterator[str]:
-    for facts in invocation.get("undecided_batches") or ():
-        if facts["note"]:
-            note = f": {plain(terminal.first_line(facts['note']))}"
-        else:
-            note = ""
-        yield terminal.sentence(
-            f"{terminal.batch_name(facts['id'], facts['provider_id'])} needs your decision{note}"
-        )
-        yield f"  {terminal.sentence(facts['remedy'])}"
+def _content_words(batch: BatchFacts) -> str:
+    """`12 requests, 1 of 2, openai/gpt, up to $0.02 at batch price`."""
+    most = terminal.price(batch.held_usd, simulated=batch.simulated)
+    if batch.held_usd is not None:
+        most = f"up to {most} at batch price"
+    requests = counted(batch.requests, "request")
+    return f"{requests}, {batch.number} of {batch.of}, {batch.model}, {most}"
+
+
+def undecided_lines(invocation: InvocationSummary) -> Iterator[str]:
+    for one in invocation.batches.undecided:
+        batch = read_as(BatchFacts, one)
+        note = f": {plain(terminal.first_line(batch.note))}" if batch.note else ""
+        name = terminal.batch_name(batch.id, batch.provider_id)
+        yield terminal.sentence(f"{name} needs your decision{note}")
+        yield f"  {terminal.sentence(str(batch.remedy))}"
 
 
 def next_lines(
-    summary: RunSummary, invocation: Facts, command: str, *, stopped: bool = False
+    summary: RunSummary, invocation: InvocationSummary, command: str, *, stopped: bool = False
 ) -> Iterator[str]:
     """What is stale, deferred and waited for, and the commands to resume. `command`: that of the
     run. Where it was `stopped` before anything was submitted, there is nothing to retrieve."""
-    waits = invocation.get("waits_for_shards")
+    waits = invocation.waits_for_shards
     if waits:
         yield f"Waiting for {plain(waits)}; once they have come so far, run: {command}"
-    for facts in invocation.get("stale") or ():
-        usd = terminal.price(facts["held_usd"], simulated=bool(facts.get("simulated")))
-        most = usd if facts["held_usd"] is None else f"up to {usd}"
-        requests = counted(facts["requests"], "request")
-        are = "is" if facts["requests"] == 1 else "are"
-        yield (
-            f"Stale: {requests} in "
-            f"{terminal.batch_name(facts['batch'], facts['provider_id'])}, {most}, {are} no "
-            f"longer needed; cancel the batch with: agac batch cancel {facts['batch']}"
-        )
-    deferred = invocation.get("tasks_held_back")
-    if deferred and not invocation.get("stopped_at_limit"):
+    yield from map(_stale_line, invocation.batches.stale)
+    deferred = invocation.batches.tasks_held_back
+    if deferred and not invocation.stopped_at_limit:
         tasks = counted(deferred, "task does", "tasks do")
         yield (
             f"Deferred: {tasks} not fit in the budget until open batches are retrieved; "
             "the next `agac batch retrieve` tries again"
         )
-    awaited = [facts["batch"] for facts in invocation.get("waits_for") or ()]
+    awaited = [one["batch"] for one in invocation.batches.waits_for]
     if awaited:
         batches, has = ("batch", "has") if len(awaited) == 1 else ("batches", "have")
         yield (
@@ -989,7 +986,7 @@ def next_lines(
             f"{has} the same requests (`agac batch list`). When "
             f"{'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
         )
-    open_batches = invocation.get("open_batches")
+    open_batches = invocation.batches.open
     if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
         # of the input, and what stages made
         rows = [summary.rows, *(level.rows for level in summary.levels)]
@@ -1004,9 +1001,23 @@ def next_lines(
             f"batch retrieve` collects results; `{terminal.without(command, '--wait')} --wait` "
             "waits until every stage is done."
         )
-    told = invocation.get("notifications")
-    if told:
-        messages = counted(told["left"], "message")
-        why = told["error"] or "there was no time"
+    unsent = invocation.notes.notifications
+    if unsent is not None:
+        messages = counted(unsent.left, "message")
+        why = unsent.error or "there was no time"
         yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left."
-    yield from (f"{sentence}." for sentence in invocation.get("dropped_messages", ()))
+    yield from (f"{sentence}." for sentence in invocation.notes.dropped_messages)
+
+
+def _stale_line(stale: StaleBatch) -> str:
+    """`Stale: 3 requests in batch 4, up to $0.01, are no longer needed; …`."""
+    most = terminal.price(stale.held_usd, simulated=stale.simulated)
+    if stale.held_usd is not None:
+        most = f"up to {most}"
+    requests = counted(stale.requests, "request")
+    are = "is" if stale.requests == 1 else "are"
+    name = terminal.batch_name(stale.batch, stale.provider_id)
+    return (
+        f"Stale: {requests} in {name}, {most}, {are} no longer needed; cancel the batch with: "
+        f"agac batch cancel {stale.batch}"
+    )

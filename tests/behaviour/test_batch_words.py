@@ -6,10 +6,13 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
+from agac.api.invocation_summary import InvocationSummary, StaleBatch
 from agac.api.plan import confirm_stale
 from agac.api.progress import LineStyle, run_lines
 from agac.api.report import Snapshot
 from agac.cli import run as submitted
+from agac.core.reading import read_as
+from agac.engine.summary import MadeRows, RowCounts, RunSummary
 from agac.store.batches import CLOSED, BatchCount
 
 BATCH: dict[str, Any] = {
@@ -17,6 +20,12 @@ BATCH: dict[str, Any] = {
     "held_usd": 12.4, "simulated": False, "step": "SUBMITTED", "waits": None, "note": None, "try_at": None,
 }  # fmt: skip
 STALE: dict[str, Any] = {"batch": 4, "requests": 1_200, "held_usd": 3.1, "simulated": False}
+NO_ROWS = RunSummary("reviews", 1, RowCounts())
+
+
+def invocation(**facts: Any) -> InvocationSummary:
+    """An invocation that did this, and nothing else."""
+    return read_as(InvocationSummary, facts)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +44,7 @@ STALE: dict[str, Any] = {"batch": 4, "requests": 1_200, "held_usd": 3.1, "simula
     ],
 )
 def test_a_submitted_batch_has_a_line(changed: dict[str, Any], said: str) -> None:
-    assert list(submitted.batch_lines({"batches": [BATCH | changed]})) == [f"Submitted batch {said}"]
+    assert list(submitted.batch_lines(invocation(batches=[BATCH | changed]))) == [f"Submitted batch {said}"]
 
 
 def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
@@ -44,12 +53,12 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
         "waits": "2,000,000 tokens fit, 1,900,000 are in use",
         "try_at": "2026-11-21T20:00:00Z",
     }
-    (line,) = submitted.batch_lines({"batches": [], "waiting_batches": [BATCH | facts]})
+    (line,) = submitted.batch_lines(invocation(batches=[], waiting_batches=[BATCH | facts]))
     assert line == (
         "Waiting batch 4: 50,000 requests, 1 of 3, openai/gpt-5.4-mini, up to $12.40 at batch price: "
         "2,000,000 tokens fit, 1,900,000 are in use; retried from 2026-11-21T20:00:00Z on"
     )
-    assert list(submitted.batch_lines({})) == [], "a run without batches says nothing of them"
+    assert list(submitted.batch_lines(invocation())) == [], "a run without batches says nothing of them"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +71,17 @@ def test_a_waiting_batch_says_why_and_when_it_is_tried_again() -> None:
     ],
 )
 def test_what_to_do_next_is_said(open_rows: int, batches: int, said: str) -> None:
-    made = [{"rows": {"total": 20, "open": 20}}]
-    summary = {"rows": {"total": 60, "open": open_rows}, "levels": [] if open_rows else made}
-    (line,) = submitted.next_lines(summary, {"open_batches": {"batches": batches}}, "agac run -a reviews --limit 60")
+    made = MadeRows("again", "items", RowCounts(20, open=20))
+    summary = RunSummary("reviews", 1, RowCounts(60, open=open_rows), levels=() if open_rows else (made,))
+    waits = invocation(open_batches={"batches": batches})
+    (line,) = submitted.next_lines(summary, waits, "agac run -a reviews --limit 60")
     assert line.startswith(said)
     assert line.endswith("`agac run -a reviews --limit 60 --wait` waits until every stage is done.")
-    assert list(submitted.next_lines(summary, {"open_batches": None}, "agac run -a reviews")) == []
+    assert list(submitted.next_lines(summary, invocation(open_batches=None), "agac run -a reviews")) == []
 
 
 def test_what_was_taken_is_counted_and_need_not_be_read_as_submitted() -> None:
-    assert list(submitted.batch_lines({"batches": [BATCH | {"step": "CLEANED"}]})) == []
+    assert list(submitted.batch_lines(invocation(batches=[BATCH | {"step": "CLEANED"}]))) == []
     assert set(submitted.CLOSED) == CLOSED
     taken = {"id": 4, "provider_id": "batch_abc123", "done": 49_990, "failed": 3, "missing": 7, "again": 10}
     assert submitted.retrieved_line(taken) == (
@@ -82,19 +92,21 @@ def test_what_was_taken_is_counted_and_need_not_be_read_as_submitted() -> None:
 
 def test_what_wants_attention_is_said_with_its_command() -> None:
     stale = STALE | {"provider_id": "batch_abc123"}
-    gone, held = submitted.next_lines({}, {"stale": [stale], "tasks_held_back": 7}, "agac run -a reviews")
+    waits = invocation(stale=[stale], tasks_held_back=7)
+    gone, held = submitted.next_lines(NO_ROWS, waits, "agac run -a reviews")
     assert gone == (
         "Stale: 1,200 requests in batch 4 (batch_abc123), up to $3.10, are no longer needed; cancel the batch with: "
         "agac batch cancel 4"
     )
     assert held.startswith("Deferred: 7 tasks do not fit in the budget until open batches are retrieved; ")
-    assert list(submitted.next_lines({}, {}, "agac run -a reviews")) == []
+    assert list(submitted.next_lines(NO_ROWS, invocation(), "agac run -a reviews")) == []
 
 
 def test_stale_requests_want_a_yes() -> None:
     asked: list[str] = []
     confirm_stale("reviews", [], None)
-    confirm_stale("reviews", [STALE, STALE | {"batch": 5}], lambda question: not asked.append(question))
+    both = [StaleBatch(4, None, 1_200, 3.1), StaleBatch(5, None, 1_200, 3.1)]
+    confirm_stale("reviews", both, lambda question: not asked.append(question))
     (question,) = asked
     assert question == (
         "reviews no longer needs 2,400 of the requests in 2 open batches (up to $6.20). They run on; to cancel them: "
@@ -107,7 +119,7 @@ def test_stale_requests_want_a_yes() -> None:
         (None, unpriced),
     ):
         with pytest.raises(agac.UsageError, match=said) as refused:
-            confirm_stale("reviews", [STALE | {"held_usd": None}], confirm)
+            confirm_stale("reviews", [StaleBatch(4, None, 1_200, None)], confirm)
         assert refused.value.remedy == (
             "Add --yes to submit the others as well, or cancel them first with: agac batch cancel 4"
         )

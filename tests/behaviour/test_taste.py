@@ -293,3 +293,14 @@ def test_a_time_limit_does_not_swallow_a_ctrl_c() -> None:
         for name, node in nodes()
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for"
     ] == []
+
+
+BY_KEY = re.compile(r'summary\["|\["rows"\]\["|facts\["|report\["(rows|levels|stages|calls|errors)"\]')
+"""How a fact of a summary is read by a key, which is a KeyError where the key is wrong."""
+
+BY_KEY_IN_JSON = {"api/inspect.py"}
+"""Modules that choose parts of a report in JSON, as one stage of it."""
+
+
+def test_facts_of_a_summary_are_fields_of_records() -> None:
+    assert {name for name, (text, _) in modules().items() if BY_KEY.search(text)} == BY_KEY_IN_JSON
