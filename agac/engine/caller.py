@@ -116,54 +116,49 @@ class Caller:
 
     async def in_turn(self, attempts: TaskAttempts, ask_model: AskModel) -> Answer | RowError:
         """Asks the models of a stage by `ask_model`, one after the other, until one answers."""
-        tried = ""
-        active = attempts.active
-        stage = attempts.connection.stage
+        tried = list[str]()
         request = attempts.request
-        models = self.connections[stage.index]
+        models = self.connections[attempts.connection.stage.index]
         try:
             answer = await ask_model(attempts, request)
             for connection in models[attempts.position + 1 :]:
                 if isinstance(answer, Answer) or attempts.changed:
                     break
-                tried += (
-                    f"{'; ' if tried else ' (before that, '}{attempts.connection.model.lane}: "
-                    f"{answer.type}"
-                )
-                attempts.connection = connection
-                attempts.ambiguous = 0
-                attempts.quoted = 0
-                attempts.position += 1
-                more = self._about(attempts, error=answer.type.value)
-                row = active.new.row.id
-                _log.info(
-                    "row %r, stage %s: %s; asking %s",
-                    row,
-                    stage.name,
-                    answer,
-                    connection.model.lane,
-                    extra=more,
-                )
+                tried.append(f"{attempts.connection.model.lane}: {answer.type}")
+                self._turn_to(connection, attempts, answer)
                 answer = await ask_model(attempts, request)
         except RowDeadlineExceeded:
-            answer = RowError(ErrorType.TIMEOUT, str(active.deadline))
+            answer = RowError(ErrorType.TIMEOUT, str(attempts.active.deadline))
         except RowBudgetExceeded:
             spent = "row_budget: the next call could cost more than the row has left"
             answer = RowError(ErrorType.BUDGET_EXCEEDED, spent)
         except CapReached as reached:
             answer = RowError(ErrorType.PROVIDER_ERROR, str(reached))
         if tried and isinstance(answer, RowError):
-            return replace(answer, message=f"{answer.message}{tried})")
+            before = "; ".join(tried)
+            return replace(answer, message=f"{answer.message} (before that, {before})")
         return answer
+
+    def _turn_to(
+        self, connection: ModelConnection, attempts: TaskAttempts, error: RowError
+    ) -> None:
+        """Turns to the next model of the stage, after one that failed with the error."""
+        attempts.connection = connection
+        attempts.ambiguous = 0
+        attempts.quoted = 0
+        attempts.position += 1
+        row = attempts.active.new.row.id
+        stage = connection.stage.name
+        about = self._about(attempts, error=error.type.value)
+        lane = connection.model.lane
+        _log.info("row %r, stage %s: %s; asking %s", row, stage, error, lane, extra=about)
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
         """One model's answer, after as many re-asks as the stage grants for a reply of the wrong
         form."""
-        connection, left, why = (
-            attempts.connection,
-            attempts.connection.stage.repair - attempts.quoted,
-            "",
-        )
+        connection = attempts.connection
+        left = connection.stage.repair - attempts.quoted
+        why = ""
         if not attempts.quoted:
             request = request_for_model(
                 connection.model, request, attempts.position, attempts.replica
@@ -282,14 +277,8 @@ class Caller:
         active = attempts.active
         connection = attempts.connection
         budgets = self._budgets
-        if self._answers is not None:
-            row_id = active.new.row.id
-            call = OutgoingCall(connection.stage, connection.model, row_id, attempts.request)
-            connection = replace(
-                connection, through=partial(self._answers.send, call, connection.sender.send)
-            )
-        elif self._workers is not None and connection.by_workers:
-            connection = replace(connection, through=self._workers.through(attempts, connection))
+        if self._answers is not None or self._workers is not None:
+            connection = self._diverted(attempts, connection)
         if not self._proof.made:
             await self._proof.make()
         if self._sharding is not None:
@@ -316,6 +305,18 @@ class Caller:
         except asyncio.CancelledError:  # perhaps it was
             budgets.settle(reservation, reservation.worst, reservation.worst)
             raise
+
+    def _diverted(self, attempts: TaskAttempts, connection: ModelConnection) -> ModelConnection:
+        """The connection, with what sends in the place of its sender: the answers of a test, or
+        workers."""
+        if self._answers is not None:
+            row_id = attempts.active.new.row.id
+            call = OutgoingCall(connection.stage, connection.model, row_id, attempts.request)
+            send = partial(self._answers.send, call, connection.sender.send)
+            return replace(connection, through=send)
+        if self._workers is not None and connection.by_workers:
+            return replace(connection, through=self._workers.through(attempts, connection))
+        return connection
 
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         """Waits before the next attempt; with the whole lane where that is asked for."""
