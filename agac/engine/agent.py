@@ -513,7 +513,7 @@ class Agents:
 
     def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
         """Asks a stage with tools. See AnswerSource."""
-        return self.answer(self._caller.attempts_of(asked))
+        return self.answer(self._caller.begin(asked))
 
     async def answer(self, attempts: TaskAttempts) -> Answer | RowError:
         """Gets the answer at the end of a conversation: of one that is stored and not at its end,
@@ -651,7 +651,7 @@ class Agents:
         if active.notes is not None:
             active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
-            attempts = self._caller.begin(active, child, own, prepared.request)
+            attempts = self._caller.begin(TaskRequest(active, child, prepared, own))
             attempts.of = talk.attempts.stage
             answer = await self.answer(attempts)
         except (RunStopped, BlockedByBatches) as stopped:

@@ -19,7 +19,6 @@ from agac.engine.answers import Answer, TaskRequest
 from agac.engine.attempts import CapReached, TaskAttempts, call_of, fields, log_call
 from agac.engine.connections import CallResult, ModelConnection, request_for_model
 from agac.engine.context import InvocationContext
-from agac.engine.effects import ActiveRow
 from agac.engine.invocation import OutgoingCall, ShownReplies
 from agac.engine.limits import RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import (
@@ -78,36 +77,36 @@ class Caller:
         self._sharding = context.work.sharding
         self._keys = context.keys
 
-    def attempts_of(self, asked: TaskRequest) -> TaskAttempts:
-        """Makes the attempts of a task that is asked from the beginning."""
-        task = asked.task
-        assert isinstance(asked.stage, PlannedStage)
-        assert isinstance(task, Prepared)
-        return self.begin(asked.row, asked.stage, asked.fingerprint, task.request, asked.replica)
-
     def begin(
         self,
-        row: ActiveRow,
-        stage: PlannedStage,
-        fingerprint: bytes,
-        request: Request,
-        replica: int = 0,
+        asked: TaskRequest,
+        request: Request | None = None,
         *,
         position: int = 0,
         quoted: int = 0,
     ) -> TaskAttempts:
-        """Makes the attempts of a task. `position` is the first of the stage's models to ask:
-        those before it were asked in batches. `quoted`: the request quotes what was wrong with so
-        many replies to batches."""
+        """Makes the attempts of a task, with its own request or another one. `position` is the
+        first of the stage's models to ask: those before it were asked in batches. `quoted`: the
+        request quotes what was wrong with so many replies to batches."""
+        stage = asked.stage
+        assert isinstance(stage, PlannedStage)
+        assert isinstance(asked.task, Prepared)
         models = self.connections[stage.index]
         left = len(models) - position
-        most = max_calls(stage.repair, left, stage.retries.attempts, stage.most_turns)
-        how = (position, quoted)
-        return TaskAttempts(row, fingerprint, models[position], most, request, replica, *how)
+        return TaskAttempts(
+            asked.row,
+            asked.fingerprint,
+            models[position],
+            max_calls(stage.repair, left, stage.retries.attempts, stage.most_turns),
+            asked.task.request if request is None else request,
+            asked.replica,
+            position,
+            quoted,
+        )
 
     def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
         """Asks a stage without tools. See AnswerSource."""
-        return self.answer(self.attempts_of(asked))
+        return self.in_turn(self.begin(asked), self._ask_model)
 
     def answer(self, attempts: TaskAttempts) -> Awaitable[Answer | RowError]:
         """Gets the answer, or the error with which the task fails. Raises RunStopped when the run

@@ -235,9 +235,7 @@ class Enrolment:
         if stage.agent_spec is None and not question.calls:
             return await self._enrol(active, stage, fingerprint, question, replica)
         request, position, quoted, _, calls, _ = question
-        attempts = self._caller.begin(
-            active, stage, fingerprint, request, replica, position=position, quoted=quoted
-        )
+        attempts = self._caller.begin(asked, request, position=position, quoted=quoted)
         attempts.in_batch = not calls
         models: Caller | Agents = self._caller
         if stage.agent_spec is not None:
