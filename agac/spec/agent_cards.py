@@ -4,16 +4,13 @@ field, or has no effect and is said."""
 
 from __future__ import annotations
 
-import json
-import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from agac.core.errors import (
     Path_,
@@ -22,63 +19,50 @@ from agac.core.errors import (
     Where,
     any_error,
     did_you_mean,
-    key_path,
     listed,
 )
-from agac.core.keys import snapshot
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
+from agac.spec.card_examples import card_examples
 from agac.spec.card_models import MEMBERS, CardFile, CardKeys, as_agent, model_of
+from agac.spec.card_texts import (
+    KEEP_A_COPY,
+    NOT_FROM_AFAR,
+    fact_of_card,
+    filled_instruction,
+    parts_of_card,
+    with_environment,
+)
 from agac.spec.json_schema import schema_faults
-from agac.spec.mcp_lock import lock_file, read_lock
-from agac.spec.models import MessageFile
 from agac.spec.paths import (
-    UNTRUSTED,
     OutsideProject,
     Refused,
     RemoteContent,
     Unusable,
     home_of,
     inside,
-    is_there,
 )
 from agac.spec.project_files import files_in, read_text
 from agac.spec.templates import (
     PlacedText,
-    Syntax,
-    braced,
-    compile_template,
-    fill,
-    literal_text,
-    sound_template,
 )
-from agac.spec.validation import described, validate
-from agac.spec.workflow import Example, ProjectSpec, Speaker
-from agac.spec.yaml import Document, Unresolved, expand, parse_yaml
+from agac.spec.validation import validate
+from agac.spec.workflow import Example, ProjectSpec
+from agac.spec.yaml import Document
 
 _YAML = (".yaml", ".yml")
 SUFFIXES = (".md", ".markdown", *_YAML)
 DEFAULT_SKILLS = (".fast-agent/skills", ".agents/skills", ".claude/skills")
-_KEEP_A_COPY = "read the card, and keep a copy of it in the project"
 _BRINGS = ("function_tools", "servers", "agents", "skills")
-_NOT_FROM_AFAR = "a remote card brings no functions, agents, servers, commands or files"
-_NOT_FROM_AFAR += f"; {_KEEP_A_COPY}, or give --trust-card"
-_FENCE = "---"
-_SYSTEM = "---SYSTEM"
-_SUBAGENTS = re.compile(
-    r"(?ms)^[ \t]*(<!--\s*)?fast-agent-subagents(?(1)(?![\w-]).*?-->)[ \t]*(\n|\Z)"
-)
-_NO_SUBAGENTS = (
-    "`fast-agent-subagents` is left out: no model makes agents in a run; name cards as `agents`"
-)
 
 
 class Skill(NamedTuple):
-    """A folder with a SKILL.md; `folder` is relative to the project."""
+    """A folder with a SKILL.md."""
 
     name: str
     description: str
     folder: str
+    """Its path relative to the project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +103,7 @@ def find_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
 
 def _found_card(name: str, project: ProjectSpec) -> tuple[Path | None, str]:
     if paths.is_reference(name):
-        return None, f"{name} is elsewhere; {_KEEP_A_COPY}, and name that"
+        return None, f"{name} is elsewhere; {KEEP_A_COPY}, and name that"
     try:
         found = paths.files_called(name, home_of(project.root), project.paths.agentcards, SUFFIXES)
     except OutsideProject as error:
@@ -195,7 +179,7 @@ def chosen_card(place: Path, name: str | None, root: Path) -> Path:
             continue
         with suppress(Unusable):
             text = read_text(path, path.name, base)
-            keys: Any = _taken_apart(text, path.name, yaml_only=path.suffix in _YAML)[0].data
+            keys: Any = parts_of_card(text, path.name, yaml_only=path.suffix in _YAML)[0].data
             called = str(
                 (keys.get("name") if isinstance(keys, dict) else None) or path.stem
             ).replace(" ", "_")
@@ -237,10 +221,10 @@ def _read_card(
     keys: CardKeys | None = None
     try:
         root = None if remote else home_of(project.root)
-        written, below = _taken_apart(
+        written, below = parts_of_card(
             read_text(path, shown, root), shown, yaml_only=path.suffix in _YAML
         )
-        document, problems = _expanded(written, project.env, remote=remote is not None)
+        document, problems = with_environment(written, project.env, remote=remote is not None)
         problems += _from_afar(document, trusted=trusted) if remote else ()
         model, hints = model_of(
             document.data.get("type", "agent") if isinstance(document.data, dict) else "agent"
@@ -299,14 +283,15 @@ def load_card(
     else:
         locks = {}
     locks |= {project.paths.agentcards / one: one for one in named if one in project.file.mcp}
-    fact = partial(_fact, path=path, project=project, remote=remote is not None, locks=locks)
+    fact = partial(fact_of_card, path=path, project=project, remote=remote is not None, locks=locks)
     filling = {**keys.variables, **variables}
-    instruction, found = _instruction(document, below, filling, own | {"agentSkills": listed}, fact)
+    own["agentSkills"] = listed
+    instruction, found = filled_instruction(document, below, filling, own, fact)
     problems += found
     instruction = "\n\n".join(filter(None, (words, instruction))) or None
     if listed not in (instruction or ""):
         instruction = with_skills(instruction, skills)
-    messages, found = _card_examples(
+    messages, found = card_examples(
         keys.messages or [], path, project, document.where(("messages",))
     )
     problems += [*found, *_input_faults(keys.tool_input_schema, document)]
@@ -340,12 +325,12 @@ def _params(keys: CardFile, document: Document) -> tuple[dict[str, Any], dict[st
 def _from_afar(document: Document, *, trusted: bool) -> Iterator[Problem]:
     data = document.data if isinstance(document.data, dict) else {}
     for key in data.keys() & {"messages", *(() if trusted else _BRINGS)}:
-        yield document.problem((key,), _NOT_FROM_AFAR, key=True)
+        yield document.problem((key,), NOT_FROM_AFAR, key=True)
     servers = data.get("mcp_connect") if not trusted else None
     for key, one in servers.items() if isinstance(servers, dict) else enumerate(servers or ()):
         # a command may name a URL, too
         if isinstance(one, dict) and not re.match("https?://", str(one.get("target"))):
-            yield document.problem(("mcp_connect", key), _NOT_FROM_AFAR)
+            yield document.problem(("mcp_connect", key), NOT_FROM_AFAR)
     if re.search(r"[/\\]", str(data.get("name"))):  # the lock of its servers is a file of that name
         yield document.problem(("name",), "a remote card's name holds no / and no \\")
 
@@ -389,207 +374,9 @@ def _input_faults(schema: dict[str, Any] | None, document: Document) -> Iterator
             )
 
 
-def card_document(text: str, shown: str) -> Document:
-    """The keys of a card with this text, or of a skill. Raises Unusable."""
-    return _taken_apart(text, shown, yaml_only=shown.endswith(paths.YAML_SUFFIXES))[0]
-
-
-def _taken_apart(text: str, shown: str, *, yaml_only: bool) -> tuple[Document, PlacedText]:
-    """The keys of a card, and the instruction below them, which a card that is all YAML has not.
-    Raises Unusable."""
-    below = ("", Where(shown, 1, 1))
-    if yaml_only:
-        document = parse_yaml(text, shown)
-        what = "a card is a mapping with name, instruction, model"
-    else:
-        lines = text.split("\n")
-        fences = [index for index, line in enumerate(lines) if line.rstrip() == _FENCE]
-        start = next((index for index, line in enumerate(lines) if line.strip()), 0)
-        if start not in fences:
-            message = (
-                "no front matter; a card starts with a line ---, its keys (model: …), and "
-                "another line ---"
-            )
-            raise Unusable(Problem(Where(shown, start + 1, 1), message))
-        if len(fences) < 2:
-            message = "the front matter is never closed; write a line --- below it"
-            raise Unusable(Problem(Where(shown, start + 1, 1), message))
-        document = parse_yaml("\n".join(lines[start + 1 : fences[1]]), shown, first_line=start + 2)
-        body = fences[1] + 1
-        while body < len(lines) and lines[body].rstrip() in ("", _SYSTEM):
-            body += 1
-        below = ("\n".join(lines[body:]).rstrip(), Where(shown, body + 1, 1))
-        what = "the front matter is a mapping with name, model and the like"
-    if document.empty:
-        document = Document(shown, {}, [])
-    if isinstance(document.data, dict) or document.problems:
-        return document, below
-    raise Unusable(
-        document.problem((), f"expected a mapping, got {described(document.data)}; {what}")
-    )
-
-
-def _expanded(
-    document: Document, env: Mapping[str, str], *, remote: bool
-) -> tuple[Document, list[Problem]]:
-    """The document with `${NAME}` replaced in every text of it; refused in one that is `remote`."""
-    problems = list(document.problems)
-
-    # so that what a variable holds is never read as a placeholder of the instruction
-    def literal(text: str) -> str:
-        return literal_text(text).replace("{{", "\\{{")
-
-    escaped: Any
-    if isinstance(env, Unresolved):
-        escaped = Unresolved(literal)
-    else:
-        escaped = {name: literal(env[name]) for name in env}
-
-    def walk(value: Any, path: Path_) -> Any:
-        if isinstance(value, dict):
-            return {key: walk(inner, (*path, key)) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [walk(inner, (*path, index)) for index, inner in enumerate(value)]
-        # what may hold a secret is looked up by who sends it, and stays as it is written
-        if not isinstance(value, str) or (path[0] in ("mcp_connect", "api_key") and not remote):
-            return value
-        if remote and path != ("instruction",) and "${" in value:
-            problems.append(
-                document.problem(
-                    path, f"a remote card reads no environment variables; {_KEEP_A_COPY}"
-                )
-            )
-        if remote:
-            return value
-        text, missing = expand(value, escaped if path == ("instruction",) else env)
-        for name in dict.fromkeys(missing):
-            remedy = f"set it, add it to .env, or write ${{{name}:default}}"
-            problems.append(
-                document.problem(path, f"the environment variable {name} is not set; {remedy}")
-            )
-        return text
-
-    data = walk(document.data, ())
-    return Document(document.shown, data, problems, document.root), problems
-
-
-def _instruction(
-    document: Document,
-    below: PlacedText,
-    variables: Mapping[str, JSONValue],
-    own: Mapping[str, str],
-    fact: Callable[[str, Where], tuple[str | None, str]],
-) -> tuple[str | None, list[Problem]]:
-    text, where = below
-    if isinstance(document.data, dict):
-        written = document.data.get("instruction")
-    else:
-        written = None
-    if written is not None and text:
-        message = (
-            "the instruction is given twice: here and below the front matter; keep one of them"
-        )
-        return None, [document.problem(("instruction",), message, key=True)]
-    if isinstance(written, str):
-        text = written
-        where = document.where(("instruction",))
-    if not text:
-        return None, []
-    history = re.search(r"(?m)^---(USER|ASSISTANT|RESOURCE)\b.*$", text)
-    if history is not None:
-        line = (where.line or 1) + text.count("\n", 0, history.start())
-        remedy = "put the messages into a file of their own and name it as `messages`"
-        message = f"---{history[1]} blocks in the instruction are not supported; {remedy}"
-        return None, [Problem(Where(document.shown, line, 1), message)]
-    values = dict(own)
-    problems = list[Problem]()
-    for name, place in braced(text, where):
-        if name in own or name in variables:
-            continue
-        value: str | None = ""
-        try:
-            value, warning = fact(name, place)
-            problems += [Problem(place, f"{{{{{name}}}}} {warning}", "warning")] if warning else []
-        except Unusable as error:
-            problems.append(error.problem)
-        except (Refused, UsageError) as error:
-            problems.append(
-                Problem(
-                    place, f"{{{{{name}}}}}: {error}. {getattr(error, 'remedy', '')}".rstrip(". ")
-                )
-            )
-        values |= {} if value is None else {name: value}
-    filled, more = fill((text, where), variables, values)
-    left, marks = _SUBAGENTS.subn("", filled or "")
-    problems += [Problem(where, _NO_SUBAGENTS, "warning")] if marks else []
-    return None if any_error(problems) else left, [*problems, *more]
-
-
-# What stands for `{{name}}` in instructions beyond variables, and skills: folders that a model may
-# read, of which it is told names and descriptions.
+# Skills: folders that a model may read, of which it is told names and descriptions.
 
 _LISTED = "Skills that you may read with the tool `read_skill`, where one of them helps:\n{}"
-_HOST = {"hostPlatform": platform.platform, "pythonVer": platform.python_version}
-
-
-def _fact(
-    name: str,
-    where: Where,
-    path: Path,
-    project: ProjectSpec,
-    remote: bool,
-    locks: Mapping[Path, str],
-) -> tuple[str | None, str]:
-    """What a placeholder of the card at `path` stands for, if anything; and a warning. `locks`:
-    beside what the locks of its servers stand, and what has them by name. Raises Refused,
-    Unusable, UsageError."""
-    kind, colon, rest = name.partition(":")
-    home = home_of(project.root)
-    if colon and kind in ("file", "file_silent"):
-        if remote:
-            raise Refused(_NOT_FROM_AFAR)
-        beside = inside(home, rest.strip(), base=path.parent)
-        if (
-            not is_there(beside)
-            and kind == "file_silent"
-            and not is_there(inside(home, rest.strip()))
-        ):
-            return "", ""
-        file = paths.existing_file(
-            rest.strip(), home, where, base=path.parent if is_there(beside) else None
-        )
-        return read_text(file, project.shown(file), home).rstrip("\n"), ""
-    if colon and kind == "url":
-        if remote and rest.strip().startswith("file:"):
-            raise Refused(_NOT_FROM_AFAR)
-        [found] = project.fetch(rest.strip(), UNTRUSTED if remote else "text of a card")
-        return read_text(found.path, rest.strip(), None), ""
-    if name == "serverInstructions":
-        files = ((lock_file(one), f"agac card lock {known_as}") for one, known_as in locks.items())
-        known = [
-            one
-            for file, how in files
-            for one in read_lock(file, project.shown(file), how, home).values()
-        ]
-        return "\n\n".join(one.instructions for one in known if one.instructions), ""
-    if name in ("model_specific", "modelReferences", "agentInternalResources"):
-        return "", "is empty here; remove it"
-    if name == "currentDate":
-        epoch = project.env.get("SOURCE_DATE_EPOCH", "")  # as reproducible-builds.org has it
-        if epoch.isdecimal():
-            today = datetime.fromtimestamp(int(epoch), UTC)
-        else:
-            today = datetime.now().astimezone()
-        date = f"{today.day} {today:%B} {today.year}"
-        remedy = f"to keep one, write `vars: {{currentDate: {date}}}` into the workflow"
-        return (
-            date,
-            f"makes other requests every day, and no answer of another day is taken; {remedy}",
-        )
-    if name in _HOST or name == "workspaceRoot":
-        value = _HOST[name]() if name in _HOST else str(project.root)
-        return value, "makes other requests on every machine, which share no answers and no cache"
-    return None, ""
 
 
 def with_skills(system: str | None, skills: Sequence[Skill]) -> str | None:
@@ -655,7 +442,7 @@ def read_skills(
 
 def _skill(file: Path, project: ProjectSpec) -> Skill:
     shown = project.shown(file)
-    document, _ = _taken_apart(
+    document, _ = parts_of_card(
         read_text(file, shown, home_of(project.root)), shown, yaml_only=False
     )
     data: Any = document.data
@@ -669,166 +456,3 @@ def _skill(file: Path, project: ProjectSpec) -> Skill:
                 )
             )
     return Skill(data["name"], " ".join(data["description"].split()), project.shown(file.parent))
-
-
-# Messages that stand before a prompt as examples: those of a stage, and those of the files that a
-# card names.
-
-
-class _Turn(NamedTuple):
-    """Who speaks, where that stands, and what is said."""
-
-    role: str
-    where: Where
-    text: str
-
-
-def stage_examples(
-    written: Sequence[MessageFile], document: Document, path: Path_, syntax: Syntax = "dollar"
-) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of a stage, and what is wrong with them. A mapping or list is JSON, without
-    placeholders."""
-    found: list[Example] = []
-    problems: list[Problem] = []
-    turns: list[_Turn] = []
-    for index, message in enumerate(written):
-        at = (*path, index, "content")
-        content = message.content
-        said = isinstance(content, str)
-        text = content if said else literal_text(snapshot(content))
-        template, more = compile_template(text, document.where(at), syntax if said else "dollar")
-        problems += more
-        turns.append(_Turn(message.role, document.where((*path, index)), text))
-        if template is not None:
-            found.append(Example(message.role, template, key_path(at)))
-    return tuple(found), [*problems, *_order_problems(turns)]
-
-
-def _order_problems(turns: Sequence[_Turn]) -> list[Problem]:
-    """Why these messages cannot stand before a prompt, which is the user's turn."""
-    for number, one in enumerate(turns):
-        due = "assistant" if number % 2 else "user"
-        if one.role != due:  # from here on every message would be out of turn
-            if not number:
-                before = "begins with what a user says"
-            else:
-                before = f"goes on with the {due} here"
-            return [
-                Problem(one.where, f"a dialogue {before}, but this is the {one.role}'s message")
-            ]
-    if turns and turns[-1].role == "user":
-        message = (
-            "the last message is the user's, and so is the prompt; end with the assistant's answer"
-        )
-        return [Problem(turns[-1].where, message)]
-    return []
-
-
-def _card_examples(
-    names: Sequence[str], card: Path, project: ProjectSpec, where: Where
-) -> tuple[tuple[Example, ...], list[Problem]]:
-    """The messages of the files that a card names, one file after the other; paths are relative to
-    the card. A file is JSON as `{"messages": [{"role": …, "content": …}]}`, or text with lines
-    `---USER` and `---ASSISTANT` between the messages. They are sent as they stand: nothing in them
-    is a placeholder."""
-    turns: list[_Turn] = []
-    problems: list[Problem] = []
-    for name in names:
-        try:
-            path = paths.existing_file(name, home_of(project.root), where, base=card.parent)
-            shown = project.shown(path)
-            text = read_text(path, shown, home_of(project.root))
-        except Unusable as error:
-            problems.append(error.problem)
-            continue
-        read, found = (
-            _json_turns(text, shown) if path.suffix == ".json" else _text_turns(text, shown)
-        )
-        turns += read
-        problems += found
-    said = [(cast("Speaker", one.role), literal_text(one.text), one.where) for one in turns]
-    examples = tuple(
-        Example(role, sound_template(text, where), where.path) for role, text, where in said
-    )
-    return examples, problems or _order_problems(turns)
-
-
-def _text_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
-    marks = list(re.finditer(r"(?m)^---(USER|ASSISTANT|RESOURCE)[ \t]*$", text))
-    parts = [("user", 0, text[: marks[0].start()] if marks else text)]
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    parts += [
-        (mark[1].lower(), mark.start(), text[mark.end() : end])
-        for mark, end in zip(marks, ends, strict=False)
-    ]
-    read: list[_Turn] = []
-    problems: list[Problem] = []
-    for number, (role, start, body) in enumerate(parts):
-        where = Where(shown, text.count("\n", 0, start) + 1, 1)
-        if role == "resource":
-            problems.append(
-                Problem(
-                    where, "---RESOURCE blocks are not supported; write their text into a message"
-                )
-            )
-        elif body.strip():
-            read.append(_Turn(role, where, body.strip("\n")))
-        elif number:
-            problems.append(
-                Problem(
-                    where, f"this ---{role.upper()} message is empty; write its text below the line"
-                )
-            )
-    if not read and not problems:
-        problems.append(
-            Problem(Where(shown), "is empty; write messages under lines ---USER and ---ASSISTANT")
-        )
-    return read, problems
-
-
-def _json_turns(text: str, shown: str) -> tuple[list[_Turn], list[Problem]]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        column = getattr(error, "colno", None)
-        return [], [
-            Problem(Where(shown, line, column), f"is not JSON: {getattr(error, 'msg', error)}")
-        ]
-    messages = data.get("messages") if isinstance(data, dict) else None
-    if not isinstance(messages, list) or not messages:
-        form = '{"messages": [{"role": "user", "content": "…"}, …]}'
-        return [], [Problem(Where(shown), f"holds no messages; write {form}")]
-    read: list[_Turn] = []
-    problems: list[Problem] = []
-    for index, one in enumerate(messages):
-        where = Where(shown, path=f"messages[{index}]")
-        role = one.get("role") if isinstance(one, dict) else None
-        if role not in ("user", "assistant"):
-            message = (
-                "role is user or assistant; what a system message says is the card's instruction"
-            )
-        elif any(one.get(key) for key in ("tool_calls", "tool_results")):
-            message = "holds calls of tools, which are not supported; write what was said"
-        elif (said := _said(one.get("content"))).strip():
-            read.append(_Turn(role, where, said))
-            continue
-        else:
-            message = "content is text, or a list of parts of type text, and not empty"
-        problems.append(Problem(where, message))
-    return read, problems
-
-
-def _said(content: Any) -> str:
-    """The text of a message's content, empty where it holds anything else."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts = [
-        part["text"]
-        for part in parts
-        if isinstance(part, dict) and part.get("type") == "text" and "text" in part
-    ]
-    if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
-        return "".join(texts)
-    return ""

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, get_args
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.core.redact import KEY_SHAPE, SECRET_START
 from agac.core.text import escape_of, unseen
-from agac.spec.agent_cards import card_document
+from agac.spec.card_texts import card_document
 from agac.spec.graph import stage_of
 from agac.spec.mcp_lock import lock_file
 from agac.spec.operations import Python

@@ -17,9 +17,9 @@ from agac.spec.agent_cards import (
     find_card,
     member_file,
     read_skills,
-    stage_examples,
     with_skills,
 )
+from agac.spec.card_examples import stage_examples
 from agac.spec.card_models import NO_LIMIT
 from agac.spec.card_types import OF_ANSWERS, REQUEST, CardPart, becomes_stages
 from agac.spec.default_models import DefaultsFile
