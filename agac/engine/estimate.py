@@ -19,7 +19,8 @@ from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedModel, PlannedStage
 from agac.providers.prices import BATCH, cheapest_price, cost, dearest_price
 from agac.providers.provider import BatchTraits, Price, Provider
-from agac.spec.json_schema import kinds_of, resolved
+from agac.spec.field_shapes import kinds_of
+from agac.spec.json_schema import resolved
 from agac.spec.operations import Makes
 from agac.spec.tools import AgentSpec
 from agac.spec.workflow import BatchRules, RunMode

@@ -31,9 +31,9 @@ from agac.plan import diff as why
 from agac.plan.plan import Plan
 from agac.plan.render import Prepared, Preparer, RowView, followed
 from agac.plan.stage import AnyStage, LocalStage
+from agac.spec.field_shapes import integers_of
 from agac.spec.graph import PARTS, Level, giving
 from agac.spec.guards import Evaluator, Guard, GuardFailed
-from agac.spec.json_schema import integers_of
 from agac.spec.operations import Filter, Join, Rename, Select, UnfitRow
 from agac.spec.templates import SKIPPED
 from agac.store.records import DerivedRows

@@ -22,8 +22,8 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
+from agac.spec.field_shapes import integers_of
 from agac.spec.guards import Evaluator
-from agac.spec.json_schema import integers_of
 from agac.spec.operations import Review
 from agac.spec.templates import SKIPPED
 from agac.store import decisions as store

@@ -24,17 +24,10 @@ from agac.core.types import (
 )
 from agac.plan.render import RowView
 from agac.plan.stage import ExtraCheck, PlannedStage, RecordedStage
+from agac.spec.field_shapes import WholeNumbers, integers_of
 from agac.spec.graph import stage_of
 from agac.spec.guards import Check, Evaluator, GuardFailed
-from agac.spec.json_schema import (
-    BACKTRACK_LIMIT,
-    GAVE_UP,
-    WholeNumbers,
-    compiled,
-    goes_back,
-    integers_of,
-    schema_cost,
-)
+from agac.spec.json_schema import BACKTRACK_LIMIT, GAVE_UP, compiled, goes_back, schema_cost
 from agac.spec.schema_errors import MAX_WORK, TOO_MANY, some_errors
 from agac.spec.templates import VARS
 from agac.spec.workflow import Stage

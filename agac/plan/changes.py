@@ -14,8 +14,8 @@ from agac.core.errors import key_path
 from agac.core.types import JSONValue, Report
 from agac.plan.diff import differing
 from agac.plan.stage import recorded_stages
+from agac.spec.field_shapes import TEXT, FieldShape, kinds_in_words
 from agac.spec.graph import ESCALATED
-from agac.spec.json_schema import TEXT, FieldShape, kinds_in_words
 
 Body = Mapping[str, Any]
 Way = tuple[str, ...]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.data.sources import FirstRows
 from agac.spec import templates
+from agac.spec.field_shapes import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.graph import PARTS, is_hidden, seen_after, stage_of
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guards import Guard
-from agac.spec.json_schema import SINGLE, TEXT, UNKNOWN, WHOLE_NUMBER, FieldShape, kinds_in_words
 from agac.spec.operations import Dedupe, Filter, Python, Rename, Review, Select
 from agac.spec.templates import (
     AGREEMENT,

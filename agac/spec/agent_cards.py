@@ -33,7 +33,6 @@ from agac.spec.card_texts import (
     parts_of_card,
     with_environment,
 )
-from agac.spec.json_schema import schema_faults
 from agac.spec.paths import (
     OutsideProject,
     Refused,
@@ -43,6 +42,7 @@ from agac.spec.paths import (
     inside,
 )
 from agac.spec.project_files import files_in, read_text
+from agac.spec.schema_checks import schema_faults
 from agac.spec.templates import (
     PlacedText,
 )

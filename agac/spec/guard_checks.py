@@ -12,7 +12,7 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, did_you_mean, listed, nearest
 from agac.spec.cel import CelNode, Chain, parse, shown, spot
-from agac.spec.json_schema import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
+from agac.spec.field_shapes import NUMBERS, TEXT, FieldShape, allows, kinds_in_words, kinds_of
 from agac.spec.templates import ROW, VARS
 
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}

@@ -13,6 +13,7 @@ from typing import Any
 
 from agac.core.errors import Problem, Where, listed
 from agac.spec.cel import CelNode, CelProgram, Chain, parse, shown, spot
+from agac.spec.field_shapes import WholeNumbers
 from agac.spec.guard_checks import doubled
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, plain_room, weight_of
 from agac.spec.guard_text import date_faults, text_faults
@@ -25,7 +26,6 @@ from agac.spec.guard_words import (
     reason_of,
     skipped,
 )
-from agac.spec.json_schema import WholeNumbers
 
 MAX_SHOWN = 80  # characters of a value that is shown with a guard in `filtered.jsonl`
 

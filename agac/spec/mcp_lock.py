@@ -21,9 +21,9 @@ from agac.core.errors import UsageError, did_you_mean, key_path
 from agac.core.keys import canonical, digest
 from agac.core.text import json_shown
 from agac.core.types import JSONValue
-from agac.spec.json_schema import schema_faults
 from agac.spec.paths import Unusable, inside
 from agac.spec.project_files import read_text
+from agac.spec.schema_checks import schema_faults
 from agac.spec.tool_schemas import marked_name, safe_name, sent_parameters
 from agac.spec.tools import McpServer, ToolSpec
 

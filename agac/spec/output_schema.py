@@ -16,16 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agac.core.errors import Path_, Problem, UsageError, Where, did_you_mean, nearest
 from agac.core.types import JSONValue, Schema
-from agac.spec.json_schema import (
-    KEYWORDS,
-    TYPES,
-    Fault,
-    FieldShape,
-    compiled,
-    field_shape,
-    schema_faults,
-    schema_warnings,
-)
+from agac.spec.field_shapes import FieldShape
+from agac.spec.json_schema import KEYWORDS, TYPES, Fault, compiled, field_shape
 from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, is_there
 from agac.spec.project_files import files_in, read_bytes, read_text
 from agac.spec.python_code import (
@@ -36,6 +28,7 @@ from agac.spec.python_code import (
     python_tree,
     source_hash,
 )
+from agac.spec.schema_checks import schema_faults, schema_warnings
 from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec
 
 if TYPE_CHECKING:

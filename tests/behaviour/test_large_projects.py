@@ -17,8 +17,9 @@ from agac.plan import changes
 from agac.plan.changes import changes_of
 from agac.spec import graph
 from agac.spec.card_types import MOST_LEVELS
+from agac.spec.field_shapes import FieldShape
 from agac.spec.graph import MAX_CIRCLES, MAX_STAGES, MOST_REVIEWS
-from agac.spec.json_schema import FieldShape, schema_faults
+from agac.spec.schema_checks import schema_faults
 from agac.spec.stages import MOST_AGENTS
 
 FIRST, STEP = 20, 20  # things, and how many more twice

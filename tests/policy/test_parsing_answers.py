@@ -23,7 +23,7 @@ from agac.engine.validate import (
 )
 from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
-from agac.spec.json_schema import WholeNumbers
+from agac.spec.field_shapes import WholeNumbers
 from agac.spec.templates import compile_template
 
 

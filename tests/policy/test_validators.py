@@ -20,7 +20,8 @@ from test_parsing_answers import error_of, reply, stage, values
 
 from agac.core.errors import ErrorType, RowError, UsageError
 from agac.engine.validate import Checker, ValidReply
-from agac.spec.json_schema import compiled, schema_cost, schema_faults
+from agac.spec.json_schema import compiled, schema_cost
+from agac.spec.schema_checks import schema_faults
 from agac.spec.schema_errors import TOO_MANY
 
 LINES = (Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl").read_text("utf-8").splitlines()

@@ -9,8 +9,8 @@ import pytest
 from agac.core.errors import Where
 from agac.core.types import Schema
 from agac.spec.cel import CelProgram, parse
+from agac.spec.field_shapes import integers_of
 from agac.spec.guards import Evaluator, GuardFailed, compile_guard
-from agac.spec.json_schema import integers_of
 from agac.spec.tool_stubs import stub_answer
 
 PLACE = Where("workflows/w.yml")

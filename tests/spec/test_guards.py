@@ -12,11 +12,11 @@ from support.soak import campaign
 
 from agac.core.errors import Where
 from agac.spec.cel import CelProgram, Chain, parse, shown
+from agac.spec.field_shapes import TEXT
 from agac.spec.guard_checks import GuardScope
 from agac.spec.guard_cost import MAX_STEPS, CostMeter, TooManySteps, pattern_size, plain_room, weight_of
 from agac.spec.guard_text import FUNCTIONS, MAX_LENGTH
 from agac.spec.guards import FAILURES, STORED, Evaluator, Guard, GuardFailed, compile_guard
-from agac.spec.json_schema import TEXT
 
 PLACE = Where("workflows/w.yml", 7, 11, "stages[1].when")
 
