@@ -15,6 +15,7 @@ from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.spec import validation as check
 from agac.spec.file_model import Duration, FileModel, NonEmpty, key
+from agac.spec.model_errors import validate
 from agac.spec.paths import is_reference, project_root
 from agac.spec.workflow import Budget, Merge
 from agac.spec.yaml import Document, read_yaml, yaml_text
@@ -87,7 +88,7 @@ def read_job(path: str | Path, options: ProcessOptions | None = None) -> Process
     """The options that a job's file says, under those that are given. Raises SpecError with all
     that is wrong."""
     document = read_yaml(Path(path), str(path), None)
-    file, problems = check.validate(JobFile, document)
+    file, problems = validate(JobFile, document)
     if file is None or document.problems or problems:
         raise SpecError([*document.problems, *problems])
     options = options or ProcessOptions()

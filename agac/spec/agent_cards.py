@@ -33,6 +33,7 @@ from agac.spec.card_texts import (
     parts_of_card,
     with_environment,
 )
+from agac.spec.model_errors import validate
 from agac.spec.paths import (
     OutsideProject,
     Refused,
@@ -46,7 +47,6 @@ from agac.spec.schema_checks import schema_faults
 from agac.spec.templates import (
     PlacedText,
 )
-from agac.spec.validation import validate
 from agac.spec.workflow import Example, ProjectSpec
 from agac.spec.yaml import Document
 

@@ -41,7 +41,7 @@ class FileModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _has_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses None. For a key that may be left out `validation.validate` takes a written
+        """Refuses None. For a key that may be left out `model_errors.validate` takes a written
         `null` for no key."""
         if value is None:
             optional = not cls.model_fields[info.field_name or ""].is_required()

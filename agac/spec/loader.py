@@ -21,6 +21,7 @@ from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools, in_python
 from agac.spec.graph import MAX_STAGES, graph
 from agac.spec.inputs import input_spec
+from agac.spec.model_errors import described, validate
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.outputs import output_spec, output_stages
 from agac.spec.paths import Refused, home_of
@@ -29,7 +30,6 @@ from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_keys import run_rules
 from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder
-from agac.spec.validation import described, validate
 from agac.spec.workflow import (
     InputSpec,
     OutputSpec,

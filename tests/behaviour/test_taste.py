@@ -164,7 +164,6 @@ STILL_LONG = {
     "providers/error_tables.py",
     "providers/openai.py",
     "providers/table.py",
-    "spec/validation.py",
     "spec/workflow.py",
     "store/writer.py",
 }

@@ -12,10 +12,10 @@ from agac.core.errors import Path_, key_path
 from agac.spec.card_models import CARD_MODELS
 from agac.spec.default_models import BatchFile, DefaultsFile
 from agac.spec.file_model import FileModel
+from agac.spec.model_errors import known_keys, validate
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.project_models import ProjectFile
 from agac.spec.stage_keys import SAME, merged, set_keys, value_of
-from agac.spec.validation import known_keys, validate
 from agac.spec.workflow import Stage
 from agac.spec.yaml import Document, parse_yaml
 
