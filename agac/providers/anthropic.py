@@ -34,7 +34,8 @@ from agac.providers.dialect import (
     uses_of,
 )
 from agac.providers.endings import MESSAGE_ENDINGS, ending, says_why
-from agac.providers.error_tables import ANTHROPIC_RULES, read_anthropic_error
+from agac.providers.error_bodies import read_anthropic_error
+from agac.providers.error_tables import ANTHROPIC_RULES
 from agac.providers.provider import Provider
 from agac.providers.structured import anthropic_format, shape_of, tools_of
 from agac.providers.waits import dated_rate_state

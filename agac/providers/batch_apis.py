@@ -14,7 +14,7 @@ from urllib.parse import quote
 from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
-from agac.providers import batch, error_tables
+from agac.providers import batch
 from agac.providers.batch import (
     BatchApi,
     BatchState,
@@ -25,7 +25,8 @@ from agac.providers.batch import (
     ResultLine,
 )
 from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
-from agac.providers.error_tables import MESSAGE_LENGTH
+from agac.providers.error_bodies import read_anthropic_error, read_openai_error
+from agac.providers.error_tables import ANTHROPIC_RULES, MESSAGE_LENGTH, OPENAI_RULES
 from agac.providers.provider import BatchTraits, Provider
 
 # OpenAI. Facts: platform.openai.com/docs/api-reference/batch and /files, docs/guides/batch, the
@@ -70,8 +71,8 @@ class OpenAIBatches(BatchApi):
     address = "/batches"
     cursor = "after"
     page = 100  # the most
-    rules = error_tables.OPENAI_RULES
-    read_error = staticmethod(error_tables.read_openai_error)
+    rules = OPENAI_RULES
+    read_error = staticmethod(read_openai_error)
 
     @staticmethod
     def sdk() -> batch.Sdk:
@@ -269,7 +270,7 @@ def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
         if not isinstance(error, dict):
             read.append(batch.BatchError("", redactor.clean(str(error))))
             continue
-        known = error_tables.read_openai_error({"error": error})
+        known = read_openai_error({"error": error})
         code = known.code or known.type
         message = redactor.clean(known.message or code)[:MESSAGE_LENGTH]
         read.append(batch.BatchError(redactor.clean(code), message, count(error, "line") or None))
@@ -331,8 +332,8 @@ class AnthropicBatches(BatchApi):
     address = "/messages/batches"
     cursor = "after_id"
     page = 1000
-    rules = error_tables.ANTHROPIC_RULES
-    read_error = staticmethod(error_tables.read_anthropic_error)
+    rules = ANTHROPIC_RULES
+    read_error = staticmethod(read_anthropic_error)
 
     @staticmethod
     def sdk() -> batch.Sdk:

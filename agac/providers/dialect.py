@@ -36,7 +36,9 @@ from agac.core.types import (
 from agac.providers.bodies import count, count_at, encode, json_of, mapping, text
 from agac.providers.citations import moved
 from agac.providers.endings import AGAIN, AnswerEnd
-from agac.providers.error_tables import ErrorBody, Rule, fault_of, is_error
+from agac.providers.error_bodies import ErrorBody, is_error
+from agac.providers.error_rules import Rule
+from agac.providers.error_tables import Answer, fault_of
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
 from agac.providers.thinking import LeadingThinking, without_thinking
@@ -152,9 +154,7 @@ class Dialect:
         return fault_of(
             error,
             self.rules,
-            status,
-            headers,
-            body,
+            Answer(status, headers, body),
             provider=provider,
             model=model,
             redactor=redactor,

@@ -26,7 +26,8 @@ from agac.providers import dialect
 from agac.providers.bodies import count, mapping, objects, text
 from agac.providers.citations import CHAT_SOURCES, RESPONSE_SOURCES, sources_of, top_level
 from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending, says_why
-from agac.providers.error_tables import OPENAI_RULES, is_error, read_openai_error
+from agac.providers.error_bodies import is_error, read_openai_error
+from agac.providers.error_tables import OPENAI_RULES
 from agac.providers.provider import Provider
 from agac.providers.structured import Describing, openai_format, shape_of, strict_obstacle, tools_of
 from agac.providers.waits import rate_state

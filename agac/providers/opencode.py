@@ -38,7 +38,7 @@ from agac.providers import keeper
 from agac.providers.bodies import count, encode, json_of, mapping, text
 from agac.providers.dialect import NO_HEADERS, Assembly, Begins, Dialect, believable
 from agac.providers.endings import MAX_WORD, SESSION_ENDINGS, ending
-from agac.providers.error_tables import read_openai_error
+from agac.providers.error_bodies import read_openai_error
 from agac.providers.http import HttpReply
 from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.providers.structured import shape_of

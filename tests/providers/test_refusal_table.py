@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import KIND_OF, About
-from agac.providers.error_tables import ErrorBody, Operation, refusal
+from agac.providers.error_bodies import ErrorBody
+from agac.providers.error_rules import Operation
+from agac.providers.error_tables import refusal
 from agac.providers.table import DIALECTS
 
 OPERATIONS = get_args(Operation)
