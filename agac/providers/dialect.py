@@ -38,7 +38,7 @@ from agac.providers.citations import moved
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_bodies import ErrorBody, is_error
 from agac.providers.error_rules import Rule
-from agac.providers.error_tables import Answer, fault_of
+from agac.providers.error_tables import HttpAnswer, fault_of
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
 from agac.providers.thinking import LeadingThinking, without_thinking
@@ -154,7 +154,7 @@ class Dialect:
         return fault_of(
             error,
             self.rules,
-            Answer(status, headers, body),
+            HttpAnswer(status, headers, body),
             provider=provider,
             model=model,
             redactor=redactor,
