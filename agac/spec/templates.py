@@ -351,35 +351,47 @@ def foreign_placeholders(
     *,
     any_field: bool = False,
 ) -> list[Problem]:
-    """What is wrong with placeholders that another syntax than the template's would read, and that
-    are sent as they stand: those of known `names`, and with `any_field`, where rows may have
-    fields of any name, the others.
+    """Finds placeholders that another syntax than the template's would read, and that are sent as
+    they are written: those of known `names`, and with `any_field`, where rows may have fields of
+    any name, the others.
 
     `said` is the syntax that a file names, None where none does. If it says which placeholders
     count, these are warnings. If it is `auto`, or there are placeholders that the template reads,
     they are errors; but a single `{name}` that may be prose is one in `auto` alone."""
     unsure = said == "auto" or (said is None and bool(template.placeholders))
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for text, name, syntax in _foreign(template):
-        known = name in names or bool(_DOTTED.fullmatch(name) and name.partition(".")[0] in names)
-        readable = syntax is not None and syntax in _reading(name)
-        if readable and unsure and (known or (any_field and (said == "auto" or syntax != "brace"))):
-            found[text] = Problem(where, _two_kinds(text, template, str(syntax)))
-        elif known or (any_field and unsure and readable):
+        known = _is_known(name, names)
+        readable = unsure and syntax is not None and syntax in _reading(name)
+        may_be_field = any_field and (said == "auto" or syntax != "brace")
+        if readable and (known or may_be_field):
+            problems[text] = Problem(where, _two_kinds(text, template, str(syntax)))
+        elif known or (any_field and readable):
             ways = ", or ".join(_ways_to_name(name, template.syntax, syntax))
-            found[text] = Problem(where, f"{text} is sent as it stands; {ways}", "warning")
-        elif unsure and readable and syntax != "brace" and template.placeholders:
-            found[text] = Problem(
-                where, f"{text} is sent as it stands; no field has this name", "warning"
-            )
+            problems[text] = Problem(where, f"{text} is sent as it stands; {ways}", "warning")
+        elif readable and syntax != "brace" and template.placeholders:
+            message = f"{text} is sent as it stands; no field has this name"
+            problems[text] = Problem(where, message, "warning")
     for text in _programs(template):
-        if text not in found and any(word in names for word in re.findall(r"\w+", text)):
+        if text not in problems and _names_any(text, names):
             message = (
                 f"{text} is sent as it stands; prompts have no filters or conditions, only "
                 "values of fields"
             )
-            found[text] = Problem(where, message, "warning")
-    return list(found.values())
+            problems[text] = Problem(where, message, "warning")
+    return list(problems.values())
+
+
+def _is_known(name: str, names: Container[str]) -> bool:
+    """True for a known name, and for a way such as `review.text` into one."""
+    if name in names:
+        return True
+    return _DOTTED.fullmatch(name) is not None and name.partition(".")[0] in names
+
+
+def _names_any(text: str, names: Container[str]) -> bool:
+    """True if one of the words of a text is a known name."""
+    return any(word in names for word in re.findall(r"\w+", text))
 
 
 _PROGRAM = re.compile(
