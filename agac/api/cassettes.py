@@ -86,7 +86,8 @@ class SimulatedAnswers:
 def _session(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Came:
     """What a session of OpenCode comes to with the writer's answer to what was said last: no
     program is started."""
-    from agac.providers.opencode import answered  # and what runs programs, where a stage has one
+    # and what runs programs, where a stage has one
+    from agac.providers.opencode_session import answered
 
     asked = json.loads(wire)
     schema = call.stage.schema

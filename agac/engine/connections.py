@@ -267,7 +267,7 @@ class ProgramConnection(ModelConnection):
     @cached_property
     def dialect(self) -> Dialect:
         """How the program is spoken to."""
-        from agac.providers.opencode import OPENCODE  # only stages with a program need it
+        from agac.providers.opencode_session import OPENCODE  # only stages with a program need it
 
         return OPENCODE
 

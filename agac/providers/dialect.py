@@ -52,19 +52,24 @@ class Assembly:
     """One streamed answer, put together into the body that its dialect reads. Times are
     `time.monotonic()` seconds."""
 
-    done = False  # the end that the protocol promises has come, or an error in its place
-    begun_at: float | None = None  # when the first token came, be it of thinking
-    answering_at: float | None = (
-        None  # when the first token of the answer itself came: of text or of a refusal
-    )
-    size = 0  # characters of the answer that are held, about
+    done = False
+    """Whether the end that the protocol promises has come, or an error in its place."""
+    begun_at: float | None = None
+    """When the first token came, be it of thinking."""
+    answering_at: float | None = None
+    """When the first token of the answer itself came: of text or of a refusal."""
+    size = 0
+    """Characters of the answer that are held, about."""
     heard: Heard = None
+    """Gets the pieces of the answer."""
     begins: Begins = None
+    """Is called once, with the first token."""
 
     _leading: LeadingThinking | None = None
 
     def token(self, piece: str, *, answer: bool) -> None:
-        """A token came now: of the answer, or of thinking, be it in the text of the answer."""
+        """Takes a token that came now: of the answer, or of thinking, be it in the text of the
+        answer."""
         if answer and piece:
             self._leading = self._leading or LeadingThinking()
             piece = self._leading.answer_in(piece)
@@ -82,21 +87,24 @@ class Assembly:
             self.heard(piece)
 
     def take(self, event: Any) -> None:
-        """One event, as JSON. What is no event is left out, and what comes after the end."""
+        """Takes one event, as JSON. What is no event is left out, and what comes after the end."""
         raise NotImplementedError
 
     def finish(self) -> bool:
-        """No more events will come. Whether the answer is whole."""
-        if self._leading is not None and (left := self._leading.left()):
-            self._came(left, answer=True)
+        """Takes note that no more events will come. True if the answer is whole."""
+        if self._leading is not None:
+            left = self._leading.left()
+            if left:
+                self._came(left, answer=True)
         return self.is_whole()
 
     def is_whole(self) -> bool:
-        """Whether the answer has all its parts, once no more events will come."""
+        """True if the answer has all its parts, once no more events will come."""
         return self.done
 
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        """Status, headers and body, as if they had come without a stream. Only once it is whole."""
+        """Returns status, headers and body, as if they had come without a stream. Only once it is
+        whole."""
         raise NotImplementedError
 
 
@@ -108,30 +116,33 @@ class Dialect:
     """One wire format; `table.DIALECTS` lists them. It never sends, sleeps, retries or logs: the
     sender moves its bytes and the engine acts on its Faults."""
 
-    path: str  # what is put after a provider's base URL
+    path: str
+    """Put after a provider's base URL."""
     refused: Mapping[str, str]
     """Parameters (fields of `Params`) that it has no word for, each with what to do instead: an
     error at load."""
     headers: Callable[[Provider], dict[str, str]]
-    """What identifies us to the provider. Built once a sender, not once a call."""
+    """Returns what identifies us to the provider. Called once a sender, not once a call."""
     build: Callable[[Request, str, Provider], dict[str, JSONValue]]
-    """The request to a model as the provider wants its JSON. `encode` makes bytes; batches put it
-    into their lines."""
+    """Returns the request to a model as the provider wants its JSON. `encode` makes bytes; batches
+    put it into their lines."""
     shaping: Shaping
+    """Writes a schema as a `response_format`."""
     read: Callable[[Any, int, Provider, str], Reply | Fault]
-    """What an answer's JSON means that is no error, with its status, the provider and the model
-    that was asked. Never raises for anything a server says."""
+    """Returns what an answer's JSON means that is no error, with its status, the provider and the
+    model that was asked. Never raises for anything a server says."""
     read_error: Callable[[Any], ErrorBody]
+    """Returns the error within an answer's JSON."""
     rules: Sequence[Rule]
+    """The rules of errors; the first that one meets counts."""
     rates: Callable[[Mapping[str, str]], RateState | None]
-    """What the headers say about the account's limits; None when they say nothing."""
+    """Returns what the headers say about the account's limits; None when they say nothing."""
     assembly: Callable[[], Assembly]
-    asks_usage: bytes = (
-        b""  # what asks for the tokens of a stream to be counted, where a provider has to be told
-    )
+    """Makes what puts a stream together."""
+    asks_usage: bytes = b""
+    """Asks for the tokens of a stream to be counted, where a provider has to be told."""
     socket_asks: bytes | None = None
-    """What asks for an answer over a WebSocket, in the place of STREAMED; None: it has no
-    WebSockets."""
+    """Asks for an answer over a WebSocket, in the place of STREAMED; None: it has no WebSockets."""
 
     def parse(
         self,
@@ -142,19 +153,19 @@ class Dialect:
         model: str,
         redactor: Redactor,
     ) -> Reply | Fault:
-        """What an answer means; a 2xx whose body holds an error is read as that error. `headers`
-        are looked up in lower case. Never raises for anything a server says."""
+        """Returns what an answer means; a 2xx whose body holds an error is read as that error.
+        `headers` are looked up in lower case. Never raises for anything a server says."""
         data = json_of(body)
         if 200 <= status < 300 and not is_error(data):
-            found = self.read(data, status, provider, model)
-            if isinstance(found, Reply):
-                return found
-            return _explained(found, status, body, data, redactor)
-        error = self.read_error(data)
+            read = self.read(data, status, provider, model)
+            if isinstance(read, Reply):
+                return read
+            return _explained(read, status, body, data, redactor)
+        answer = HttpAnswer(status, headers, body)
         return fault_of(
-            error,
+            self.read_error(data),
             self.rules,
-            HttpAnswer(status, headers, body),
+            answer,
             provider=provider,
             model=model,
             redactor=redactor,
@@ -176,7 +187,7 @@ def beginning_of(body: bytes, redactor: Redactor) -> str:
 
 
 def asking(wire: bytes, how: bytes) -> bytes:
-    """The body of a request, which is a JSON object that is not empty, with `how` at its
+    """Returns the body of a request, a JSON object that is not empty, with `how` at its
     beginning."""
     return b"{" + how + wire[1:]
 
@@ -184,8 +195,8 @@ def asking(wire: bytes, how: bytes) -> bytes:
 def set_params(
     params: Params, names: Iterable[str], renames: Mapping[str, str]
 ) -> dict[str, JSONValue]:
-    """Those of the parameters that are set. `renames` are their names on the wire where they
-    differ from the fields."""
+    """Returns those of the parameters that are set, by their names on the wire. `renames` has the
+    names that differ from the fields."""
     wire: dict[str, JSONValue] = {}
     for name in names:
         value = getattr(params, name)
@@ -217,29 +228,32 @@ _THOUGHT = (
 
 
 def usage_of(usage: Any) -> Usage:
-    """The counts of tokens, by any of the names that servers with OpenAI's APIs have for them."""
-    found = Usage(
+    """Returns the counts of tokens, by any of the names that servers with OpenAI's APIs have."""
+    counts = Usage(
         input_tokens=count_at(usage, _INPUT),
         output_tokens=count_at(usage, _OUTPUT),
         cached_tokens=count_at(usage, _CACHED),
         reasoning_tokens=count_at(usage, _THOUGHT),
         cache_write_tokens=count_at(usage, _WRITTEN),
     )
-    return _with_thinking_beside(found, count_at(usage, (("total_tokens",),)))
+    return _with_separate_thinking(counts, count_at(usage, (("total_tokens",),)))
 
 
-def _with_thinking_beside(usage: Usage, total: int | None) -> Usage:
-    """The same usage with the thinking that only the total counts within the output: xAI names it
-    apart (docs.x.ai/docs/api-reference), Gemini does not name it
+def _with_separate_thinking(usage: Usage, total: int | None) -> Usage:
+    """Returns the usage with the thinking that only the total counts among the output's tokens:
+    xAI names it apart (docs.x.ai/docs/api-reference), Gemini does not name it
     (github.com/Clarifai/clarifai-python/pull/978). It is paid as output."""
-    given = usage.input_tokens
-    made = usage.output_tokens
-    if total is None or not given or made is None or total <= given + made:
+    prompt = usage.input_tokens
+    output = usage.output_tokens
+    if total is None or not prompt or output is None:
         return usage
-    beside = total - given - made
-    is_cache = beside == (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
-    if usage.reasoning_tokens == beside or (usage.reasoning_tokens is None and not is_cache):
-        return usage._replace(output_tokens=made + beside)
+    uncounted = total - prompt - output
+    if uncounted <= 0:
+        return usage
+    is_cache = uncounted == (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
+    is_unnamed_thinking = usage.reasoning_tokens is None and not is_cache
+    if usage.reasoning_tokens == uncounted or is_unnamed_thinking:
+        return usage._replace(output_tokens=output + uncounted)
     return usage
 
 
@@ -250,39 +264,39 @@ def believable(usage: Usage, *, wrote: bool) -> Usage:
     A request has at least one token, cached or not, and an answer in which the model `wrote`
     something has one too. The tokens of the cache are among the input's, and those of thinking
     among the output's."""
-    given = usage.input_tokens
-    cached = usage.cached_tokens
-    if given is not None and given < max(cached or 0, 1):
+    prompt = usage.input_tokens
+    if prompt is not None and prompt < max(usage.cached_tokens or 0, 1):
         usage = usage._replace(input_tokens=None, cached_tokens=None)
-    made = usage.output_tokens
-    if made is not None and made < max(usage.reasoning_tokens or 0, wrote):
+    output = usage.output_tokens
+    if output is not None and output < max(usage.reasoning_tokens or 0, wrote):
         usage = usage._replace(output_tokens=None, reasoning_tokens=None)
     return usage
 
 
 def uses_of(counts: Any, suffix: str) -> dict[str, int]:
-    """How often each of the provider's own tools ran, counted by names that end so."""
-    found = {
+    """Counts how often each of the provider's own tools ran, by the names that end in `suffix`."""
+    uses = {
         name.removesuffix(suffix): count(counts, name)
         for name in mapping(counts)
         if name.endswith(suffix)
     }
-    return {name: times for name, times in found.items() if times}
+    return {name: times for name, times in uses.items() if times}
 
 
-SIMULATOR_MARK = (
-    "agac-simulator"  # the `system_fingerprint` by which the simulator marks what it answers
-)
+SIMULATOR_MARK = "agac-simulator"
+"""The `system_fingerprint` by which the simulator marks what it answers."""
 
 
 def unreadable(provider: Provider, status: int, what: str) -> Fault:
-    """A good status with something that is neither a reply nor an error: `what` came is said."""
+    """Returns the fault for a good status with something that is neither a reply nor an error:
+    `what` describes it."""
     message = f"{provider.name} answered {status} with {what}"
     return Fault(FaultKind.RETRY, ErrorType.PROVIDER_ERROR, message, status=status, ambiguous=True)
 
 
 def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> Fault:
-    """A reply of more bytes than are read. It was paid for, and the next would be as large."""
+    """Returns the fault for a reply of more bytes than are read. It was paid for, and the next
+    would be as large."""
     message = (
         f"{provider.name} sent a reply of more than {provider.limits.reply_mb} MB; {remedy}, or "
         f"raise `limits: {{reply_mb}}` of {provider.name} in agac.yml"
@@ -290,11 +304,11 @@ def too_large(provider: Provider, remedy: str = "ask for a shorter answer") -> F
     return Fault(FaultKind.TASK, ErrorType.REPLY_TOO_LARGE, message, ambiguous=True)
 
 
-def calls_of(asked: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
-    """Calls of tools: id, name and arguments each. A missing or repeated id becomes one of our
-    own."""
+def calls_of(requested: Iterable[tuple[str, str, Any]]) -> tuple[ToolCall, ...]:
+    """Returns calls of tools, made of id, name and arguments each. A missing or repeated id
+    becomes one of our own."""
     calls: dict[str, ToolCall] = {}
-    for call_id, name, arguments in asked:
+    for call_id, name, arguments in requested:
         call_id = storable(call_id)
         if not call_id or call_id in calls:
             call_id = f"call_{len(calls)}"
@@ -317,10 +331,10 @@ _as_json = json_encoder()
 
 
 def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
-    """The messages of a request, in which what a model said has a form that every server takes:
-    calls have arguments that are an object, names in the characters of tools, and ids that are
-    unique in the conversation and match the pattern `call_ids`; half characters are replaced. All
-    else is as it came."""
+    """Yields the messages of a request, in which what a model said has a form that every server
+    takes: calls have arguments that are an object, names in the characters of tools, and ids that
+    are unique in the conversation and match the pattern `call_ids`; half characters are replaced.
+    All else is as it came."""
     ids = set[str]()
     is_taken = re.compile(call_ids).fullmatch
     renamed: dict[str, str] = {}
@@ -336,8 +350,8 @@ def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
             )
         elif isinstance(message, ToolMessage):
             results = (
-                replace(one, call_id=renamed.get(one.call_id, one.call_id))
-                for one in message.results
+                replace(result, call_id=renamed.get(result.call_id, result.call_id))
+                for result in message.results
             )
             yield replace(message, results=tuple(results))
         elif message.role == "assistant":
@@ -347,17 +361,17 @@ def sendable(messages: Iterable[Message], call_ids: str) -> Iterator[Message]:
 
 
 def _sendable_id(call_id: str, ids: set[str], is_taken: Callable[[str], object]) -> str:
-    """An id that the server takes and that no earlier call of the conversation has, which is added
-    to `ids`.
+    """Returns an id that the server takes and that no earlier call of the conversation has, and
+    adds it to `ids`.
 
     Some servers count from 0 in each reply. The id of a call is the same in every request of its
     conversation, so that the server finds the beginning in its cache."""
     for number in count_from(1):
         counted = call_id if number == 1 else f"{call_id}_{number}"
-        for found in (counted, _short_id(counted)):
-            if found not in ids and is_taken(found):
-                ids.add(found)
-                return found
+        for candidate in (counted, _short_id(counted)):
+            if candidate not in ids and is_taken(candidate):
+                ids.add(candidate)
+                return candidate
     raise AssertionError("no number is left")
 
 
@@ -366,17 +380,18 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 def _short_id(call_id: str) -> str:
-    """An id of letters and digits in the place of one that a server refuses; always the same one
-    for the same id."""
+    """Returns an id of letters and digits in the place of one that a server refuses; always the
+    same one for the same id."""
     number = int.from_bytes(sha256(call_id.encode("utf-8", "surrogatepass")).digest())
     characters = list[str]()
     for _ in range(_ID_LENGTH):
-        number, place = divmod(number, len(_ID_CHARACTERS))
-        characters.append(_ID_CHARACTERS[place])
+        number, index = divmod(number, len(_ID_CHARACTERS))
+        characters.append(_ID_CHARACTERS[index])
     return "".join(characters)
 
 
 def _sendable_call(call: ToolCall, call_id: str) -> ToolCall:
+    """Returns a call with an id, a name and arguments that every server takes."""
     name = call.name
     if not _NAME.fullmatch(name):  # no tool has such a name
         name = _NOT_IN_NAMES.sub("_", name[:64]) or "unnamed"
@@ -385,8 +400,8 @@ def _sendable_call(call: ToolCall, call_id: str) -> ToolCall:
 
 @lru_cache(maxsize=512)
 def _object_text(arguments: str) -> str:
-    """Arguments as the model wrote them where they are an object that every JSON parser reads;
-    else an empty one."""
+    """Returns arguments as the model wrote them where they are an object that every JSON parser
+    reads; else an empty object."""
     try:
         value = strict_json(arguments, _MOST_VALUES)
         _finite_json(value).encode()
@@ -398,25 +413,27 @@ def _object_text(arguments: str) -> str:
 
 
 def _is_portable(value: JSONValue) -> bool:
-    """Whether parsers with bounds on levels and numbers read it, too."""
+    """True if parsers with bounds on levels and numbers read it, too."""
     level: list[JSONValue] = [value]
     for _ in range(_MOST_LEVELS):
-        if any(type(one) is int and abs(one) > _LARGEST for one in level):
+        if any(type(item) is int and abs(item) > _LARGEST for item in level):
             return False
-        nested = [
-            list(one.values()) if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
-        ]
-        level = [inner for one in nested for inner in one]
+        level = [inner for outer in level for inner in _items_within(outer)]
         if not level:
             return True
     return False
 
 
+def _items_within(value: JSONValue) -> Iterable[JSONValue]:
+    """Returns the values directly within an object or a list."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def _whole_characters(value: Any) -> Any:
-    """A message as it came, with a replacement for each half of a character, which many parsers
-    refuse."""
+    """Returns a message as it came, with a replacement for each half of a character, which many
+    parsers refuse."""
     try:
         _as_json(value).encode()
     except UnicodeEncodeError:
@@ -427,18 +444,19 @@ def _whole_characters(value: Any) -> Any:
 
 
 def _without_halves(value: Any) -> Any:
+    """Returns JSON whose texts hold no half of a character."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
-        return {storable(name): _without_halves(one) for name, one in value.items()}
+        return {storable(name): _without_halves(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_without_halves(one) for one in value]
+        return [_without_halves(inner) for inner in value]
     return value
 
 
 def arguments_text(arguments: Any) -> str:
-    """Arguments as the text that they are, or that of the object that they came as (SGLang,
-    Anthropic)."""
+    """Returns arguments as the text that they are, or that of the object that they came as
+    (SGLang, Anthropic)."""
     try:
         if isinstance(arguments, str):
             return arguments
@@ -449,52 +467,72 @@ def arguments_text(arguments: Any) -> str:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a model said, as its dialect read it."""
+
+    texts: list[str]
+    """The texts of its messages: the answer, then any others. Thinking may be within them."""
+    end: AnswerEnd
+    """Why the answer ended."""
+    usage: Usage
+    """The counts of tokens."""
+    refusal: str | None = None
+    """Why the model refuses, in its own words."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls of tools that it asks for."""
+    wire: JSONValue = None
+    """The message as it came, where the conversation continues from it."""
+    wrote_more: bool = False
+    """Whether it wrote something that is in none of the texts, such as thinking."""
+    sources: tuple[WebSource, ...] = ()
+    """The sources of searches that the provider ran."""
+
+
 def reply_of(
-    data: Mapping[str, Any],
-    texts: list[str],
-    end: AnswerEnd,
-    *,
-    usage: Usage,
-    refusal: str | None,
-    provider: Provider,
-    model: str,
-    calls: tuple[ToolCall, ...] = (),
-    wire: JSONValue = None,
-    wrote_more: bool = False,
-    sources: tuple[WebSource, ...] = (),
+    data: Mapping[str, Any], answered: Answered, provider: Provider, model: str
 ) -> Reply | Fault:
-    """A reply of these messages. A refusal says why the model stopped, but for a filter that cut
-    it off; calls of tools do too, whatever a server calls it. Thinking in a text is no part of the
-    answer. `wire` is the message where the conversation goes on from it. An answer that the server
-    broke off is a fault, and was perhaps billed. `wrote_more`: the model wrote something that is
-    in none of the texts, such as thinking."""
-    usage = believable(usage, wrote=wrote_more or any(texts) or bool(calls))
-    finish = end.meaning
-    if not isinstance(finish, Finish):
-        message = f"{provider.name} broke the answer off: it ended with {end.word!r}"
+    """Returns the reply of an answer; a fault where the server broke the answer off, which was
+    perhaps billed. Thinking in a text is no part of the answer."""
+    texts = answered.texts
+    wrote = answered.wrote_more or any(texts) or bool(answered.calls)
+    usage = believable(answered.usage, wrote=wrote)
+    word = answered.end.word
+    if not isinstance(answered.end.meaning, Finish):
+        message = f"{provider.name} broke the answer off: it ended with {word!r}"
         return Fault(
-            AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=end.word, usage=usage
+            AGAIN, ErrorType.PROVIDER_ERROR, message, ambiguous=True, code=word, usage=usage
         )
-    answers = [without_thinking(one, cut=finish is Finish.LENGTH) for one in texts]
-    answers = [one for one in answers if one] or [""]
-    if finish in (Finish.STOP, Finish.TOOLS):
-        if calls:
-            finish = Finish.TOOLS
-        elif finish is Finish.TOOLS:
-            finish = Finish.OTHER
-        else:
-            finish = finish
+    is_cut = answered.end.meaning is Finish.LENGTH
+    answers = [without_thinking(written, cut=is_cut) for written in texts]
+    answers = [answer for answer in answers if answer] or [""]
+    sources = answered.sources
+    if sources and texts:
+        sources = moved(sources, texts[0], answers[0])
+    service_tier = data.get("service_tier")
     return Reply(
         text=answers[0],
-        finish=finish if refusal is None or finish is Finish.FILTER else Finish.REFUSAL,
+        finish=_finish_of(answered, answered.end.meaning),
         usage=usage,
         model=text(data, "model") or model,
-        refusal=refusal,
+        refusal=answered.refusal,
         simulated=provider.simulated or data.get("system_fingerprint") == SIMULATOR_MARK,
-        service_tier=tier if isinstance(tier := data.get("service_tier"), str) else None,
+        service_tier=service_tier if isinstance(service_tier, str) else None,
         others=tuple(answers[1:]),
-        calls=calls,
-        wire=wire,
-        ended_with=end.word,
-        sources=moved(sources, texts[0], answers[0]) if sources and texts else sources,
+        calls=answered.calls,
+        wire=answered.wire,
+        ended_with=word,
+        sources=sources,
     )
+
+
+def _finish_of(answered: Answered, finish: Finish) -> Finish:
+    """Returns why the model stopped. A refusal says it, but for a filter that cut it off; calls of
+    tools do too, whatever a server calls it."""
+    if answered.refusal is not None and finish is not Finish.FILTER:
+        return Finish.REFUSAL
+    if answered.calls and finish is Finish.STOP:
+        return Finish.TOOLS
+    if not answered.calls and finish is Finish.TOOLS:
+        return Finish.OTHER
+    return finish

@@ -11,7 +11,6 @@ from typing import Any
 from agac.core.types import (
     AssistantMessage,
     Fault,
-    Finish,
     JSONValue,
     Message,
     Reply,
@@ -20,12 +19,11 @@ from agac.core.types import (
     ToolDefinition,
     ToolMessage,
     ToolResult,
-    Usage,
 )
 from agac.providers import dialect
-from agac.providers.bodies import count, mapping, objects, text
-from agac.providers.citations import CHAT_SOURCES, RESPONSE_SOURCES, sources_of, top_level
-from agac.providers.endings import CHAT_ENDINGS, RESPONSE_ENDINGS, AnswerEnd, ending, says_why
+from agac.providers.bodies import mapping, objects, text
+from agac.providers.citations import CHAT_SOURCES, sources_of, top_level
+from agac.providers.endings import CHAT_ENDINGS, ending, says_why
 from agac.providers.error_bodies import is_error, read_openai_error
 from agac.providers.error_tables import OPENAI_RULES
 from agac.providers.provider import Provider
@@ -34,19 +32,20 @@ from agac.providers.waits import rate_state
 
 
 def _headers(provider: Provider) -> dict[str, str]:
+    """Returns the header with the key, where there is a key."""
     if provider.api_key:
         return {"Authorization": f"Bearer {provider.api_key}"}
     return {}
 
 
-def _messages(
+def wire_messages(
     instruction: str | None,
     messages: Iterable[Message],
     turn: Callable[[Message], list[dict[str, Any]]],
     provider: Provider,
 ) -> list[dict[str, Any]]:
-    """Messages on the wire, a system message first, with `instruction` at its end. `turn` is given
-    those of tools."""
+    """Returns messages as they are sent, a system message first, with `instruction` at its end.
+    `turn` writes the messages with calls of tools, and those with their results."""
     wire: list[dict[str, Any]] = []
     for message in dialect.sendable(messages, provider.call_ids):
         if type(message) is Message:
@@ -62,31 +61,36 @@ def _messages(
     return wire
 
 
-def _keep(
-    said: list[dict[str, Any]], request: Request, model: str, provider: Provider, kind: str
+def mark_prefix(
+    messages: list[dict[str, Any]], request: Request, model: str, provider: Provider, part_type: str
 ) -> dict[str, Any]:
-    """What asks for the shared prefix to be kept. Where the model wants a mark at its end, the
-    last message that takes one gets it, on a part of the type `kind`; an assistant's takes none."""
+    """Returns what asks for the shared prefix to be kept. Where the model wants a mark at its end,
+    the last message that takes one gets it, on a part of the type `part_type`; an assistant's
+    takes none."""
     prefix = request.prefix
     if prefix is None or provider.cache != "openai":
         return {}
-    told = request.messages[0].role != "system" and said[0].get("role") == "system"  # the schema
+    # a system message that was added for the schema comes before those of the request
+    has_schema = request.messages[0].role != "system" and messages[0].get("role") == "system"
     shared = [
-        at for at in range(prefix.messages + told) if said[at].get("role") in ("system", "user")
+        index
+        for index in range(prefix.messages + has_schema)
+        if messages[index].get("role") in ("system", "user")
     ]
     if shared and provider.marked and re.match(provider.marked, model):
+        last = messages[shared[-1]]
         part = {
-            "type": kind,
-            "text": said[shared[-1]]["content"],
+            "type": part_type,
+            "text": last["content"],
             "prompt_cache_breakpoint": {"mode": "explicit"},
         }
-        said[shared[-1]] = {**said[shared[-1]], "content": [part]}
+        messages[shared[-1]] = {**last, "content": [part]}
     return {"prompt_cache_key": prefix.key}
 
 
-def _said(parts: Any, kind: str) -> tuple[str, str | None]:
-    """The text of a message's parts of type `kind`, and its refusal where there is one. Thinking
-    belongs to neither."""
+def text_and_refusal(parts: Any, kind: str) -> tuple[str, str | None]:
+    """Returns the text of a message's parts of type `kind`, and its refusal where there is one.
+    Thinking belongs to neither."""
     texts: list[str] = []
     refusal: str | None = None
     for part in objects(parts):
@@ -97,45 +101,45 @@ def _said(parts: Any, kind: str) -> tuple[str, str | None]:
     return "".join(texts), refusal
 
 
-def _flat_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
-    """A tool: its arguments are held to their schema where that lies inside the strict subset."""
-    strict = provider.strict_schema and strict_obstacle(tool.parameters) is None
-    told = {
+def flat_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
+    """Describes a tool: its arguments are held to their schema where the strict subset has it."""
+    return {
+        "type": "function",
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
-        "strict": strict,
+        "strict": provider.strict_schema and strict_obstacle(tool.parameters) is None,
     }
-    return {"type": "function", **told}
 
 
 def _nested_function(tool: ToolDefinition, provider: Provider) -> dict[str, JSONValue]:
-    """The same; `strict` is left out where it is false: a word that look-alikes may not know."""
-    flat = _flat_function(tool, provider).items()
-    return {
-        "type": "function",
-        "function": {name: one for name, one in flat if name != "type" and one is not False},
-    }
+    """Describes a tool for chat completions. `strict` is left out where it is false: look-alikes
+    may not know the word."""
+    function = flat_function(tool, provider)
+    kind = function.pop("type")
+    if not function["strict"]:
+        del function["strict"]
+    return {"type": kind, "function": function}
 
 
-def _offered(request: Request, provider: Provider, describe: Describing) -> dict[str, JSONValue]:
-    """The tools of a request, and how they may be used where that is not as usual."""
-    if not (request.tools or provider.server_tools) or not (
-        tools := tools_of(request, provider, describe)
-    ):
-        return {}
-    said: dict[str, JSONValue] = (
-        {} if request.tool_choice == "auto" else {"tool_choice": request.tool_choice}
-    )
-    return {
-        "tools": tools,
-        **said,
-        **({} if request.parallel_tools else {"parallel_tool_calls": False}),
-    }
+def add_tools(
+    wire: dict[str, JSONValue], request: Request, provider: Provider, describe: Describing
+) -> None:
+    """Adds the tools of a request, and how they may be used where that is not as usual."""
+    if not request.tools and not provider.server_tools:
+        return
+    tools = tools_of(request, provider, describe)
+    if not tools:
+        return
+    wire["tools"] = tools
+    if request.tool_choice != "auto":
+        wire["tool_choice"] = request.tool_choice
+    if not request.parallel_tools:
+        wire["parallel_tool_calls"] = False
 
 
-def _result_text(result: ToolResult) -> str:
-    """A result; neither API has a mark for an error."""
+def result_text(result: ToolResult) -> str:
+    """Returns the text of a tool's result; neither API has a mark for an error."""
     if result.is_error:
         return f"Error: {result.text}"
     return result.text
@@ -145,55 +149,51 @@ def _result_text(result: ToolResult) -> str:
 # differently, read November 2026.
 
 _CHAT_PARAMS = (
-    *(
-        "temperature",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-        "seed",
-        "service_tier",
-    ),
-    *("top_k", "min_p", "repetition_penalty"),
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "seed"),
+    *("service_tier", "top_k", "min_p", "repetition_penalty"),
 )
 
 
 def _build_chat(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
+    """Returns the body of POST /chat/completions."""
     shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
     params = request.params
-    said = _messages(shape.instruction, request.messages, _chat_turn, provider)
-    wire: dict[str, JSONValue] = {
-        "model": model,
-        "messages": said,
-        **_keep(said, request, model, provider, "text"),
-    }
-    wire |= _offered(request, provider, _nested_function)
+    messages = wire_messages(shape.instruction, request.messages, _chat_turn, provider)
+    kept = mark_prefix(messages, request, model, provider, "text")
+    wire: dict[str, JSONValue] = {"model": model, "messages": messages, **kept}
+    add_tools(wire, request, provider, _nested_function)
     wire |= dialect.set_params(params, _CHAT_PARAMS, provider.renames)
     if params.max_tokens is not None:
         wire[provider.max_tokens_field] = params.max_tokens
-    if params.reasoning is not None:  # an effort, or the model's switch turned on or off
-        switch = provider.switch_of(model)
-        if switch is not None and params.reasoning in ("on", "off"):
-            wire |= (switch.on if params.reasoning == "on" else switch.off) or {}
-        else:
-            wire[provider.renames.get("reasoning", "reasoning_effort")] = params.reasoning
+    if params.reasoning is not None:
+        wire |= _reasoning(params.reasoning, model, provider)
     if shape.response_format is not None:
         wire["response_format"] = shape.response_format
     return wire
 
 
+def _reasoning(value: str, model: str, provider: Provider) -> dict[str, Any]:
+    """Returns what tells a model to think: an effort, or its switch turned on or off."""
+    switch = provider.switch_of(model)
+    if switch is None or value not in ("on", "off"):
+        return {provider.renames.get("reasoning", "reasoning_effort"): value}
+    setting = switch.on if value == "on" else switch.off
+    return dict(setting or {})
+
+
 def _chat_turn(message: Message) -> list[dict[str, Any]]:
-    """A message with calls of tools, or one for each of the results."""
+    """Returns a message with calls of tools, or a message for each of the results."""
     if isinstance(message, ToolMessage):
         return [
-            {"role": "tool", "tool_call_id": one.call_id, "content": _result_text(one)}
-            for one in message.results
+            {"role": "tool", "tool_call_id": result.call_id, "content": result_text(result)}
+            for result in message.results
         ]
     if isinstance(message, AssistantMessage):
         came = mapping(mapping(message.wire).get("message"))
         if came:
-            asked = zip(objects(came.get("tool_calls")), message.calls, strict=False)
-            return [{**came, "tool_calls": [_chat_call(*one) for one in asked]}]
+            pairs = zip(objects(came.get("tool_calls")), message.calls, strict=False)
+            calls = [_chat_call(came_call, call) for came_call, call in pairs]
+            return [{**came, "tool_calls": calls}]
         if message.calls:
             calls = [_chat_call({}, call) for call in message.calls]
             return [{"role": "assistant", "content": message.text or None, "tool_calls": calls}]
@@ -201,75 +201,85 @@ def _chat_turn(message: Message) -> list[dict[str, Any]]:
 
 
 def _chat_call(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    """A call as it is sent back, with what else came with it (Gemini's signatures), but its place
-    in a stream."""
+    """Returns a call as it is sent back, with what else came with it (Gemini's signatures), but
+    its index in a stream."""
     function = {**mapping(came.get("function")), "name": call.name, "arguments": call.arguments}
     further = {name: value for name, value in came.items() if name != "index"}
     return {**further, "id": call.id, "type": "function", "function": function}
 
 
 def _read_chat(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
+    """Returns the reply of a chat completion."""
     choices = mapping(data).get("choices")
     if not isinstance(choices, list):
         return dialect.unreadable(provider, status, "a body that is no chat completion")
+    usage = dialect.usage_of(data.get("usage"))
     if not choices:  # neither an answer nor a reason: it is no empty answer
-        return replace(
-            dialect.unreadable(provider, status, "no choice"),
-            usage=dialect.usage_of(data.get("usage")),
-        )
+        return replace(dialect.unreadable(provider, status, "no choice"), usage=usage)
     choice = mapping(choices[0])
-    # thinking (`reasoning_content`, parts of type thinking) belongs to neither the answer nor the
-    # refusal
     message = mapping(choice.get("message"))
-    content = message.get("content")
-    answer, refusal = (content, None) if isinstance(content, str) else _said(content, "text")
-    refusal = text(message, "refusal") or refusal
-    end = ending(_finish_word(choice), CHAT_ENDINGS)
-    asked = [
+    answer, refusal = _answer_of(message)
+    requested = [
         call
         for call in objects(message.get("tool_calls"))
         if isinstance(call.get("function"), dict)
     ]
-    calls: tuple[ToolCall, ...] = ()
-    wire: JSONValue = None
-    if asked:  # what is empty is left out: not all that a server sends it takes, as `audio: null`
-        calls = dialect.calls_of(
-            (text(one, "id"), text(one["function"], "name"), one["function"].get("arguments"))
-            for one in asked
-        )
-        came = {
-            name: value
-            for name, value in message.items()
-            if value not in (None, [], {}) or name == "content"
-        }
-        wire = {"message": {**came, "role": "assistant", "tool_calls": asked}}
-    return dialect.reply_of(
-        data,
-        [answer],
-        end,
-        usage=dialect.usage_of(data.get("usage")),
+    answered = dialect.Answered(
+        texts=[answer],
+        end=ending(_finish_word(choice), CHAT_ENDINGS),
+        usage=usage,
         refusal=refusal,
-        provider=provider,
-        model=model,
-        calls=calls,
-        wire=wire,
-        wrote_more=bool(refusal) or _thought(message),
+        calls=_calls_of(requested),
+        wire=_kept_message(message, requested) if requested else None,
+        wrote_more=bool(refusal) or _has_thinking(message),
         sources=sources_of(data, CHAT_SOURCES, answer),
     )
+    return dialect.reply_of(data, answered, provider, model)
+
+
+def _answer_of(message: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Returns the text of a message, and its refusal where there is one. Thinking
+    (`reasoning_content`, parts of type thinking) belongs to neither."""
+    content = message.get("content")
+    refusal = text(message, "refusal")
+    if isinstance(content, str):
+        return content, refusal or None
+    answer, refusal_part = text_and_refusal(content, "text")
+    return answer, refusal or refusal_part
+
+
+def _calls_of(requested: list[dict[str, Any]]) -> tuple[ToolCall, ...]:
+    """Returns the calls of tools that a message has."""
+    functions = ((call, call["function"]) for call in requested)
+    return dialect.calls_of(
+        (text(call, "id"), text(function, "name"), function.get("arguments"))
+        for call, function in functions
+    )
+
+
+def _kept_message(message: Mapping[str, Any], requested: list[dict[str, Any]]) -> JSONValue:
+    """Returns a message as it goes back with the next request. What is empty is left out: not all
+    that a server sends it takes, as `audio: null`."""
+    filled = {
+        name: value
+        for name, value in message.items()
+        if value not in (None, [], {}) or name == "content"
+    }
+    return {"message": {**filled, "role": "assistant", "tool_calls": requested}}
 
 
 def _finish_word(choice: Mapping[str, Any]) -> Any:
-    """Why the model stopped; Gemini's compatible API says it under the name of its own now and then
-    (github.com/jakobdylanc/llmcord/issues/84)."""
+    """Returns why the model stopped. Gemini's compatible API uses the name of its own API now and
+    then (github.com/jakobdylanc/llmcord/issues/84)."""
     return choice.get("finish_reason") or choice.get("finishReason")
 
 
-def _thought(message: Mapping[str, Any]) -> bool:
-    """Returns whether a message holds thinking: in a field of its own, or as parts."""
-    has_field = any(text(message, name) for name in ("reasoning_content", "reasoning"))
-    return has_field or any(
-        part.get("type") == "thinking" for part in objects(message.get("content"))
-    )
+def _has_thinking(message: Mapping[str, Any]) -> bool:
+    """True if a message holds thinking: in a field of its own, or as parts."""
+    if text(message, "reasoning_content") or text(message, "reasoning"):
+        return True
+    parts = objects(message.get("content"))
+    return any(part.get("type") == "thinking" for part in parts)
 
 
 # Facts: platform.openai.com/docs/api-reference/chat-streaming, and what look-alikes do differently,
@@ -279,25 +289,25 @@ _KEPT = ("id", "created", "model", "system_fingerprint", "service_tier", *top_le
 
 
 def _usage_in(event: Mapping[str, Any]) -> Any:
-    """The counts of tokens of a chunk: its own, those in `x_groq`
+    """Returns the counts of tokens of a chunk: its own, those in `x_groq`
     (github.com/vercel/ai/issues/1651), or those of its choice (Moonshot:
     github.com/northes/go-moonshot/issues/17)."""
     choice = next(iter(objects(event.get("choices"))), None)
-    return next(
-        (
-            found
-            for one in (event, event.get("x_groq"), choice)
-            if (found := mapping(one).get("usage"))
-        ),
-        None,
-    )
+    for holder in (event, event.get("x_groq"), choice):
+        usage = mapping(holder).get("usage")
+        if usage:
+            return usage
+    return None
 
 
 def _thoughts_in(content: list[Any]) -> Iterator[str]:
-    """The thinking among parts of a text (docs.mistral.ai/capabilities/reasoning)."""
+    """Yields the thinking among parts of a text (docs.mistral.ai/capabilities/reasoning)."""
     for part in objects(content):
         thought = part.get("thinking")
-        yield _said(thought, "text")[0] if isinstance(thought, list) else text(part, "thinking")
+        if isinstance(thought, list):
+            yield text_and_refusal(thought, "text")[0]
+        else:
+            yield text(part, "thinking")
 
 
 _LISTED = ("annotations", "executed_tools")
@@ -311,19 +321,15 @@ class ChatAssembly(dialect.Assembly):
     def __init__(self) -> None:
         self._frame: dict[str, JSONValue] = {}
         # thinking is what look-alikes call reasoning
-        self._pieces: dict[str, list[str]] = {
-            "content": [],
-            "refusal": [],
-            "reasoning_content": [],
-            "reasoning": [],
-        }
+        names = ("content", "refusal", "reasoning_content", "reasoning")
+        self._pieces: dict[str, list[str]] = {name: [] for name in names}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
         self._open: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._lists: dict[str, list[dict[str, Any]]] = {}
         self._finish: JSONValue = None
 
     def take(self, event: Any) -> None:
-        """One chunk; `None` stands for `[DONE]`."""
+        """Takes one chunk; `None` stands for `[DONE]`."""
         if self.done:
             return
         if event is None:
@@ -332,15 +338,22 @@ class ChatAssembly(dialect.Assembly):
             self.done = True
             self._frame = event
         elif isinstance(event, dict):
-            self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
-            usage = _usage_in(event)
-            known = "usage" in self._frame
-            # a later 0/0 takes nothing back
-            if usage is not None and (not known or any(dialect.usage_of(usage)[:2])):
-                self._frame["usage"] = usage
-            for choice in objects(event.get("choices")):
-                if choice.get("index") in (0, None):
-                    self._choice(choice)
+            self._take_chunk(event)
+
+    def _take_chunk(self, event: dict[str, Any]) -> None:
+        """Takes a chunk that is neither an error nor the end."""
+        self._frame.update((name, event[name]) for name in _KEPT if event.get(name) is not None)
+        self._count(_usage_in(event))
+        for choice in objects(event.get("choices")):
+            if choice.get("index") in (0, None):
+                self._choice(choice)
+
+    def _count(self, usage: Any) -> None:
+        """Keeps the counts of tokens of a chunk; a later 0/0 takes nothing back."""
+        if usage is None:
+            return
+        if "usage" not in self._frame or any(dialect.usage_of(usage)[:2]):
+            self._frame["usage"] = usage
 
     def is_whole(self) -> bool:
         if self._finish is not None or is_error(self._frame):
@@ -350,12 +363,19 @@ class ChatAssembly(dialect.Assembly):
     def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
         if is_error(self._frame):
             return 200, dialect.NO_HEADERS, self._frame
+        choice = {"index": 0, "message": self._message(), "finish_reason": self._finish}
+        body = {**self._frame, "object": "chat.completion", "choices": [choice]}
+        return 200, dialect.NO_HEADERS, body
+
+    def _message(self) -> dict[str, Any]:
+        """Returns the whole message."""
         thought = {name: "".join(pieces) for name, pieces in self._pieces.items() if pieces}
         content = thought.pop("content", "")
         refusal = thought.pop("refusal", "")
+        has_more = bool(refusal or self._calls)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": content if content or not (refusal or self._calls) else None,
+            "content": None if has_more and not content else content,
             "refusal": refusal or None,
         }
         if self._calls:  # the next request of the conversation holds the thinking too
@@ -363,15 +383,10 @@ class ChatAssembly(dialect.Assembly):
             for call, pieces in self._calls:
                 call["function"]["arguments"] = "".join(pieces)
             message["tool_calls"] = [call for call, _ in self._calls]
-        message |= self._lists
-        choice = {"index": 0, "message": message, "finish_reason": self._finish}
-        return (
-            200,
-            dialect.NO_HEADERS,
-            {**self._frame, "object": "chat.completion", "choices": [choice]},
-        )
+        return message | self._lists
 
     def _choice(self, choice: dict[str, Any]) -> None:
+        """Takes what a chunk says of the first choice."""
         delta = choice.get("delta")
         # a server that does not stream may send its whole message as an event
         if delta is None and not self.size:
@@ -380,7 +395,7 @@ class ChatAssembly(dialect.Assembly):
             self._piece(name, text(delta, name))
         content = mapping(delta).get("content")
         if isinstance(content, list):
-            answer, refusal = _said(content, "text")
+            answer, refusal = text_and_refusal(content, "text")
             self._piece("reasoning", "".join(_thoughts_in(content)))
             self._piece("content", answer)
             self._piece("refusal", refusal or "")
@@ -396,28 +411,19 @@ class ChatAssembly(dialect.Assembly):
             self._finish = word
 
     def _piece(self, name: str, piece: str) -> None:
+        """Takes a piece of a text: of the answer, of its refusal, or of thinking."""
         if not piece:
             return
         self._pieces[name].append(piece)
         self.size += len(piece)
-        answer = name in ("content", "refusal")
-        self.token(piece if answer else "", answer=answer)
+        is_answer = name in ("content", "refusal")
+        self.token(piece if is_answer else "", answer=is_answer)
 
     def _call(self, piece: dict[str, Any]) -> None:
-        """A piece of a call. Some servers leave the index or the id out, give all calls the same
-        index, or each piece an id of its own: with a name begins a call."""
-        index = str(piece.get("index"))
+        """Takes a piece of a call. Some servers leave the index or the id out, give all calls the
+        same index, or each piece an id of its own: a piece with a name begins a call."""
         function = mapping(piece.get("function"))
-        named = text(piece, "id")
-        known = self._open.get(index)
-        if known is None or not named:
-            other = index == "None"
-        else:
-            other = named != text(known[0], "id")
-        if known is None or (other and function.get("name")):
-            known = self._open[index] = ({"type": "function", "function": {}}, [])
-            self._calls.append(known)
-        call, pieces = known
+        call, pieces = self._call_of(piece, has_name=bool(function.get("name")))
         call |= {name: value for name, value in piece.items() if value and name not in call}
         call["function"] |= {
             name: value for name, value in function.items() if value and name != "arguments"
@@ -426,262 +432,26 @@ class ChatAssembly(dialect.Assembly):
         self.size += len(repr(piece))
         self.token("", answer=True)
 
-
-# The Responses API. Facts: developers.openai.com/api/reference/responses and the types of the
-# openai SDK 3.52, read November 2026.
-
-_RESPONSES_REFUSED: Mapping[str, str] = dict.fromkeys(
-    (
-        "stop",
-        "seed",
-        "presence_penalty",
-        "frequency_penalty",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-    ),
-    "the Responses API has no such parameter; leave it out, or ask through chat completions",
-)
-"""Absent from the API's reference: OpenAI answers them with 400, `unknown_parameter`."""
-
-_RESPONSES_PARAMS = ("temperature", "top_p", "max_tokens", "service_tier")
+    def _call_of(
+        self, piece: dict[str, Any], *, has_name: bool
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Returns the call that a piece belongs to, and the pieces of its arguments so far."""
+        index = str(piece.get("index"))
+        known = self._open.get(index)
+        if known is not None and not (has_name and _begins_another(piece, index, known[0])):
+            return known
+        begun: tuple[dict[str, Any], list[str]] = ({"type": "function", "function": {}}, [])
+        self._open[index] = begun
+        self._calls.append(begun)
+        return begun
 
 
-def _build_response(request: Request, model: str, provider: Provider) -> dict[str, JSONValue]:
-    """The body of POST /responses. `store` is false: nothing is kept. The first system message is
-    `instructions`. But where a schema travels as text it stays an item: JSON mode is refused
-    unless `input` itself speaks of JSON (instructions do not count everywhere;
-    github.com/miracodeai/mira/pull/267, August 2026)."""
-    shape = shape_of(request.schema, provider, openai_format, in_words=request.schema_in_words)
-    params = request.params
-    wire: dict[str, JSONValue] = {"model": model}
-    said = _messages(shape.instruction, request.messages, _items_of_turn, provider)
-    wire |= _keep(said, request, model, provider, "input_text")
-    separate = shape.instruction is None and len(said) > 1 and said[0].get("role") == "system"
-    # without a mark
-    if (
-        separate
-        and isinstance(said[0]["content"], str)
-        and (instructions := said.pop(0)["content"])
-    ):
-        wire["instructions"] = instructions
-    # answers given back need their type; where tools are offered all turns of a conversation begin
-    # with the same bytes
-    typed = bool(request.tools) or any(item.get("role") not in ("system", "user") for item in said)
-    wire["input"] = [{"type": "message", **item} for item in said] if typed else said
-    wire |= _offered(request, provider, _flat_function)
-    if provider.source_list is not None and params.web_search is not None:
-        wire["include"] = [provider.source_list]
-    wire |= dialect.set_params(
-        params, _RESPONSES_PARAMS, {"max_tokens": "max_output_tokens", **provider.renames}
-    )
-    if params.reasoning is not None:
-        wire["reasoning"] = {"effort": params.reasoning}
-    written: dict[str, JSONValue] = (
-        {} if params.verbosity is None else {"verbosity": params.verbosity}
-    )
-    form = shape.response_format
-    if form is not None:
-        # what chat completions nest under `json_schema` is next to the type here
-        described = form.get("json_schema")
-        written["format"] = (
-            {"type": form["type"], **described} if isinstance(described, dict) else dict(form)
-        )
-    if written:
-        wire["text"] = written
-    wire["store"] = False
-    return wire
-
-
-def _items_of_turn(message: Message) -> list[dict[str, Any]]:
-    """Calls of tools, or results, as items; reasoning goes back with its content, as nothing is
-    stored there."""
-    if isinstance(message, ToolMessage):
-        kind = {"type": "function_call_output"}
-        return [
-            {**kind, "call_id": one.call_id, "output": _result_text(one)} for one in message.results
-        ]
-    if isinstance(message, AssistantMessage):
-        came = objects(mapping(message.wire).get("output"))
-        if came:
-            asked = [one for one in came if one.get("type") == "function_call"]
-            sent = {
-                id(one): _call_item(one, call)
-                for one, call in zip(asked, message.calls, strict=False)
-            }
-            whole = ("encrypted_content", "content")
-            kept = [
-                one for one in came if one.get("type") != "reasoning" or any(map(one.get, whole))
-            ]
-            return [sent.get(id(one), one) for one in kept]
-        if message.text or not message.calls:
-            said = [{"role": "assistant", "content": message.text}]
-        else:
-            said = []
-        return said + [_call_item({}, call) for call in message.calls]
-    return [{"role": message.role, "content": message.text}]
-
-
-def _call_item(came: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    return {
-        **came,
-        "type": "function_call",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
-
-
-def _read_response(data: Any, status: int, provider: Provider, model: str) -> Reply | Fault:
-    """A response. Commentary on the way to the answer (`phase`) and items that say nothing are no
-    answers; nor is reasoning. The parts of an item belong together: it is one message. A cut one
-    counts where none is complete."""
-    output = mapping(data).get("output")
-    if not isinstance(output, list):
-        return dialect.unreadable(provider, status, "a body that is no response")
-    stage = str(data.get("status") or "completed").lower()  # look-alikes leave it out
-    if stage not in ("completed", "incomplete"):
-        return dialect.unreadable(provider, status, f"a response that is {stage[:40]}")
-    texts: list[str] = []
-    cut: list[str] = []
-    refusal: str | None = None
-    for item in objects(output):
-        if item.get("type") != "message" or item.get("phase") == "commentary":
-            continue
-        message, refused_with = _said(item.get("content"), "output_text")
-        refusal = refusal or refused_with
-        if message.strip():
-            (texts if item.get("status") in (None, "completed") else cut).append(message)
-    end = AnswerEnd(Finish.LENGTH if cut and not texts else Finish.STOP)
-    if stage == "incomplete":
-        end = ending(
-            mapping(data.get("incomplete_details")).get("reason") or stage, RESPONSE_ENDINGS
-        )
-    asked = [item for item in objects(output) if item.get("type") == "function_call"]
-    calls = dialect.calls_of(
-        (text(item, "call_id"), text(item, "name"), item.get("arguments")) for item in asked
-    )
-    return dialect.reply_of(
-        data,
-        texts or cut[:1],
-        end,
-        usage=_response_usage(data),
-        refusal=refusal,
-        provider=provider,
-        model=model,
-        calls=calls,
-        wire={"output": output} if calls else None,
-        wrote_more=bool(refusal)
-        or any(item.get("type") == "reasoning" for item in objects(output)),
-        sources=sources_of(data, RESPONSE_SOURCES, "".join(texts)),
-    )
-
-
-def _response_usage(data: dict[str, Any]) -> Usage:
-    """Tokens, and uses of the provider's own tools as it counts them (xAI:
-    docs.x.ai/developers/tools), else the searches among its items: opening a page that was found
-    costs nothing."""
-    usage = mapping(data.get("usage"))
-    found = dialect.usage_of(usage)
-    ran = dialect.uses_of(usage.get("server_side_tool_usage_details"), "_calls")
-    billed = count(mapping(data.get("tool_usage")).get("web_search"), "num_requests")
-    if not ran and billed is None:
-        searches = [
-            item for item in objects(data.get("output")) if item.get("type") == "web_search_call"
-        ]
-        billed = sum(text(item.get("action"), "type") in ("", "search") for item in searches)
-    if ran or billed:
-        return found._replace(server_tools=ran or {"web_search": billed or 0})
-    return found
-
-
-# Facts: the openai SDK 3.52's `ResponseStreamEvent` and `ResponsesServerEvent`, read November 2026.
-
-_SPOKEN = frozenset(("response.output_text.delta", "response.refusal.delta"))
-_ANSWER = _SPOKEN | {"response.function_call_arguments.delta"}
-_THOUGHT = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
-_LAST = frozenset(("response.completed", "response.incomplete", "response.failed"))
-
-
-class ResponseAssembly(dialect.Assembly):
-    """A response: its last event has it whole. Some servers leave `output` empty there; items' own
-    events fill it."""
-
-    def __init__(self) -> None:
-        self._items: list[Any] = []
-        self._annotations: list[dict[str, Any]] = []
-        self._status = 200
-        self._headers = dialect.NO_HEADERS
-        self._body: JSONValue = None
-
-    def take(self, event: Any) -> None:
-        if self.done or not isinstance(event, dict):
-            return
-        kind = event.get("type")
-        if not isinstance(kind, str):
-            if event.get("error"):  # as a gateway says it
-                self._failed(event)
-        elif kind in _ANSWER or kind in _THOUGHT:
-            if event.get("delta"):
-                self.token(text(event, "delta") if kind in _SPOKEN else "", answer=kind in _ANSWER)
-        elif kind == "response.output_item.done":
-            self._items.append(event.get("item"))
-            self.size += len(repr(event))
-        elif kind == "response.output_text.annotation.added":
-            self._annotations.append(event)
-            self.size += len(repr(event))
-        elif kind in _LAST:
-            self.done = True
-            response = event.get("response")
-            if isinstance(response, dict) and not response.get("output") and self._items:
-                response = {**response, "output": self._items}
-            self._body = _annotated(response, self._annotations)
-        elif kind == "error":
-            self._failed(event)
-
-    def result(self) -> tuple[int, Mapping[str, str], JSONValue]:
-        return self._status, self._headers, self._body
-
-    def _failed(self, event: dict[str, Any]) -> None:
-        """An `error` event: flat over SSE; with `error`, `status` and the headers within over a
-        WebSocket."""
-        self.done = True
-        error = event.get("error")
-        if not isinstance(error, dict):
-            error = {name: event.get(name) for name in ("code", "message", "param")}
-        self._body = {"error": error}
-        status = event.get("status")
-        said = error.get("headers")
-        if type(status) is int and 400 <= status < 600:
-            self._status = status
-        self._headers = {
-            str(name).lower(): value
-            for name, value in mapping(said).items()
-            if isinstance(value, str)
-        }
-
-
-def _annotated(response: Any, events: Iterable[dict[str, Any]]) -> Any:
-    """Returns a response in which parts that came without annotations have those of the stream's
-    events."""
-    output = objects(mapping(response).get("output"))
-    bare: dict[int, tuple[dict[str, Any], list[Any]]] = {}
-    for event in events:
-        item = count(event, "output_index")
-        place = count(event, "content_index")
-        if item is not None and item < len(output):
-            content = objects(output[item].get("content"))
-        else:
-            content = []
-        if place is not None and place < len(content):
-            part = content[place]
-        else:
-            part = None
-        if part is not None and not part.get("annotations"):
-            bare.setdefault(id(part), (part, []))[1].append(event.get("annotation"))
-    for part, told in bare.values():
-        part["annotations"] = told
-    return response
+def _begins_another(piece: dict[str, Any], index: str, known: dict[str, Any]) -> bool:
+    """True if a piece with a name belongs to another call than the one with the same index."""
+    call_id = text(piece, "id")
+    if not call_id:
+        return index == "None"
+    return call_id != text(known, "id")
 
 
 CHAT = dialect.Dialect(
@@ -702,8 +472,3 @@ CHAT = dialect.Dialect(
     assembly=ChatAssembly,
     asks_usage=b'"stream_options":{"include_usage":true},',
 )
-
-RESPONSES = replace(
-    CHAT, path="/responses", refused=_RESPONSES_REFUSED, build=_build_response, read=_read_response,
-    assembly=ResponseAssembly, asks_usage=b"", socket_asks=b'"type":"response.create",',
-)  # fmt: skip

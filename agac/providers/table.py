@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agac.core.errors import Problem, Where
-from agac.providers import anthropic, openai
+from agac.providers import anthropic, openai, openai_responses
 from agac.providers.provider import SERVER_TOOLS, BatchTraits, Limits, Price, Provider, Switch
 
 if TYPE_CHECKING:
@@ -753,7 +753,7 @@ def refusal(provider: str, model: str) -> str:
 
 DIALECTS = {
     "openai-chat": openai.CHAT,
-    "openai-responses": openai.RESPONSES,
+    "openai-responses": openai_responses.RESPONSES,
     "anthropic": anthropic.MESSAGES,
 }
 
