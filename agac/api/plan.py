@@ -6,29 +6,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from agac.api.before_run import compare_input, warnings_before
 from agac.api.invocation_summary import StaleBatch
 from agac.api.project import Project, RunOptions, made_ready, project_of
 from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
-from agac.core.errors import AgacError, Problem, UsageError, Where
-from agac.core.keys import canonical, digest, job_alias
+from agac.core.errors import Problem, UsageError, Where
+from agac.core.keys import canonical, job_alias
 from agac.core.text import CHARACTERS_A_TOKEN, cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
-from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers, meant_before
+from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, call_seconds, estimate, needed
 from agac.engine.export import lost_store, target_of
-from agac.engine.input_rows import LeftRows, left_rows, moved_rows
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
@@ -37,11 +36,9 @@ from agac.engine.replay import FinalRows
 from agac.engine.summary import RunSummary
 from agac.plan.changes import changes_of
 from agac.plan.checks import missing_variables, outside_strict
-from agac.plan.plan import Plan, make_plan, remote_of
+from agac.plan.plan import Plan, make_plan
 from agac.plan.stage import PlannedStage
 from agac.spec.loader import WorkflowSource
-from agac.spec.paths import Refused, RemoteContent, home_of
-from agac.spec.workflow import Workflow
 from agac.store import runs
 from agac.store.batches import batches_of_run
 from agac.store.db import Database, open_for_reading
@@ -102,7 +99,7 @@ async def plan_in(
         )
         report.warnings = [*checked.warnings, *missing, *loose, *report.warnings]
         if database is not None:
-            report.warnings[:0] = await remote_moves(database, opened, checked.workflow, ask=True)
+            report.warnings[:0] = await warnings_before(database, opened, checked, plan, ask=True)
         names = [one.stage.name for one in report.stages if one.reuse and one.stage.tooling.record]
         if names:
             text = NOT_RECORDED.format(", ".join(names))
@@ -182,43 +179,6 @@ async def _budgets(
 
 
 # Rows with results that are no longer in the input.
-
-
-async def compare_input(
-    database: Database | None, plan: Plan, rows: Rows, root: Path
-) -> tuple[LeftRows | None, str]:
-    """Which rows with results left the input, and what is to be said of it: nothing while half of
-    them are there. Raises UsageError where the input has no rows any more, and they may not all
-    leave."""
-    # a row run keeps the file as it was, whatever left the input
-    if plan.output.places is not None:
-        told = database is not None and home_of(root) != root
-        return None, await moved_rows(database, plan, rows) if told and database else ""
-    folder = plan.output.dir.relative_to(root).as_posix()
-    try:
-        found = await left_rows(database, plan, rows, plan.output.dir)
-    except AgacError:  # the run itself meets what cannot be read, and says it
-        return None, ""
-    if found is not None and found.empty and not plan.input.allow_empty:
-        if found.rows:
-            held = f"the results of {counted(found.rows, 'row')}"
-        else:
-            held = "results"
-        raise UsageError(
-            (
-                f"{plan.input.shown}: the input has no rows, and {folder} holds {held}: nothing "
-                "is replaced"
-            ),
-            remedy="Put the rows back, then run again. If the input is meant to be empty, set "
-            f"`input: {{allow_empty: true}}` in {plan.input.where.file}.",
-        )
-    if found is None or not found.most_left:
-        return found, ""
-    return found, (
-        f"{found.left:,} of the {found.rows:,} rows with results in {folder} are no longer in the "
-        "input. Those files stay beside the new ones, as results.previous.jsonl and so on, until "
-        "a run again has half of the rows"
-    )
 
 
 # What wants a yes before it costs: a run above `confirm_above`, one whose open batches hold what it
@@ -439,80 +399,3 @@ def ask(confirm: Confirm | None, refusal: str, said: str, question: str, remedy:
 
 def _exact(usd: float) -> str:
     return dollars(usd, 2 if usd >= 0.01 and round(usd, 2) == usd else 4)
-
-
-# Short names of models that moved: what one meant in a run's definition, and what it means now.
-
-
-async def moved_names(database: Database, workflow: Workflow, plan: Plan) -> list[Problem]:
-    """A warning for each short name that the workflow's last run understood otherwise: its rows
-    are asked again."""
-    if not any(stage.ref and stage.ref.written for stage in plan.asking):
-        return []
-    last = next(iter(await runs.run_ids(database, workflow.name)), None)
-    if last is None:
-        return []
-    definition = await runs.definition_of(database, last)
-    return [
-        Problem(
-            spec.at("model"),
-            f"{stage.ref.written} meant {meant} in run {last} and means {stage.ref.meaning} now: "
-            f"its rows are run again; to keep the answers write {meant}",
-            "warning",
-        )
-        for spec, stage in zip(workflow.asking, plan.asking, strict=True)
-        if stage.ref is not None and (meant := meant_before(stage, definition)) is not None
-    ]
-
-
-# Remote content that is not what it was: a prompt, a schema, a card, the rows.
-
-
-async def remote_moves(
-    database: Database, opened: Project, workflow: Workflow, *, ask: bool = False
-) -> list[Problem]:
-    """A warning for all that is not what the workflow's last run used; where it goes on with that,
-    a warning that it does, or, where whoever has it is to be asked (`ask`), for all that is
-    another now, as far as it can be reached."""
-    if workflow.remote:
-        last = next(iter(await runs.run_ids(database, workflow.name)), None)
-    else:
-        last = None
-    if last is None:
-        return []
-    used = _versions(remote_of(await runs.run_settings_of(database, last), opened.root))
-    now = _versions(workflow.remote)
-    goes_on = ""
-    if opened.remote.pinned and not ask:
-        message = (
-            f"run {last} goes on with the remote content that it began with; --refetch "
-            "takes it as it is now"
-        )
-        return [Problem(Where(workflow.file), message, "warning")]
-    if opened.remote.pinned:
-        fetch = replace(opened.remote, pinned=()).fetch
-        for what, reference in now:
-            with suppress(Refused):
-                now |= _versions([replace(one, what=what) for one in fetch(reference, what)])
-        goes_on = (
-            f"; run {last} goes on with what it began with, and --refetch takes it as it is now"
-        )
-    message = f"the remote {{}} changed since run {last}: {{}} ({{}} → {{}}){goes_on}"
-    moved = [
-        (*key, used[key], version)
-        for key, version in now.items()
-        if used.get(key, version) != version
-    ]
-    return [Problem(Where(workflow.file), message.format(*one), "warning") for one in moved]
-
-
-def _versions(contents: Iterable[RemoteContent]) -> dict[tuple[str, str], str]:
-    """What stands for the content of each reference, for people: the beginning of its hash, of
-    several files of all."""
-    hashes: dict[tuple[str, str], list[str]] = {}
-    for one in contents:
-        hashes.setdefault((one.what, one.reference), []).append(one.hash)
-    return {
-        key: (found[0] if len(found) == 1 else digest("".join(found)).hex())[:12]
-        for key, found in hashes.items()
-    }

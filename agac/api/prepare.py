@@ -13,22 +13,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agac.api.before_run import compare_input, moved_names, warnings_before
 from agac.api.inspect import refuse_foreign
 from agac.api.plan import (
     FIRST_ROWS,
     Confirm,
     asks_first_rows_alone,
     by_calls,
-    compare_input,
     confirm_stale,
-    moved_names,
-    remote_moves,
 )
 from agac.api.progress import show_reply
 from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready
 from agac.api.report import RowCount, counted_or_estimated, stale_facts
 from agac.api.share import controlled
-from agac.api.status import shard_folders
 from agac.api.stored_plan import recorded_plan
 from agac.core.errors import Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
@@ -56,7 +53,6 @@ from agac.plan.stage import LocalStage
 from agac.providers.provider import Provider
 from agac.spec.loader import BuiltWorkflow, WorkflowSource
 from agac.spec.operations import Python
-from agac.spec.paths import STORE
 from agac.spec.project_models import ExecutorFile
 from agac.spec.workflow import family
 from agac.store import runs
@@ -227,7 +223,7 @@ async def _inspected(
     chosen: list[tuple[str | None, str | None, int]] = []
     count: Callable[[], RowCount | None] = partial(counted_or_estimated, checked, plan.selection)
     if retry is None:
-        warnings += await remote_moves(database, opened, checked.workflow)
+        warnings += await warnings_before(database, opened, checked, plan)
     else:
         await _refuse_changed(database, plan, retry)
         chosen = await chosen_counts(database, retry.run, retry)
@@ -238,7 +234,6 @@ async def _inspected(
         await _refuse_fresh(database, plan.workflow)
     left = None
     if retry is None and not elsewhere:
-        warnings += await _shards_here(database, opened, plan)
         left, text = await compare_input(database, plan, work.rows, opened.root)
         if text:
             warnings.append(Problem(plan.input.where, text, "warning"))
@@ -332,30 +327,6 @@ async def _refuse_fresh(database: Database, workflow: str) -> None:
         remedy="retrieve them first (agac batch retrieve), or cancel them: "
         + "; ".join(f"agac batch cancel {batch.id}" for batch in batches),
     )
-
-
-# What is said before.
-
-
-async def _shards_here(database: Database, opened: Project, plan: Plan) -> list[Problem]:
-    """A warning before the first whole run of a workflow in a project whose rows may have been
-    paid in shards."""
-    if plan.selection.shard is not None or is_job(plan.workflow):
-        return []
-    folders = shard_folders((opened.root / STORE).parent)
-    if not folders or await runs.run_ids(database, plan.workflow):
-        return []
-    what = (
-        f"shards of this project have stores of their own ({folders[0].parent}): no answer "
-        "of theirs is used here; "
-    )
-    return [
-        Problem(
-            plan.input.where,
-            f"{what}`agac merge -a {plan.workflow}` writes what they made",
-            "warning",
-        )
-    ]
 
 
 # The parts of an invocation, as `agac batch retrieve`, `cancel`, `try` and `agac doctor` put them
