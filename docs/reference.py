@@ -20,8 +20,10 @@ from agac import api
 from agac.api.job_files import JobFile, JobOutputFile, LlmFile, ProcessingFile
 from agac.cli.main import cli
 from agac.core.types import Params
-from agac.providers.model_string import ALIASES, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
-from agac.providers.table import ELSEWHERE, SHIPPED
+from agac.providers.known_providers import SHIPPED
+from agac.providers.model_keys import FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
+from agac.providers.model_string import ALIASES
+from agac.providers.table import ELSEWHERE
 from agac.simulator import fault_files, faults
 from agac.simulator.settings import setting_flags
 from agac.spec.card_models import CARD_MODELS, CardFile, FunctionToolFile, McpConnectFile, RequestParamsFile

@@ -65,9 +65,10 @@ from agac.plan.checks import (
 )
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection, remote_of
+from agac.providers.known_providers import SHIPPED
 from agac.providers.model_string import alias_problem, parse_model
 from agac.providers.provider import Provider
-from agac.providers.table import SHIPPED, build_providers
+from agac.providers.table import build_providers
 from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader

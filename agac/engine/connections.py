@@ -25,6 +25,7 @@ from agac.engine.retry_policy import RowDeadline
 from agac.engine.validate import Checker, ValidReply
 from agac.plan.render import RowView
 from agac.plan.stage import PlannedModel, PlannedStage
+from agac.providers.abilities import unsendable
 from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
 from agac.providers.hints import HintingSender, hinting
@@ -32,7 +33,7 @@ from agac.providers.http import HttpReply, Sending, open_sender
 from agac.providers.prices import price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
-from agac.providers.table import DIALECTS, unsendable
+from agac.providers.table import DIALECTS
 from agac.spec.tools import Runtime
 from agac.spec.workflow import Timeout, family
 from agac.store.records import Endpoint

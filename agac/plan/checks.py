@@ -15,12 +15,14 @@ from agac.core.errors import Problem, UsageError, Where, lack_of
 from agac.core.types import Params, Schema
 from agac.plan.plan import Models
 from agac.plan.stage import PlannedModel, call_timeout
+from agac.providers.abilities import of_budget, of_tier, unsendable
 from agac.providers.backend import at_backend, served_model
+from agac.providers.known_providers import SHIPPED
 from agac.providers.model_string import ModelRef, parse_model
 from agac.providers.prices import dated_versions, dearest_price, lacks_tier
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.structured import unenforced
-from agac.providers.table import DIALECTS, SHIPPED, of_budget, of_tier, unsendable
+from agac.providers.table import DIALECTS
 from agac.spec.lint import LintFinding, Readers
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, isfinite
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from agac.core.redact import Redactor
 from agac.core.text import split_lines
@@ -21,36 +21,29 @@ from agac.spec.paths import Refused
 
 _FORMS = (
     "write vllm://HOST:PORT, sglang://HOST:PORT, dynamo://HOST:PORT?version=1.2, openai://, "
-    "anthropic://, or the "
-    "address of a server that speaks OpenAI's chat completions, as http://HOST:PORT/v1"
+    "anthropic://, or the address of a server that speaks OpenAI's chat completions, as "
+    "http://HOST:PORT/v1"
 )
 _DYNAMO = re.compile(r"version=1\.(\d{1,3})(\.\d+)*")
-PATIENCE = 5.0  # seconds for which a server is asked about itself
+PATIENCE = 5.0
+"""Seconds for which a server is asked about itself."""
+
+_ENGINES = ("vllm", "sglang", "dynamo", "generic")
+_SERVICES = ("openai", "anthropic")
 
 
 def parse_backend(text: str) -> tuple[str, str | None, int | None]:
     """Reads `vllm://host:port[/path]` and the like: the provider that it means, the address in
     place of that one's own (None: its own), and the minor version of a Dynamo that takes hints
     (`?version=1.2`). Raises Refused."""
-    try:
-        parts = urlsplit(text.strip())
-        port = parts.port
-    except ValueError as error:
-        raise Refused(f"'{text}' is no address: {error}; {_FORMS}") from None
+    parts, port = _parts_of(text)
     provider = {"http": "generic", "https": "generic"}.get(parts.scheme, parts.scheme)
-    if "://" not in text or provider not in (
-        "vllm",
-        "sglang",
-        "dynamo",
-        "generic",
-        "openai",
-        "anthropic",
-    ):
+    if "://" not in text or provider not in (*_ENGINES, *_SERVICES):
         raise Refused(f"'{text}' is no backend; {_FORMS}")
     if parts.username or parts.password:
         where = f"`providers: {{{provider}: {{api_key: ${{VARIABLE}}}}}}` in agac.yml"
         raise Refused(f"a backend holds no login; put the key into {where}")
-    if provider in ("openai", "anthropic"):
+    if provider in _SERVICES:
         if parts.netloc or parts.path:
             raise Refused(
                 f"{provider}:// names no host; for another server than {provider}'s own, {_FORMS}"
@@ -60,27 +53,47 @@ def parse_backend(text: str) -> tuple[str, str | None, int | None]:
         raise Refused(f"'{text}' names no host; {_FORMS}")
     if provider == "generic":
         scheme = parts.scheme
-    elif port == 443:
-        scheme = "https"
     else:
-        scheme = "http"
-    address = f"{scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
-    told = parts.query if provider == "dynamo" else ""
-    version = _DYNAMO.fullmatch(told)
-    if version is None and told:
+        scheme = "https" if port == 443 else "http"
+    address = f"{scheme}://{parts.netloc}"
+    address += parts.path.rstrip("/") or "/v1"
+    if provider == "dynamo":
+        hints = _hints_version(parts.query)
+        trouble = url_trouble(address)
+    else:
+        hints = None
+        trouble = url_trouble(f"{address}?{parts.query}" if parts.query else address)
+    if trouble:
+        raise Refused(trouble)
+    return provider, address, hints
+
+
+def _parts_of(text: str) -> tuple[SplitResult, int | None]:
+    """Returns the parts of an address, and its port. Raises Refused."""
+    try:
+        parts = urlsplit(text.strip())
+        return parts, parts.port
+    except ValueError as error:
+        raise Refused(f"'{text}' is no address: {error}; {_FORMS}") from None
+
+
+def _hints_version(query: str) -> int | None:
+    """Returns the minor version of a Dynamo that takes hints; None: it is not said. Raises
+    Refused."""
+    if not query:
+        return None
+    version = _DYNAMO.fullmatch(query)
+    if version is None:
         known = (
             "agac knows the hints of Dynamo 1.x: write ?version=1.2, or nothing and no "
             "hints are sent"
         )
-        raise Refused(f"'{parts.query}': {known}")
-    trouble = url_trouble(address + (f"?{parts.query}" if parts.query != told else ""))
-    if trouble:
-        raise Refused(trouble)
-    return provider, address, int(version[1]) if version else None
+        raise Refused(f"'{query}': {known}")
+    return int(version[1])
 
 
 def at_backend(backend: str, providers: Mapping[str, Provider]) -> Provider:
-    """The provider that a backend means, at its address. Raises Refused."""
+    """Returns the provider that a backend means, at its address. Raises Refused."""
     name, address, hints = parse_backend(backend)
     row = providers[name]
     missing = tuple(
@@ -92,22 +105,27 @@ def at_backend(backend: str, providers: Mapping[str, Provider]) -> Provider:
 
 
 def served_model(row: Provider) -> str:
-    """The one model that a server has. Raises Refused where it cannot be asked, or has several."""
+    """Returns the one model that a server has. Raises Refused where it cannot be asked, or has
+    several."""
     if row.offline:
         raise Refused(
             f"no model is named, and {row.base_url} is not asked offline; name one with `model`"
         )
     headers = {**DIALECTS[row.dialect].headers(row), **row.headers}
-    asked = urllib.request.Request(f"{row.base_url}/models", headers=headers)  # noqa: S310
+    request = urllib.request.Request(f"{row.base_url}/models", headers=headers)  # noqa: S310
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:  # noqa: S310 - http and https alone
-            found = [str(one["id"]) for one in json.loads(answer.read(1_000_000))["data"]]
-        if len(found) == 1:
-            return found[0]
-        said = f"has {counted(len(found), 'model')}{': ' if found else ''}{', '.join(found[:9])}"
+        # http and https alone
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+            listed = json.loads(answer.read(1_000_000))["data"]
+        names = [str(entry["id"]) for entry in listed]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        said = f"did not tell its models ({error})"
-    raise Refused(f"no model is named, and {row.base_url} {said}; name one with `model`")
+        why = f"did not tell its models ({error})"
+    else:
+        if len(names) == 1:
+            return names[0]
+        colon = ": " if names else ""
+        why = f"has {counted(len(names), 'model')}{colon}{', '.join(names[:9])}"
+    raise Refused(f"no model is named, and {row.base_url} {why}; name one with `model`")
 
 
 # What an engine counts of its prefix cache, in tokens: the first of these names that is there. Of
@@ -122,31 +140,36 @@ _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\d[\d.eE+-]*)(?:\s+\d+)?\s
 async def engine_counts(
     row: Provider, env: Mapping[str, str], redactor: Redactor
 ) -> tuple[float, float] | None:
-    """Prompt tokens that a serving engine has seen so far, and how many of them its prefix cache
-    had; None: unknown. Samples (Prometheus's text format) of one name are added up over their
-    labels: over engines, kinds of caches."""
+    """Returns how many prompt tokens a serving engine has seen so far, and how many of them its
+    prefix cache had; None: unknown."""
     import aiohttp
 
     from agac.providers.http import Sender, read_body
 
     sender = Sender(row, redactor, env=env)
-    sums = defaultdict[str, float](float)
     address = row.base_url.removesuffix("/v1") + "/metrics"
+    text = ""
     try:
         bounds = aiohttp.ClientTimeout(total=PATIENCE)
         async with sender.session().get(address, timeout=bounds, allow_redirects=False) as answer:
             if answer.status == 200:
                 text = (await read_body(answer, sender.most)).decode()
-            else:
-                text = ""
-        for found in filter(None, map(_LINE.fullmatch, split_lines(text))):
-            sums[found[1].removesuffix("_total")] += float(found[2])
+        sums = _summed_samples(text)
     except (aiohttp.ClientError, OSError, ValueError):
         return None
     finally:
         await sender.close()
-    seen, had = (
+    seen, cached = (
         next((sums[name] for name in names if name in sums), inf)
         for names in row.engine or ((), ())
     )
-    return (seen, had) if isfinite(seen + had) else None
+    return (seen, cached) if isfinite(seen + cached) else None
+
+
+def _summed_samples(text: str) -> Mapping[str, float]:
+    """Returns the samples of Prometheus's text format, those of one name added up over their
+    labels: over engines, kinds of caches. Raises ValueError for what is no number."""
+    sums = defaultdict[str, float](float)
+    for sample in filter(None, map(_LINE.fullmatch, split_lines(text))):
+        sums[sample[1].removesuffix("_total")] += float(sample[2])
+    return sums

@@ -23,7 +23,7 @@ from agac.providers.bodies import json_of, moment, text
 from agac.providers.dialect import beginning_of, too_large, unreadable
 from agac.providers.error_bodies import ErrorBody, is_error
 from agac.providers.error_rules import Operation, Rule
-from agac.providers.error_tables import HttpAnswer, fault_of, refusal
+from agac.providers.error_tables import ErrorAnswer, fault_of, refusal
 from agac.providers.http import ReplyTooLarge
 from agac.providers.provider import BatchTraits, Provider
 from agac.providers.transport import ConnectionSettings, lost
@@ -583,7 +583,7 @@ class BatchApi:
         data = json_of(response.content)
         error = self.read_error(data)
         fault = fault_of(
-            error, self.rules, HttpAnswer(status, headers, response.content),
+            error, self.rules, ErrorAnswer(status, headers, response.content),
             provider=self._provider, model=model, redactor=self._redactor, of=of,
         )  # fmt: skip
         return replace(

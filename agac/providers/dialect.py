@@ -38,7 +38,7 @@ from agac.providers.citations import moved
 from agac.providers.endings import AGAIN, AnswerEnd
 from agac.providers.error_bodies import ErrorBody, is_error
 from agac.providers.error_rules import Rule
-from agac.providers.error_tables import HttpAnswer, fault_of
+from agac.providers.error_tables import ErrorAnswer, fault_of
 from agac.providers.provider import Provider
 from agac.providers.structured import Shaping
 from agac.providers.thinking import LeadingThinking, without_thinking
@@ -161,7 +161,7 @@ class Dialect:
             if isinstance(read, Reply):
                 return read
             return _explained(read, status, body, data, redactor)
-        answer = HttpAnswer(status, headers, body)
+        answer = ErrorAnswer(status, headers, body)
         return fault_of(
             self.read_error(data),
             self.rules,

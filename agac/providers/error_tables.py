@@ -45,7 +45,7 @@ from agac.providers.waits import asked_delay, reset_delay, told_delay
 MESSAGE_LENGTH = 500  # characters of a provider's own words that a Fault quotes at most
 
 
-class HttpAnswer(NamedTuple):
+class ErrorAnswer(NamedTuple):
     """An answer that is no reply, as it came."""
 
     status: int
@@ -62,7 +62,7 @@ WORTH_ANOTHER_TRY = (FaultKind.RETRY, FaultKind.PAUSE)
 def fault_of(
     error: ErrorBody,
     rules: Sequence[Rule],
-    answer: HttpAnswer,
+    answer: ErrorAnswer,
     *,
     provider: Provider,
     model: str,
@@ -115,7 +115,7 @@ def _retry_advice(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-should-retry")
 
 
-def _message_of(error: ErrorBody, answer: HttpAnswer, provider: Provider) -> str:
+def _message_of(error: ErrorBody, answer: ErrorAnswer, provider: Provider) -> str:
     """Returns the message of a fault: status, the error's name, its words, the request's id."""
     headers = answer.headers
     named = f" ({error.name})" if error.name else ""
@@ -201,7 +201,7 @@ _TOO_LARGE_REQUEST = re.compile(
 _OF_REQUESTS = re.compile(r"\brequests? (?:per|a|in)\b|\d requests\b|\bRP[SMHD]\b")
 
 
-def _with_meaning(error: ErrorBody, answer: HttpAnswer) -> ErrorBody:
+def _with_meaning(error: ErrorBody, answer: ErrorAnswer) -> ErrorBody:
     """Returns an error with the meaning that its words or its form have, where no code has it."""
     meaning = _meaning_of(error.message)
     if not meaning and not isinstance(json_of(answer.body), (dict, list)):

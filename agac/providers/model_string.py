@@ -10,189 +10,42 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from agac.core.errors import nearest
+from agac.providers.abilities import objections
+from agac.providers.known_providers import SHIPPED
+from agac.providers.model_keys import (
+    EFFORTS,
+    FIELDS,
+    NO_EFFECT,
+    NOT_HERE,
+    READERS,
+    SPELLINGS,
+    instant,
+)
 from agac.providers.provider import SERVER_TOOLS, Provider, Structured
-from agac.providers.table import ELSEWHERE, SHIPPED, objections, refusal
+from agac.providers.table import ELSEWHERE, refusal
 from agac.spec.paths import Refused
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-SERVICE_TIERS = ("auto", "default", "flex", "priority", "standard_only")
-LEAST_THINKING = (
-    1024  # tokens: Anthropic's least `budget_tokens`, and nobody else counts thinking so
-)
-SCHEMA_MODES = ("json_schema", "json_object", "none")
-TRANSPORTS = ("sse", "ws", "auto")
-_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-
-
-def _reader(
-    takes: str, read: Callable[[str], Any], fits: Callable[[Any], bool]
-) -> Callable[[str], Any]:
-    """Reads a value. It raises ValueError or KeyError for one that is not as its docstring,
-    `takes`, says."""
-
-    def reader(text: str) -> Any:
-        value = read(text)
-        if not fits(value):
-            raise ValueError
-        return value
-
-    reader.__doc__ = takes
-    return reader
-
-
-def _number(low: float, high: float) -> Callable[[str], Any]:
-    return _reader(f"a number from {low:g} to {high:g}", float, lambda value: low <= value <= high)
-
-
-def _one_of(values: tuple[str, ...], **others: str) -> Callable[[str], Any]:
-    return _reader(
-        f"one of {', '.join(values)}", lambda text: others.get(text, text), values.__contains__
-    )
-
-
-_above_zero = _reader("a number above 0", float, lambda value: 0 < value < math.inf)
-_positive = _reader("a whole number above 0", int, lambda value: value > 0)
-_whole = _reader("a whole number", int, lambda _value: True)
-_seconds = _reader(
-    "seconds above 0, or none",
-    lambda text: math.inf if text == "none" else _above_zero(text),
-    lambda _value: True,
-)
-
-
-def _reasoning(text: str) -> str | None:
-    """one of none, minimal, low, medium, high, xhigh, max, or auto (nothing is sent), on, off,
-    tokens from 1024"""
-    if text == "auto":
-        return None
-    if text in EFFORTS:
-        return text
-    if text not in ("0", "1") and text.isascii() and text.isdigit():
-        if len(text) < 10 and int(text) >= LEAST_THINKING:
-            return str(int(text))
-        raise Refused(
-            f"reasoning={text}: a number of tokens to think with is at least {LEAST_THINKING}"
-        )
-    return "on" if _SWITCH[text.lower()] else "off"
-
-
-def _instant(text: str) -> str:
-    """on or off"""
-    return "off" if _SWITCH[text.lower()] else "on"
-
-
-def _uses(text: str) -> str | None:
-    """on, off, or how often at most in a call, from 2"""
-    if text not in ("0", "1") and text.isascii() and text.isdigit() and len(text) < 10:
-        return str(int(text))
-    return "on" if _SWITCH[text.lower()] else None
-
-
-def _schema_mode(text: str) -> str:
-    """one of json_schema, json_object, none"""
-    if text in ("tool", "tool_use"):
-        raise Refused(
-            f"{text}: a schema is sent as one, never as a tool; write json, or leave it to "
-            "the provider"
-        )
-    value: str = _one_of(SCHEMA_MODES, json="json_schema")(text)
-    return value
-
-
-def _schema_tools(text: str) -> None:
-    """auto or no_tools"""
-    if text in ("always", "defer"):
-        raise Refused(
-            f"{text} is the agent's: write `request_params: {{structured_tool_policy: "
-            f"{text}}}` in its card"
-        )
-    _one_of(("auto", "no_tools"))(text)
-
-
-def _long_context(text: str) -> None:
-    """off"""
-    if text == "1m" or _SWITCH[text.lower()]:
-        raise Refused("models with a long context window have it without being asked; leave it out")
-
-
-READERS: dict[str, Callable[[str], Any]] = {
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "top_k": _positive,
-    "min_p": _number(0, 1),
-    "max_tokens": _positive,
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _above_zero,
-    "seed": _whole,
-    "reasoning": _reasoning,
-    "verbosity": _one_of(("low", "medium", "high")),
-    "service_tier": _one_of(SERVICE_TIERS, fast="priority"),
-    **dict.fromkeys(SERVER_TOOLS, _uses),
-    "transport": _one_of(TRANSPORTS, websocket="ws"),
-    "idle_timeout": _seconds,
-    "schema_mode": _schema_mode,
-}
-"""The keys of a model string, each with what reads its value; the reader's docstring says what it
-takes."""
-
-FIELDS = ("transport", "idle_timeout", "schema_mode")
-"""Keys that are fields of ModelRef: how a model is asked, not what. The others are fields of
-`Params`."""
-
-NOT_HERE: dict[str, Callable[[str], None]] = {
-    "schema_tools": _schema_tools,
-    "long_context": _long_context,
-}
-"""Keys of other programs' model strings of which only the value can be had that changes nothing."""
-
-NO_EFFECT: dict[str, str] = {
-    "task_budget": "no stage has such a budget; `budget` of a workflow bounds what it may spend",
-    "poll_period": "no stage runs a shell",
-    **dict.fromkeys(
-        ("lite", "compaction", "compact_at"), "a row has no conversation that could be shortened"
-    ),
-}
-"""Keys of other programs' model strings that mean nothing here: a warning, so that their cards can
-be used."""
-
-SPELLINGS = {
-    "temp": "temperature",
-    "topP": "top_p",
-    "topK": "top_k",
-    "minP": "min_p",
-    "maxTokens": "max_tokens",
-    "presencePenalty": "presence_penalty",
-    "frequencyPenalty": "frequency_penalty",
-    "repetitionPenalty": "repetition_penalty",
-    "streaming_timeout": "idle_timeout",
-    "structured": "schema_mode",
-    "structured_tools": "schema_tools",
-    "structured_tool_policy": "schema_tools",
-    "structuredToolPolicy": "schema_tools",
-    "context": "long_context",
-    "taskBudget": "task_budget",
-    "instant": "reasoning",
-}
-"""Other ways to write a key. `instant` turns its value round."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A string taken apart: nothing of it is checked against its provider yet. `values` and
-    `spelt` say of each key after `?` what it sets and how it was written; `messages` are about
-    what cannot be read, `warnings` about keys without an effect. `written` is what was written
-    when that is a short name."""
+    """A string taken apart: nothing of it is checked against its provider yet."""
 
     provider: str = ""
+    """The provider's name."""
     model: str = ""
+    """The model's name."""
     route: str | None = None
+    """Who runs the model behind a router."""
     values: dict[str, Any] = field(default_factory=dict)
+    """What each key after `?` sets."""
     spelt: dict[str, str] = field(default_factory=dict)
+    """How each of those keys was written."""
     messages: list[str] = field(default_factory=list)
+    """What cannot be read."""
     warnings: list[str] = field(default_factory=list)
+    """Keys without an effect."""
     written: str | None = None
+    """What was written, when that is a short name."""
 
 
 def _read_query(text: str) -> _Reading:
@@ -200,58 +53,64 @@ def _read_query(text: str) -> _Reading:
     read = _Reading()
     for pair in text.split("&"):
         key, equals, value = pair.partition("=")
-        name = SPELLINGS.get(key, key)
-        value = unquote(value)
-        reader: Callable[[str], Any] | None
-        if key == "instant":
-            reader = _instant
+        if equals:
+            _read_pair(read, key, unquote(value))
         else:
-            reader = READERS.get(name) or NOT_HERE.get(name)
-        if not equals:
             read.messages.append(f"'{pair}' after ? is no key=value pair")
-        elif reader is None and name not in NO_EFFECT:
-            hint = _hint(key, [*READERS, *SPELLINGS, *NOT_HERE, *NO_EFFECT])
-            read.messages.append(f"unknown key '{key}'{hint} The keys are {', '.join(READERS)}")
-        elif name in read.spelt:
-            if read.spelt[name] == key:
-                others = ""
-            else:
-                others = f", as {read.spelt[name]} and as {key}"
-            read.messages.append(f"{name} is given twice{others}")
-        else:
-            read.spelt[name] = key
-            if reader is None:
-                read.warnings.append(f"{key} has no effect: {NO_EFFECT[name]}")
-                continue
-            try:
-                found = reader(value)
-            except Refused as refused:
-                said = str(refused)
-                read.messages.append(
-                    said if said.startswith(f"{key}=") else f"{key}={value}: {said}"
-                )
-            except (ValueError, KeyError):
-                read.messages.append(f"{key}={value}: expected {reader.__doc__}")
-            else:
-                if name in READERS:
-                    read.values[name] = found
     return read
 
 
+def _read_pair(read: _Reading, key: str, value: str) -> None:
+    """Adds a key and its value to what was read."""
+    name = SPELLINGS.get(key, key)
+    reader = instant if key == "instant" else READERS.get(name) or NOT_HERE.get(name)
+    if reader is None and name not in NO_EFFECT:
+        hint = _hint(key, [*READERS, *SPELLINGS, *NOT_HERE, *NO_EFFECT])
+        read.messages.append(f"unknown key '{key}'{hint} The keys are {', '.join(READERS)}")
+    elif name in read.spelt:
+        earlier = read.spelt[name]
+        others = "" if earlier == key else f", as {earlier} and as {key}"
+        read.messages.append(f"{name} is given twice{others}")
+    elif reader is None:
+        read.spelt[name] = key
+        read.warnings.append(f"{key} has no effect: {NO_EFFECT[name]}")
+    else:
+        read.spelt[name] = key
+        _read_value(read, key, value, reader)
+
+
+def _read_value(read: _Reading, key: str, value: str, reader: Callable[[str], Any]) -> None:
+    """Reads the value of a key, or adds what is wrong with it."""
+    try:
+        setting = reader(value)
+    except Refused as refused:
+        problem = str(refused)
+        is_named = problem.startswith(f"{key}=")
+        read.messages.append(problem if is_named else f"{key}={value}: {problem}")
+    except (ValueError, KeyError):
+        read.messages.append(f"{key}={value}: expected {reader.__doc__}")
+    else:
+        name = SPELLINGS.get(key, key)
+        if name in READERS:
+            read.values[name] = setting
+
+
 def write_query(values: Mapping[str, Any]) -> str:
-    """The values as `?key=value&…`, as `_read_query` reads them; empty when there are none."""
-    pairs = []
-    for name in READERS:
-        if name in values:
-            value = values[name]
-            if isinstance(value, float):
-                text = f"{value!r}".removesuffix(".0")
-            else:
-                text = str(value)
-            text = "none" if value == math.inf and name == "idle_timeout" else text
-            nothing = "off" if name in SERVER_TOOLS else "auto"
-            pairs.append(f"{name}={nothing if value is None else text}")
+    """Returns the values as `?key=value&…`, as `_read_query` reads them; empty when there are
+    none."""
+    pairs = [f"{name}={_written(name, values[name])}" for name in READERS if name in values]
     return "?" + "&".join(pairs) if pairs else ""
+
+
+def _written(name: str, value: Any) -> str:
+    """Returns the value of a key as a model string writes it."""
+    if value is None:
+        return "off" if name in SERVER_TOOLS else "auto"
+    if value == math.inf and name == "idle_timeout":
+        return "none"
+    if isinstance(value, float):
+        return f"{value!r}".removesuffix(".0")
+    return str(value)
 
 
 # The names and what they stand for are those that AgentCards are written with (fast-agent's, read
@@ -297,6 +156,7 @@ TEST_MODELS = ("passthrough", "playback", "slow", "silent")
 
 
 def _all(provider: str, names: str) -> dict[str, str]:
+    """Returns the models of a provider, by name."""
     return dict.fromkeys(names.split(), provider)
 
 
@@ -308,11 +168,11 @@ MODELS: dict[str, str] = {
     ),
     **_all(
         "anthropic",
-        """claude-haiku-4-5 claude-haiku-5-5 claude-sonnet-4-5 claude-sonnet-4-6 claude-sonnet-5
-        claude-sonnet-5-5
-        claude-opus-4-5 claude-opus-4-6 claude-opus-4-7 claude-opus-4-8 claude-opus-5
-        claude-opus-5-5 claude-fable-5
-        claude-fable-5-1 claude-fable-5-2""",
+        """
+        claude-haiku-4-5 claude-haiku-5-5 claude-sonnet-4-5 claude-sonnet-4-6 claude-sonnet-5
+        claude-sonnet-5-5 claude-opus-4-5 claude-opus-4-6 claude-opus-4-7 claude-opus-4-8
+        claude-opus-5 claude-opus-5-5 claude-fable-5 claude-fable-5-1 claude-fable-5-2
+        """,
     ),
     **_all(
         "gemini",
@@ -330,22 +190,27 @@ _SUFFIX = re.compile(rf"(.+)\.({'|'.join((*EFFORTS, 'auto'))})\Z")
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model of a provider, and what its string sets: `params` by field name of `Params`, None
-    where `auto` is said. `route` names who runs the model behind a router. `idle_timeout` is in
-    seconds, `math.inf` for none at all. `transport`, `idle_timeout` and `schema_mode` say how it
-    is asked, so no fingerprint holds them; None: nothing is said. `written` is what was written
-    when that is a short name, without those three; `warnings` are about keys that have no effect.
-    """
+    """A model of a provider, and what its string sets. `transport`, `idle_timeout` and
+    `schema_mode` say how it is asked, so no fingerprint holds them; None: nothing is said."""
 
     provider: str
+    """The provider's name."""
     model: str
+    """The model's name, without a route."""
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Parameters by field name of `Params`, None where `auto` is written."""
     route: str | None = None
+    """Who runs the model behind a router."""
     transport: Literal["sse", "ws", "auto"] | None = None
+    """How answers come: by server-sent events, over WebSockets, or by either."""
     idle_timeout: float | None = None
+    """Seconds of silence; `math.inf`: no bound at all."""
     schema_mode: Structured | None = None
+    """How a schema is sent."""
     written: str | None = field(default=None, compare=False)
+    """What was written when that is a short name, without the keys of `FIELDS`."""
     warnings: tuple[str, ...] = field(default=(), compare=False)
+    """Warnings about keys that have no effect."""
 
     def __str__(self) -> str:
         return f"{self.provider}/{self.wire}"
@@ -365,50 +230,48 @@ class ModelRef:
     @property
     def text(self) -> str:
         """The whole string without short names: read again it gives the same value."""
-        said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        return f"{self}{write_query({**self.params, **said})}"
+        fields = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        return f"{self}{write_query({**self.params, **fields})}"
 
 
 def parse_model(
     text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str] | None = None
 ) -> tuple[ModelRef | None, list[str]]:
-    """The model that `text` names, or None and every reason why it names none. `aliases` are the
-    project's own."""
+    """Returns the model that `text` names, or None and every reason why it names none. `aliases`
+    are the project's own."""
     read = _read(text.strip(), providers, aliases or {})
     if read.messages:
         return None, read.messages
     row = providers[read.provider]
-    asked = {name: read.values.pop(name, None) for name in FIELDS}
+    fields = {name: read.values.pop(name, None) for name in FIELDS}
     effort = row.meant_reasoning(read.model, read.values.get("reasoning"))
     if effort is not None:
         read.values["reasoning"] = effort
-    found = ModelRef(
+    model = ModelRef(
         read.provider,
         read.model,
         read.values,
         read.route,
-        **asked,
+        **fields,
         written=read.written,
         warnings=(*read.warnings,),
     )
-    messages = objections(found.model, found.params, found.transport, row)
-    if read.spelt.get("reasoning") == "instant" and row.switch_of(found.model) is None:
+    messages = objections(model.model, model.params, model.transport, row)
+    if read.spelt.get("reasoning") == "instant" and row.switch_of(model.model) is None:
         messages = [
-            f"instant: {row.name}/{found.model} has no such switch; write an effort as reasoning",
+            f"instant: {row.name}/{model.model} has no such switch; write an effort as reasoning",
             *messages,
         ]
-    return (None, messages) if messages else (found, [])
+    return (None, messages) if messages else (model, [])
 
 
 def alias_problem(name: str, providers: Mapping[str, Provider]) -> str | None:
-    """What is wrong with the name of a project's alias."""
+    """Returns what is wrong with the name of a project's alias."""
     if not _NAME.match(name):
         return f"'{name}' is no short name; use letters, digits, '.', _ and -"
-    if name.partition(".")[0] in providers and "." in name:
-        return (
-            f"'{name}' reads as a model of the provider {name.partition('.')[0]}; choose "
-            "another name"
-        )
+    prefix, dot, _ = name.partition(".")
+    if dot and prefix in providers:
+        return f"'{name}' reads as a model of the provider {prefix}; choose another name"
     return None
 
 
@@ -423,52 +286,14 @@ def _read(
     aliases: Mapping[str, str],
     left: int = _MOST_ALIASES,
 ) -> _Reading:
-    """The string taken apart, with what `left` short names at most lead to."""
+    """Takes a string apart; `left` short names at most may lead to one another."""
     address, question, query = text.partition("?")
     address = address.strip()
     read = _read_query(query) if question else _Reading()
-    if address.partition(":")[0] in aliases.keys() | ALIASES.keys():
-        if not left:
-            return _Reading(
-                messages=[
-                    f"more than {_MOST_ALIASES} short names lead to one another; name the model"
-                ]
-            )
-        name, colon, route = address.partition(":")
-        own = aliases.get(name)
-        target = ALIASES[name] if own is None else own
-        # without itself, so that a project may give a known name to something else, and no circle
-        # is endless
-        if own is None:
-            others = {}
-        else:
-            others = {key: value for key, value in aliases.items() if key != name}
-        base = _read(target, providers, others, left - 1)
-        messages = [
-            f"'{name}' means {target}: {message}" for message in base.messages
-        ] + read.messages
-        if colon and not base.messages:
-            if not route:
-                messages.append(
-                    f"'{address}' ends in a colon without a route; write {name}, or {name}:<route>"
-                )
-            elif not providers[base.provider].routed:
-                messages.append(
-                    f"'{name}' means {target}, which has no routes; leave out ':{route}'"
-                )
-        decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
-        return replace(
-            read,
-            provider=base.provider,
-            model=base.model,
-            route=route or base.route,
-            values={**base.values, **read.values},
-            messages=messages,
-            warnings=list(dict.fromkeys([*base.warnings, *read.warnings])),
-            written=address + write_query(decisive),
-        )
+    name = address.partition(":")[0]
+    if name in aliases or name in ALIASES:
+        return _read_alias(address, read, providers, aliases, left)
     try:
-        name = address.partition(":")[0]
         if name in TEST_MODELS:
             raise Refused(
                 f"'{name}' is a test model of another program; write simulator/small, which "
@@ -476,21 +301,70 @@ def _read(
             )
         read.provider, read.model = _address(address, providers, aliases)
         if providers[read.provider].routed:
-            read.model, colon, route = read.model.partition(":")
-            read.route = route or None
-            if (colon and not route) or not read.model:
-                wanted = f"{read.provider}/{read.model}:<route>"
-                raise Refused(f"'{address}' ends in a colon without a route; write {wanted}")
+            read.model, read.route = _model_and_route(address, read.provider, read.model)
     except Refused as refused:
         read.messages.insert(0, str(refused))
     return read
 
 
+def _model_and_route(address: str, provider: str, model: str) -> tuple[str, str | None]:
+    """Returns the model and the route that a router's model names. Raises Refused."""
+    model, colon, route = model.partition(":")
+    lacks_route = bool(colon) and not route
+    if lacks_route or not model:
+        wanted = f"{provider}/{model}:<route>"
+        raise Refused(f"'{address}' ends in a colon without a route; write {wanted}")
+    return model, route or None
+
+
+def _read_alias(
+    address: str,
+    read: _Reading,
+    providers: Mapping[str, Provider],
+    aliases: Mapping[str, str],
+    left: int,
+) -> _Reading:
+    """Reads a short name, with what was `read` of its query over what the name means."""
+    if not left:
+        message = f"more than {_MOST_ALIASES} short names lead to one another; name the model"
+        return _Reading(messages=[message])
+    name, colon, route = address.partition(":")
+    target = aliases.get(name)
+    others: dict[str, str] = {}
+    if target is None:
+        target = ALIASES[name]
+    else:
+        # without itself, so that a project may give a known name to something else, and no circle
+        # is endless
+        others = {key: value for key, value in aliases.items() if key != name}
+    base = _read(target, providers, others, left - 1)
+    messages = [f"'{name}' means {target}: {message}" for message in base.messages]
+    messages += read.messages
+    if colon and not base.messages:
+        if not route:
+            messages.append(
+                f"'{address}' ends in a colon without a route; write {name}, or {name}:<route>"
+            )
+        elif not providers[base.provider].routed:
+            messages.append(f"'{name}' means {target}, which has no routes; leave out ':{route}'")
+    decisive = {key: value for key, value in read.values.items() if key not in FIELDS}
+    return replace(
+        read,
+        provider=base.provider,
+        model=base.model,
+        route=route or base.route,
+        values={**base.values, **read.values},
+        messages=messages,
+        warnings=list(dict.fromkeys([*base.warnings, *read.warnings])),
+        written=address + write_query(decisive),
+    )
+
+
 def _address(
     text: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Provider and model. Only a known provider is a prefix: models have slashes and dots too.
-    Raises Refused."""
+    """Returns provider and model. Only a known provider is a prefix: models have slashes and dots
+    too. Raises Refused."""
     prefix, slash, rest = text.partition("/")
     if slash and (prefix in providers or prefix in ELSEWHERE):
         return _named(prefix, rest, "/", providers)
@@ -506,19 +380,19 @@ def _address(
 def _named(
     provider: str, model: str, mark: str, providers: Mapping[str, Provider]
 ) -> tuple[str, str]:
+    """Returns provider and model as an address names them; `mark` is between them. Raises
+    Refused."""
     if provider not in providers:
         raise Refused(refusal(provider, model))
     if not model.strip():
         what = "no model" if mark else "a provider and no model"
-        if provider == "simulator":
-            own = ["small"]
-        else:
-            own = [name for name, owner in MODELS.items() if owner == provider]
-        example = f", as {provider}/{own[0]}" if own else ""
+        model = _example_of(provider)
+        example = f", as {provider}/{model}" if model else ""
         raise Refused(f"'{provider}{mark}' names {what}; write {provider}/<model>{example}")
     if any(character.isspace() for character in model):
         raise Refused(f"'{model}' is no model name: it holds a space")
-    if provider in SHIPPED and (suffix := _SUFFIX.match(model)):
+    suffix = _SUFFIX.match(model)
+    if suffix and provider in SHIPPED:
         effort = suffix[2]
         raise Refused(
             f"'.{effort}' is no part of a model's name; write "
@@ -527,9 +401,17 @@ def _named(
     return provider, model
 
 
+def _example_of(provider: str) -> str:
+    """Returns a model of a provider, for a message; empty where none is known."""
+    if provider == "simulator":
+        return "small"
+    return next((name for name, owner in MODELS.items() if owner == provider), "")
+
+
 def _unknown(
     text: str, prefix: str, providers: Mapping[str, Provider], aliases: Mapping[str, str]
 ) -> str:
+    """Returns what to say of a string that names no model that is known."""
     if not text:
         return "no model is named; write provider/model, like openai/gpt-5.4-mini"
     if text.startswith("$"):
@@ -543,24 +425,33 @@ def _unknown(
         return (
             f"unknown provider '{prefix}'{hint} The providers are {listed}; agac.yml can add others"
         )
-    short = {**ALIASES, **aliases, **MODELS}
-    suffix = _SUFFIX.match(text)
-    if suffix and suffix[1] in short:
-        return (
-            f"'.{suffix[2]}' is no part of a model's name; write {suffix[1]}?reasoning={suffix[2]}"
-        )
-    near = nearest(text.partition(".")[0], providers, cutoff=0.75)
-    if near and "." in text:
-        return f"'{text}' names no provider; did you mean '{near}/{text.partition('.')[2]}'?"
-    near = nearest(text, short, cutoff=0.8)
-    if near:
-        return f"'{text}' is no short name of a model; did you mean '{near}'?"
-    return (
+    meant = _meant_name(text, providers, {**ALIASES, **aliases, **MODELS})
+    return meant or (
         f"'{text}' names no provider; write provider/model, like 'openai/{text}'. The "
         f"providers are {listed}"
     )
 
 
+def _meant_name(
+    text: str, providers: Mapping[str, Provider], short_names: Mapping[str, str]
+) -> str | None:
+    """Returns what to say of a string that is near to a name that is known."""
+    suffix = _SUFFIX.match(text)
+    if suffix and suffix[1] in short_names:
+        return (
+            f"'.{suffix[2]}' is no part of a model's name; write {suffix[1]}?reasoning={suffix[2]}"
+        )
+    prefix, dot, model = text.partition(".")
+    near = nearest(prefix, providers, cutoff=0.75)
+    if near and dot:
+        return f"'{text}' names no provider; did you mean '{near}/{model}'?"
+    near = nearest(text, short_names, cutoff=0.8)
+    if near:
+        return f"'{text}' is no short name of a model; did you mean '{near}'?"
+    return None
+
+
 def _hint(name: str, known: list[str]) -> str:
+    """Returns the end of a sentence about an unknown name: the nearest that is known, if any."""
     near = nearest(name, known, cutoff=0.7)
     return f"; did you mean '{near}'?" if near else "."

@@ -1,8 +1,8 @@
 """OpenCode's command line as the runtime of a stage: each task is a session of `opencode run` in a
-folder of its own, which asks the stage's model. What comes of a session is in
-`opencode_session`. Facts: opencode-ai 1.18.33, run against the simulator, November 2026. Two
-programs with one data folder lock each other out, and a new one costs seconds: so there is a
-pool of them. `steps` is a word to the model and no bound."""
+folder of its own, which asks the stage's model. What comes of a session is in `opencode_session`.
+Facts: opencode-ai 1.18.33, run against the simulator, November 2026. Two programs with one data
+folder lock each other out, and a new one costs seconds: so there is a pool of them. `steps` is a
+word to the model and no bound."""
 
 from __future__ import annotations
 

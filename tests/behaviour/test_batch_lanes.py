@@ -9,7 +9,7 @@ import pytest
 from support.batchrun import BATCHES, BatchProject, Make, advance
 from support.server import Server
 
-from agac.providers.table import GENERIC_BATCHES
+from agac.providers.known_providers import GENERIC_BATCHES
 
 SECONDS = 100
 ECHO: dict[str, Any] = {"name": "say", "prompt": "${text}", "model": "local/echo"}

@@ -11,8 +11,8 @@ from scripted_server import Step, run_at, scripted
 from support.project import SENTIMENT, ProjectFolder
 
 from agac.engine.invocation import Clocks
+from agac.providers.known_providers import OPENAI, SHIPPED
 from agac.providers.prices import price_of
-from agac.providers.table import OPENAI, SHIPPED
 
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 10.0, "flex": 0.5, "priority": 2.0}}
 GOOD = '{"sentiment":"positive","reason":"it is"}'

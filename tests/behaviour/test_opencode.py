@@ -18,8 +18,8 @@ import agac
 from agac.core.redact import Redactor
 from agac.core.types import Reply
 from agac.providers.bodies import encode
+from agac.providers.known_providers import SIMULATOR
 from agac.providers.opencode_session import OPENCODE, Transcript
-from agac.providers.table import SIMULATOR
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="OpenCode is run on POSIX systems")
 FORM = {"output_schema": {"a": "string"}}

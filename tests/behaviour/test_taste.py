@@ -161,7 +161,6 @@ STILL_LONG = {
     "engine/run.py",
     "engine/validate.py",
     "plan/fields.py",
-    "providers/table.py",
     "spec/workflow.py",
     "store/writer.py",
 }

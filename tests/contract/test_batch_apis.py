@@ -15,8 +15,9 @@ from agac.core.types import Fault, FaultKind, Message, Reply, Request
 from agac.providers.batch import BatchApi, BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
 from agac.providers.bodies import encode
+from agac.providers.known_providers import SHIPPED
 from agac.providers.provider import Provider
-from agac.providers.table import DIALECTS, SHIPPED
+from agac.providers.table import DIALECTS
 
 KEY = "sk-contract-0123456789"
 REDACTOR = Redactor([KEY])

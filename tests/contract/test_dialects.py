@@ -44,8 +44,9 @@ from agac.providers.bodies import encode
 from agac.providers.citations import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
 from agac.providers.http import Events, GarbledStream
+from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
 from agac.providers.provider import Provider
-from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
+from agac.providers.table import DIALECTS
 from agac.providers.thinking import without_thinking
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
 from agac.simulator.chat import CHAT

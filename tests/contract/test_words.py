@@ -28,7 +28,8 @@ from agac.engine.retry_policy import FailTask, RetryAfter, StopRun, decide
 from agac.providers.bodies import encode
 from agac.providers.dialect import Dialect
 from agac.providers.http import Events, HttpReply, Sender
-from agac.providers.table import ANTHROPIC, DIALECTS, OPENAI, SHIPPED
+from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
+from agac.providers.table import DIALECTS
 from agac.providers.transport import GarbledStream
 from agac.spec.workflow import Timeout
 

@@ -14,8 +14,8 @@ from support.project import ProjectFolder
 
 from agac import api
 from agac.core.errors import UsageError
+from agac.providers.known_providers import SHIPPED
 from agac.providers.model_string import parse_model
-from agac.providers.table import SHIPPED
 from agac.spec.card_models import CARD_MODELS, model_of
 from agac.spec.file_model import FileModel
 from agac.spec.models import WorkflowFile

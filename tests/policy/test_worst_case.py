@@ -12,9 +12,9 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
 from agac.engine.limits import NOTHING, Amount, WorstCase, counted, max_price_steps
 from agac.plan.stage import PlannedModel
+from agac.providers.known_providers import SHIPPED, SIMULATOR
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
-from agac.providers.table import SHIPPED, SIMULATOR
 from agac.store.records import Call, Endpoint
 
 RATES = st.floats(0, 100, allow_nan=False)

@@ -7,9 +7,10 @@ import pytest
 
 from agac.core.types import Message, Params, RateState, Request, Schema
 from agac.providers.anthropic import MESSAGES
+from agac.providers.known_providers import ANTHROPIC, LOOK_ALIKES, SHIPPED
 from agac.providers.provider import Provider
 from agac.providers.structured import INSTRUCTION
-from agac.providers.table import ANTHROPIC, LOOK_ALIKES, SHIPPED, build_providers
+from agac.providers.table import build_providers
 from agac.simulator.model_calls import canonical
 from agac.simulator.schema_rules import described_bounds, schema_problem, schema_with_described_bounds
 from agac.spec.project_models import ProviderSpec

@@ -22,8 +22,8 @@ from agac.core.types import About, Fault, FaultKind, iso
 from agac.providers import batch
 from agac.providers.batch import BatchApi, BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
+from agac.providers.known_providers import ANTHROPIC_BATCHES, AZURE_BATCHES, OPENAI_BATCHES, SHIPPED
 from agac.providers.provider import Provider
-from agac.providers.table import ANTHROPIC_BATCHES, AZURE_BATCHES, OPENAI_BATCHES, SHIPPED
 from agac.providers.transport import ConnectionSettings, lost
 
 KEY = "sk-control-0123456789"

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Usage
+from agac.providers.known_providers import OPENAI, SHIPPED, SIMULATOR
 from agac.providers.prices import BATCH, cheapest_price, cost, dearest_price, lacks_tier, price_of
 from agac.providers.provider import BatchTraits, Price, Provider
-from agac.providers.table import OPENAI, SHIPPED, SIMULATOR, build_providers
+from agac.providers.table import build_providers
 from agac.spec.project_models import ProviderSpec
 
 MILLION = 1_000_000

@@ -13,7 +13,7 @@ from wire_servers import BOUNDS, a_reply, sending
 from agac.providers.backend import at_backend
 from agac.providers.hints import HintingSender, hinting
 from agac.providers.http import Sender
-from agac.providers.table import SHIPPED
+from agac.providers.known_providers import SHIPPED
 from agac.spec.templates import NO_TEXT
 from agac.spec.tools import AgentSpec
 from agac.spec.workflow import Example, Stage

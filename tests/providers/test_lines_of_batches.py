@@ -12,7 +12,8 @@ from agac.core.types import Message, RateState, Reply, Request
 from agac.providers.batch import ResultLine, UnreadableLine
 from agac.providers.batch_apis import BATCH_APIS
 from agac.providers.bodies import count, encode, json_of
-from agac.providers.table import DIALECTS, SHIPPED
+from agac.providers.known_providers import SHIPPED
+from agac.providers.table import DIALECTS
 from agac.providers.waits import rate_state
 
 OPENAI, ANTHROPIC = BATCH_APIS["openai"], BATCH_APIS["anthropic"]

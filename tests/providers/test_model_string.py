@@ -11,21 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agac.core.types import Params
-from agac.providers.model_string import (
-    ALIASES,
-    EFFORTS,
-    FIELDS,
-    MODELS,
-    NO_EFFECT,
-    NOT_HERE,
-    READERS,
-    SPELLINGS,
-    ModelRef,
-    alias_problem,
-    parse_model,
-)
+from agac.providers.known_providers import SHIPPED
+from agac.providers.model_keys import EFFORTS, FIELDS, NO_EFFECT, NOT_HERE, READERS, SPELLINGS
+from agac.providers.model_string import ALIASES, MODELS, ModelRef, alias_problem, parse_model
 from agac.providers.provider import Provider
-from agac.providers.table import ELSEWHERE, SHIPPED
+from agac.providers.table import ELSEWHERE
 
 OWN = Provider("own", "openai-chat", "http://127.0.0.1:8000/v1")
 PROVIDERS = {**SHIPPED, "own": OWN, "my.local": replace(OWN, name="my.local")}

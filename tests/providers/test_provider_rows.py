@@ -8,8 +8,9 @@ import pytest
 from agac.core.errors import Where
 from agac.core.types import Params
 from agac.providers.batch_apis import BATCH_APIS
+from agac.providers.known_providers import AZURE_BATCHES, GENERIC_BATCHES, OPENAI_BATCHES, SHIPPED
 from agac.providers.provider import Limits, Price, Provider
-from agac.providers.table import AZURE_BATCHES, DIALECTS, GENERIC_BATCHES, OPENAI_BATCHES, SHIPPED, build_providers
+from agac.providers.table import DIALECTS, build_providers
 from agac.spec.project_models import ProviderSpec
 
 

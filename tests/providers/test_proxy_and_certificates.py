@@ -17,7 +17,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind
 from agac.providers.batch import ProviderBatch
 from agac.providers.batch_apis import open_batch_api
-from agac.providers.table import SHIPPED
+from agac.providers.known_providers import SHIPPED
 from agac.providers.transport import proxy_for, tls_context
 
 PASSWORD = "proxy-password-1"

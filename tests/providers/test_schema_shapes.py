@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from agac.core.types import Message, Request, Schema
+from agac.providers.known_providers import OPENAI
 from agac.providers.openai import CHAT
 from agac.providers.provider import Provider, Structured
 from agac.providers.structured import openai_format, shape_of, strict_obstacle
-from agac.providers.table import OPENAI
 
 
 def closed(**properties: Any) -> dict[str, Any]:

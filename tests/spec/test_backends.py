@@ -13,7 +13,8 @@ from agac.core.redact import Redactor
 from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan, restored_plan, run_settings
 from agac.providers.backend import at_backend, engine_counts
-from agac.providers.table import SHIPPED, build_providers
+from agac.providers.known_providers import SHIPPED
+from agac.providers.table import build_providers
 from agac.spec.workflow import Overrides
 
 VLLM = "http://gpu:8000/v1"

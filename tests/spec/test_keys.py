@@ -9,7 +9,7 @@ from agac.core.errors import UsageError, Where
 from agac.core.types import DayTime
 from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
-from agac.providers.table import SHIPPED
+from agac.providers.known_providers import SHIPPED
 from agac.spec.operations import Vote
 from agac.spec.workflow import BatchRules, Overrides, TableTarget
 

@@ -12,7 +12,7 @@ from agac.plan.checks import resolve_models
 from agac.plan.fields import check_placeholders
 from agac.plan.plan import Selection, make_plan
 from agac.plan.stage import recorded_stages, written_of
-from agac.providers.table import SHIPPED
+from agac.providers.known_providers import SHIPPED
 from agac.spec.operations import Dedupe, Group
 from agac.spec.templates import default_prompt, group_prompt
 from agac.spec.workflow import Stage, Workflow

@@ -14,7 +14,7 @@ from agac.plan.checks import resolve_models
 from agac.plan.diff import stage_changes
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
 from agac.plan.stage import PlannedStage
-from agac.providers.table import SHIPPED
+from agac.providers.known_providers import SHIPPED
 from agac.spec import paths, project_files
 from agac.spec.loader import load_workflow
 from agac.spec.mcp_lock import connection

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agac.core.types import Message, Request
-from agac.providers.table import DIALECTS, SHIPPED
+from agac.providers.known_providers import SHIPPED
+from agac.providers.table import DIALECTS
 from agac.spec.tool_schemas import sent_name, sent_parameters
 from agac.spec.tools import ToolSpec
 
