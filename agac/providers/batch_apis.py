@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
-from agac.core.types import Fault, FaultKind
+from agac.core.types import Fault, FaultKind, JSONValue
 from agac.providers import batch
 from agac.providers.batch import (
     BatchApi,
@@ -47,7 +47,7 @@ worked on."""
 
 
 def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
-    """A line of results as an object, and its custom_id. Raises UnreadableLine."""
+    """Returns a line of results as an object, and its custom_id. Raises UnreadableLine."""
     try:
         data = loads(line.removeprefix(batch.BOM).decode())
     except UnicodeDecodeError:
@@ -60,8 +60,15 @@ def _object_of(line: bytes) -> tuple[str, dict[str, Any]]:
     custom_id = text(data, "custom_id")
     if custom_id:
         return custom_id, data
-    lacks = data.get("custom_id") in (None, "")
-    raise batch.UnreadableLine("it has no custom_id" if lacks else "its custom_id is no text")
+    is_missing = data.get("custom_id") in (None, "")
+    raise batch.UnreadableLine("it has no custom_id" if is_missing else "its custom_id is no text")
+
+
+def _results_until(created: float | None, traits: BatchTraits) -> float | None:
+    """Returns when the results of a batch are deleted; None: it is unknown."""
+    if created and traits.results_kept:
+        return created + traits.results_kept
+    return None
 
 
 class OpenAIBatches(BatchApi):
@@ -84,7 +91,7 @@ class OpenAIBatches(BatchApi):
     async def upload(self, path: Path, name: str) -> str | Fault:
         size = path.stat().st_size
         with path.open("rb") as file:
-            found = await self._ask(
+            created = await self._ask(
                 "post",
                 "/files",
                 of="upload",
@@ -92,20 +99,21 @@ class OpenAIBatches(BatchApi):
                 body={"purpose": "batch"},
                 files=[("file", (name, file, "application/jsonl"))],
             )
-        if isinstance(found, Fault):
-            return found
-        if 0 < (stored := count(found, "bytes") or 0) < size:
+        if isinstance(created, Fault):
+            return created
+        stored = count(created, "bytes") or 0
+        if 0 < stored < size:
             return self._refused(
                 FaultKind.RETRY, f"kept {stored:,} of the {size:,} bytes of {name}"
             )
-        return text(found, "id") or self._unreadable(200, "a file without an id", creates=True)
+        return text(created, "id") or self._unreadable(200, "a file without an id", creates=True)
 
     async def uploaded(self, name: str, size: int) -> str | Fault | None:
-        async for one in self._files("batch"):
-            if isinstance(one, Fault):
-                return one
-            if one.name == name and one.size in (None, size):
-                return one.id
+        async for file in self._files("batch"):
+            if isinstance(file, Fault):
+                return file
+            if file.name == name and file.size in (None, size):
+                return file.id
         return None
 
     async def create(self, order: Order) -> ProviderBatch | Fault:
@@ -120,7 +128,7 @@ class OpenAIBatches(BatchApi):
 
     @staticmethod
     def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
-        """Whether it echoes the key or the input file of `order`."""
+        """True if it echoes the key or the input file of `order`."""
         return batch.key == order.key or bool(batch.file_id and batch.file_id == order.file_id)
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
@@ -128,63 +136,75 @@ class OpenAIBatches(BatchApi):
         saved = await self._save(f"{address}/content", path, "application/octet-stream", most)
         if isinstance(saved, Fault):
             return saved
-        size, declared = saved
-        if declared:
+        size, is_declared = saved
+        if is_declared:
             return size
         # whether it has more than it sent without saying how much; one that sends the same again
         # has all: it miscounts
-        found = await self._ask("get", address, of="known")
-        whole = None if isinstance(found, Fault) else count(found, "bytes")
-        short = whole is not None and whole > size and self._cut.get(address) != size
+        file = await self._ask("get", address, of="known")
+        whole = None if isinstance(file, Fault) else count(file, "bytes")
+        sent_before = self._cut.get(address)
         self._cut[address] = size
-        return self._torn(size) if short else size
+        if whole is not None and whole > size and sent_before != size:
+            return self._torn(size)
+        return size
 
     async def delete(self, file: str) -> Fault | None:
         """Deletes a file; batches stay in OpenAI's list. What is gone already is no fault."""
-        found = await self._ask("delete", f"/files/{quote(file, safe='')}", of="known")
-        if isinstance(found, Fault) and found.status not in (404, 410):
-            return found
+        deleted = await self._ask("delete", f"/files/{quote(file, safe='')}", of="known")
+        if isinstance(deleted, Fault) and deleted.status not in (404, 410):
+            return deleted
         return None
 
     async def stale(self, prefix: str) -> AsyncIterator[RemoteFile | Fault]:
-        """Our input files and the result files of batches that carry our key, that are still at
-        the provider."""
-        async for one in self._files("batch"):
-            if isinstance(one, Fault):
-                yield one
+        """Yields our input files and the result files of batches that carry our key, that are
+        still at the provider."""
+        async for file in self._files("batch"):
+            if isinstance(file, Fault):
+                yield file
                 return
-            if one.name.startswith(prefix):
-                yield replace(one, key=one.name.removeprefix(prefix).removesuffix(".jsonl"))
-        made: dict[str, RemoteFile] = {}
-        async for one in self._files("batch_output"):
-            if isinstance(one, Fault):
-                yield one
+            if file.name.startswith(prefix):
+                yield replace(file, key=file.name.removeprefix(prefix).removesuffix(".jsonl"))
+        results: dict[str, RemoteFile] = {}
+        async for file in self._files("batch_output"):
+            if isinstance(file, Fault):
+                yield file
                 return
-            made[one.id] = one
-        if not made:
-            return
+            results[file.id] = file
+        if results:
+            async for keyed in self._with_keys(results):
+                yield keyed
+
+    async def _with_keys(
+        self, results: Mapping[str, RemoteFile]
+    ) -> AsyncIterator[RemoteFile | Fault]:
+        """Yields those of the result files that belong to a batch with our key."""
         async for known in self._batches({}):
             if isinstance(known, Fault):
                 yield known
                 return
-            for result in known.results if known.key else ():
-                file = made.get(result.ref)
+            if not known.key:
+                continue
+            for result in known.results:
+                file = results.get(result.ref)
                 if file:
                     yield replace(file, key=known.key)
 
     async def _files(self, purpose: str) -> AsyncIterator[RemoteFile | Fault]:
-        """The files for a purpose, by which not every server filters. One that lists none is taken
-        to have none."""
+        """Yields the files for a purpose, by which not every server filters. A server that lists
+        none is taken to have none."""
         for query in ({"purpose": purpose}, {}):
-            async for one in self._listed("/files", 1000, query):  # 10,000 are the most at once
-                if not isinstance(one, Fault):
-                    if one.get("purpose") in (None, purpose):
-                        yield RemoteFile(one["id"], text(one, "filename"), count(one, "bytes"))
+            async for entry in self._listed("/files", 1000, query):  # 10,000 are the most at once
+                if not isinstance(entry, Fault):
+                    if entry.get("purpose") in (None, purpose):
+                        yield RemoteFile(
+                            entry["id"], text(entry, "filename"), count(entry, "bytes")
+                        )
                     continue
-                if query and one.status in (400, 422):
+                if query and entry.status in (400, 422):
                     break
-                if one.status not in (404, 405):
-                    yield one
+                if entry.status not in (404, 405):
+                    yield entry
                 return
             else:
                 return
@@ -198,12 +218,7 @@ class OpenAIBatches(BatchApi):
         state, known = batch.STATES.get(word.lower(), batch.UNKNOWN)
         counts = data.get("request_counts")
         created = moment(data.get("created_at"))
-        # either id may be null, absent, empty, or the same as the other
-        output = text(data, "output_file_id")
-        errors = text(data, "error_file_id")
-        results = [Remote(output, "output")] if output else []
-        results += [Remote(errors, "errors")] if errors and errors != output else []
-        return ProviderBatch(
+        seen = ProviderBatch(
             id=id_,
             state=state,
             word=redactor.clean(word),
@@ -213,21 +228,26 @@ class OpenAIBatches(BatchApi):
             failed=count(counts, "failed"),
             created_at=created,
             expires_at=moment(data.get("expires_at")) if traits.expires else None,
-            ended_at=moment(data.get(f"{state.value}_at")) if state.is_terminal else None,
-            results_until=created + traits.results_kept
-            if created and traits.results_kept
-            else None,
+            results_until=_results_until(created, traits),
             key=text(data.get("metadata"), KEY) or None,
             file_id=text(data, "input_file_id") or None,
-            results=tuple(results) if state.is_terminal else (),
-            errors=_errors(data.get("errors") or data.get("error"), redactor)
-            if state is BatchState.FAILED
-            else (),
+        )
+        if not state.is_terminal:
+            return seen
+        errors: tuple[batch.BatchError, ...] = ()
+        if state is BatchState.FAILED:
+            errors = _errors(data.get("errors") or data.get("error"), redactor)
+        return replace(
+            seen,
+            ended_at=moment(data.get(f"{state.value}_at")),
+            results=_results_of(data),
+            errors=errors,
         )
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
-        """One line of an input file. Separators that some readers of lines split at are escaped."""
+        """Returns one line of an input file. Separators that some readers of lines split at are
+        escaped."""
         head = json.dumps(
             {"custom_id": custom_id, "method": "POST", "url": endpoint}, separators=(",", ":")
         ).encode()
@@ -241,17 +261,7 @@ class OpenAIBatches(BatchApi):
         status = _status(response)
         body = _body(mapping(response).get("body"))
         if error:
-            code = text(error, "code")
-            message = error if isinstance(error, str) else text(error, "message")
-            ended = _ENDED.get(code)
-            if ended:
-                return ResultLine(custom_id, ended, message=message or code)
-            status = status or _status(error) or 0
-            if status >= 400 or code:
-                # an error that comes with no status, or with a good one, is known by its code
-                body = body if body and status >= 400 else encode({"error": error})
-                return ResultLine(custom_id, "answered", max(status, 200), body, message)
-            return ResultLine(custom_id, "unanswered", message=message or "an error without words")
+            return _error_line(custom_id, error, status, body)
         if not isinstance(response, dict):
             return ResultLine(custom_id, "unanswered", message="neither a response nor an error")
         if status is None:
@@ -262,30 +272,60 @@ class OpenAIBatches(BatchApi):
         return ResultLine(custom_id, "answered", status, body)
 
 
+def _error_line(custom_id: str, error: Any, status: int | None, body: bytes) -> ResultLine:
+    """Returns what a line with an error says; `status` and `body` are its response's."""
+    code = text(error, "code")
+    message = error if isinstance(error, str) else text(error, "message")
+    ended = _ENDED.get(code)
+    if ended:
+        return ResultLine(custom_id, ended, message=message or code)
+    status = status or _status(error) or 0
+    if status < 400 and not code:
+        return ResultLine(custom_id, "unanswered", message=message or "an error without words")
+    # an error that comes with no status, or with a good one, is known by its code
+    if not body or status < 400:
+        body = encode({"error": error})
+    return ResultLine(custom_id, "answered", max(status, 200), body, message)
+
+
+def _results_of(data: Mapping[str, Any]) -> tuple[Remote, ...]:
+    """Returns the files with results of a batch: either id may be null, absent, empty, or the same
+    as the other."""
+    output = text(data, "output_file_id")
+    errors = text(data, "error_file_id")
+    results: list[Remote] = []
+    if output:
+        results.append(Remote(output, "output"))
+    if errors and errors != output:
+        results.append(Remote(errors, "errors"))
+    return tuple(results)
+
+
 def _errors(errors: Any, redactor: Redactor) -> tuple[batch.BatchError, ...]:
-    """Why a batch failed: OpenAI's list within an object, a bare list, one object, or a text."""
-    found = errors.get("data", [errors]) if isinstance(errors, dict) else errors
+    """Returns why a batch failed: OpenAI's list within an object, a bare list, one object, or a
+    text."""
+    listed = errors.get("data", [errors]) if isinstance(errors, dict) else errors
     read = []
-    for error in filter(None, found if isinstance(found, list) else [found]):
+    for error in filter(None, listed if isinstance(listed, list) else [listed]):
         if not isinstance(error, dict):
             read.append(batch.BatchError("", redactor.clean(str(error))))
             continue
-        known = read_openai_error({"error": error})
-        code = known.code or known.type
-        message = redactor.clean(known.message or code)[:MESSAGE_LENGTH]
-        read.append(batch.BatchError(redactor.clean(code), message, count(error, "line") or None))
+        body = read_openai_error({"error": error})
+        message = redactor.clean(body.message or body.name)[:MESSAGE_LENGTH]
+        line = count(error, "line") or None
+        read.append(batch.BatchError(redactor.clean(body.name), message, line))
     return tuple(read)
 
 
-def _status(of: Any) -> int | None:
-    """The HTTP status that an object names; None where it names none, or 0."""
-    return http_status(mapping(of).get("status_code"), 100) or http_status(
-        mapping(of).get("code"), 100
-    )
+def _status(holder: Any) -> int | None:
+    """Returns the HTTP status that an object names; None where it names none, or 0."""
+    named = mapping(holder)
+    return http_status(named.get("status_code"), 100) or http_status(named.get("code"), 100)
 
 
 def _body(value: Any) -> bytes:
-    """The endpoint's payload; empty where there is none. Some send it as a text that holds JSON."""
+    """Returns the endpoint's payload; empty where there is none. Some send it as a text that holds
+    JSON."""
     if isinstance(value, str):
         if value.strip() not in ("", "null", "{}"):
             return value.encode("utf-8", "surrogatepass")
@@ -294,7 +334,7 @@ def _body(value: Any) -> bytes:
 
 
 def _one_line(body: bytes) -> bytes:
-    """The same JSON without U+2028 and U+2029, which can be in its texts only."""
+    """Returns the same JSON without U+2028 and U+2029, which can be in its texts only."""
     if b"\xe2\x80" not in body:
         return body
     return body.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
@@ -354,19 +394,23 @@ class AnthropicBatches(BatchApi):
             "Content-Length": str(len(_OPEN) + size + len(_CLOSE)),
         }
         with order.path.open("rb") as file:
-            found = await self._ask(
-                "post", self.address, of="create", model=order.model,
-                options={"headers": headers}, content=_inline(file, size),
-            )  # fmt: skip
-        return self._batch(found, creates=True)
+            created = await self._ask(
+                "post",
+                self.address,
+                of="create",
+                model=order.model,
+                options={"headers": headers},
+                content=_inline(file, size),
+            )
+        return self._batch(created, creates=True)
 
     @staticmethod
     def may_be(batch: ProviderBatch, order: Order, since: float) -> bool:
-        """Whether it was created since then: nothing else tells, since counts may be wrong."""
+        """True if it was created since then: nothing else tells, since counts may be wrong."""
         return batch.created_at is None or batch.created_at >= since
 
     async def download(self, result: Remote, path: Path, most: float = math.inf) -> int | Fault:
-        """Writes the results to `path`, replacing it, and gives their size. See
+        """Writes the results to `path`, replacing it, and returns their size. See
         `BatchApi.download`. The address is made of the batch's id: the one that it names
         (`results_url`) may be elsewhere, not for our key."""
         saved = await self._save(
@@ -384,7 +428,7 @@ class AnthropicBatches(BatchApi):
 
     @staticmethod
     def seen_of(data: Any, traits: BatchTraits, redactor: Redactor) -> ProviderBatch | None:
-        """A batch as it was reported; None when it has no id."""
+        """Returns a batch as it was reported; None when it has no id."""
         id_ = text(data, "id")
         if not id_:
             return None
@@ -393,94 +437,93 @@ class AnthropicBatches(BatchApi):
         counted = {name: count(counts, name) for name in ("processing", "succeeded", *_FAILURES)}
         numbers = [number for number in counted.values() if number is not None]
         state, known = batch.STATES.get(word.lower(), batch.UNKNOWN)
-        ended = word.lower() == "ended"
-        if ended:  # an end has one word; the counts say what it was
-            cancelled = data.get("cancel_initiated_at") and counted["canceled"]
-            expired = BatchState.EXPIRED if counted["expired"] else BatchState.COMPLETED
-            state = BatchState.CANCELLED if cancelled else expired
-            known = True
         created = moment(data.get("created_at"))
         archived = moment(data.get("archived_at"))
-        return ProviderBatch(
+        seen = ProviderBatch(
             id=id_,
             state=state,
             word=redactor.clean(word),
             known=known,
             total=sum(numbers) if numbers else None,
-            done=counted["succeeded"]
-            if ended
-            else None,  # all but `processing` stay 0 until the end: that is no count
-            failed=sum(counted[name] or 0 for name in _FAILURES) if ended else None,
             created_at=created,
             expires_at=moment(data.get("expires_at")),
             ended_at=moment(data.get("ended_at")),
-            results_until=archived
-            or (created + traits.results_kept if created and traits.results_kept else None),
-            results=(Remote(id_, "output"),) if ended and archived is None else (),
+            results_until=archived or _results_until(created, traits),
+        )
+        if word.lower() != "ended":
+            return seen  # all counts but `processing` stay 0 until the end: that is no count
+        is_cancelled = bool(data.get("cancel_initiated_at") and counted["canceled"])
+        return replace(
+            seen,
+            state=_end_state(counted, is_cancelled=is_cancelled),
+            known=True,
+            done=counted["succeeded"],
+            failed=sum(counted[name] or 0 for name in _FAILURES),
+            results=(Remote(id_, "output"),) if archived is None else (),
         )
 
     @staticmethod
     def line(custom_id: str, body: bytes, endpoint: str) -> bytes:
-        """One of the requests. All of them are messages: `endpoint` is not sent."""
-        return (
-            b'{"custom_id":'
-            + json.dumps(custom_id).encode()
-            + b',"params":'
-            + _one_line(body)
-            + b"}"
-        )
+        """Returns one of the requests. All of them are messages: `endpoint` is not sent."""
+        quoted_id = json.dumps(custom_id).encode()
+        return b'{"custom_id":' + quoted_id + b',"params":' + _one_line(body) + b"}"
 
     @staticmethod
     def result(line: bytes) -> ResultLine:
-        """One line of the results. Raises UnreadableLine."""
+        """Reads one line of the results. Raises UnreadableLine."""
         custom_id, data = _object_of(line)
-        found: Any = data.get("result")
-        match text(found, "type"):
+        result: Any = data.get("result")
+        match text(result, "type"):
             case "":
                 return ResultLine(custom_id, "unanswered", message="no result")
             case "succeeded":
-                message = mapping(found.get("message"))
-                if not message:
-                    return ResultLine(
-                        custom_id, "unanswered", 200, message="a success without a message"
-                    )
-                return ResultLine(custom_id, "answered", 200, encode(message))
+                message = mapping(result.get("message"))
+                if message:
+                    return ResultLine(custom_id, "answered", 200, encode(message))
+                why = "a success without a message"
+                return ResultLine(custom_id, "unanswered", 200, message=why)
             case "expired":
-                return ResultLine(
-                    custom_id, "expired", message="the batch ended before the request was worked on"
-                )
+                why = "the batch ended before the request was worked on"
+                return ResultLine(custom_id, "expired", message=why)
             case "canceled" | "cancelled":
                 why = "the batch was cancelled before the request was worked on"
                 return ResultLine(custom_id, "cancelled", message=why)
             case "errored":
-                # the reason is an error within the error; some who look alike leave the outer one
-                # out
-                outer = found.get("error")
-                inner = mapping(outer).get("error")
-                error = inner if isinstance(inner, dict) else outer
-                kind = text(error, "type")
-                words = text(error, "message")
-                request_id = text(outer, "request_id")
-                if not kind:
-                    words = words or (outer if isinstance(outer, str) else "an error without words")
-                    return ResultLine(custom_id, "unanswered", message=words)
-                body = encode(
-                    {
-                        "type": "error",
-                        "error": error,
-                        **({"request_id": request_id} if request_id else {}),
-                    }
-                )
-                return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), body, words)
+                return _errored_line(custom_id, result.get("error"))
             case kind:
-                return ResultLine(
-                    custom_id, "unanswered", message=f"a result of the unknown type {kind[:40]}"
-                )
+                why = f"a result of the unknown type {kind[:40]}"
+                return ResultLine(custom_id, "unanswered", message=why)
+
+
+def _end_state(counted: Mapping[str, int | None], *, is_cancelled: bool) -> BatchState:
+    """Returns how a batch ended: its end has one word, and the counts say what it was."""
+    if is_cancelled:
+        return BatchState.CANCELLED
+    if counted["expired"]:
+        return BatchState.EXPIRED
+    return BatchState.COMPLETED
+
+
+def _errored_line(custom_id: str, outer: Any) -> ResultLine:
+    """Returns what a line with an error says. The reason is an error within the error; some who
+    look alike leave the outer one out."""
+    inner = mapping(outer).get("error")
+    error = inner if isinstance(inner, dict) else outer
+    kind = text(error, "type")
+    words = text(error, "message")
+    if not kind:
+        words = words or (outer if isinstance(outer, str) else "an error without words")
+        return ResultLine(custom_id, "unanswered", message=words)
+    body: dict[str, JSONValue] = {"type": "error", "error": error}
+    request_id = text(outer, "request_id")
+    if request_id:
+        body["request_id"] = request_id
+    return ResultLine(custom_id, "answered", _STATUSES.get(kind, 500), encode(body), words)
 
 
 async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
-    """The request that creates a batch, made of the first `size` bytes of the lines while it is
-    sent."""
+    """Yields the request that creates a batch, made of the first `size` bytes of the lines while
+    it is sent."""
     yield _OPEN
     while size > 0 and (piece := lines.read(min(batch.PIECE, size))):
         size -= len(piece)
@@ -493,9 +536,9 @@ BATCH_APIS: Mapping[str, type[BatchApi]] = {"openai": OpenAIBatches, "anthropic"
 
 
 def open_batch_api(provider: Provider, redactor: Redactor) -> BatchApi:
-    """The batches of a provider's account. Loads the provider's SDK; close it when done. Raises
-    AgacError where that is not installed, UsageError where there are no batches, or as `BatchApi`
-    does."""
+    """Returns the batches of a provider's account. Loads the provider's SDK; close it when done.
+    Raises AgacError where that is not installed, UsageError where there are no batches, or as
+    `BatchApi` does."""
     if provider.batch is None:
         raise UsageError(
             f"{provider.name} has no batches", remedy=sentence(provider.without_batches)
