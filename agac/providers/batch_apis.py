@@ -15,15 +15,8 @@ from agac.core.errors import AgacError, UsageError, lack_of, sentence
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue
 from agac.providers import batch
-from agac.providers.batch import (
-    BatchApi,
-    BatchState,
-    Order,
-    ProviderBatch,
-    Remote,
-    RemoteFile,
-    ResultLine,
-)
+from agac.providers.batch import BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
+from agac.providers.batch_api import PIECE, BatchApi, Sdk
 from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
 from agac.providers.error_bodies import read_anthropic_error, read_openai_error
 from agac.providers.error_tables import ANTHROPIC_RULES, MESSAGE_LENGTH, OPENAI_RULES
@@ -82,7 +75,7 @@ class OpenAIBatches(BatchApi):
     read_error = staticmethod(read_openai_error)
 
     @staticmethod
-    def sdk() -> batch.Sdk:
+    def sdk() -> Sdk:
         """The openai package."""
         import openai
 
@@ -376,7 +369,7 @@ class AnthropicBatches(BatchApi):
     read_error = staticmethod(read_anthropic_error)
 
     @staticmethod
-    def sdk() -> batch.Sdk:
+    def sdk() -> Sdk:
         """The anthropic package, an extra. Raises AgacError when it is not installed."""
         lack = lack_of("batch mode of Anthropic", "anthropic")
         if lack:
@@ -525,7 +518,7 @@ async def _inline(lines: BinaryIO, size: int) -> AsyncIterator[bytes]:
     """Yields the request that creates a batch, made of the first `size` bytes of the lines while
     it is sent."""
     yield _OPEN
-    while size > 0 and (piece := lines.read(min(batch.PIECE, size))):
+    while size > 0 and (piece := lines.read(min(PIECE, size))):
         size -= len(piece)
         yield piece.replace(b"\n", b",")
     yield _CLOSE
