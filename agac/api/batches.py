@@ -21,8 +21,8 @@ from agac.engine.batch.doctor import has_ended, stuck_seconds
 from agac.engine.batch.submit import UNSURE
 from agac.engine.telemetry import calls_of
 from agac.providers.batch import MOST_REASONS, ProviderBatch
-from agac.providers.batch_api import BatchApi
 from agac.providers.batch_apis import open_batch_api
+from agac.providers.batch_calls import BatchApi
 from agac.providers.provider import Provider
 from agac.spec.paths import project_root
 from agac.store import batches

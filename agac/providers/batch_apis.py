@@ -16,7 +16,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, JSONValue
 from agac.providers import batch
 from agac.providers.batch import BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
-from agac.providers.batch_api import PIECE, BatchApi, Sdk
+from agac.providers.batch_calls import PIECE, BatchApi, Sdk
 from agac.providers.bodies import count, encode, http_status, loads, mapping, moment, text
 from agac.providers.error_bodies import read_anthropic_error, read_openai_error
 from agac.providers.error_tables import ANTHROPIC_RULES, MESSAGE_LENGTH, OPENAI_RULES

@@ -13,8 +13,8 @@ from support.server import Faulty, Server, simulator
 from agac.core.redact import Redactor
 from agac.core.types import Fault, FaultKind, Message, Reply, Request
 from agac.providers.batch import BatchState, Order, ProviderBatch, Remote, RemoteFile, ResultLine
-from agac.providers.batch_api import BatchApi
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
+from agac.providers.batch_calls import BatchApi
 from agac.providers.bodies import encode
 from agac.providers.known_providers import SHIPPED
 from agac.providers.provider import Provider

@@ -19,12 +19,12 @@ from support.canned import Answer, Canned, canned
 from agac.core.errors import AgacError, ErrorType, UsageError
 from agac.core.redact import Redactor
 from agac.core.types import About, Fault, FaultKind, iso
-from agac.providers import batch_api
-from agac.providers.batch import BatchError, BatchState, BatchTraits, Order, ProviderBatch, Remote
-from agac.providers.batch_api import BatchApi
+from agac.providers import batch_calls
+from agac.providers.batch import BatchError, BatchState, Order, ProviderBatch, Remote
 from agac.providers.batch_apis import AnthropicBatches, OpenAIBatches, open_batch_api
+from agac.providers.batch_calls import BatchApi
 from agac.providers.known_providers import ANTHROPIC_BATCHES, AZURE_BATCHES, OPENAI_BATCHES, SHIPPED
-from agac.providers.provider import Provider
+from agac.providers.provider import BatchTraits, Provider
 from agac.providers.transport import ConnectionSettings, lost
 
 KEY = "sk-control-0123456789"
@@ -199,7 +199,7 @@ def test_an_answer_is_read_as_far_as_it_may_be_large(name: str, server: Canned, 
 
 @both
 def test_silence_leaves_it_open(name: str, server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_api, "CREATE", 0.2)
+    monkeypatch.setattr(batch_calls, "CREATE", 0.2)
     server.answers(f"POST {BATCHES[name]}", Answer(drop="never"))
     found = create(name, server.base_url, tmp_path)
     assert (found.kind, found.type, found.ambiguous) == (FaultKind.RETRY, ErrorType.TIMEOUT, True)

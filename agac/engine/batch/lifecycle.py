@@ -36,8 +36,8 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import ProviderBatch, ResultLine, UnreadableLine
-from agac.providers.batch_api import BatchApi
 from agac.providers.batch_apis import BATCH_APIS, open_batch_api
+from agac.providers.batch_calls import BatchApi
 from agac.providers.dialect import too_large
 from agac.providers.prices import BATCH
 from agac.providers.provider import BatchTraits, Provider

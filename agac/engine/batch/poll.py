@@ -24,7 +24,7 @@ from agac.engine.batch.ingest import ingest, keep_late
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, Intake, foreign
 from agac.engine.batch.submit import UNSURE, create_later, halve, is_whole, names_other, over_cap
 from agac.providers.batch import BatchState, ProviderBatch, Remote
-from agac.providers.batch_api import TOO_LARGE
+from agac.providers.batch_calls import TOO_LARGE
 from agac.providers.error_tables import with_remedy
 from agac.store.batches import BatchRecord, BatchStep
 
