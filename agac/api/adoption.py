@@ -22,7 +22,8 @@ from agac.engine.validate import Checker
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage
-from agac.store.writer import FoundLine, MatchingRow, found_answers, keep_found, open_database
+from agac.store.found_answers import FoundLine, MatchingRow, found_answers, keep_found
+from agac.store.writer import open_database
 
 _COPIED = "replace the file with --overwrite, which keeps a copy."
 

@@ -57,10 +57,11 @@ from agac.store import runs
 from agac.store.batches import project_token, was_batched
 from agac.store.db import Database, write
 from agac.store.decisions import DISCARD, asked_by, discarded_at, fixes_of, open_reviews, redos_of
+from agac.store.derived_row_writer import DerivedRowWriter
 from agac.store.lease import lease_held
 from agac.store.rows import MadeCount, State, first_event_since, made_counts, newest_result
 from agac.store.runs import Count
-from agac.store.writer import DerivedRowWriter, Ledger
+from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.engine.otlp import Traces

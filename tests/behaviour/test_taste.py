@@ -162,7 +162,6 @@ STILL_LONG = {
     "engine/validate.py",
     "plan/fields.py",
     "spec/workflow.py",
-    "store/writer.py",
 }
 """Modules that are to be split by subject. None may be added."""
 

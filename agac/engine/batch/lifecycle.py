@@ -44,9 +44,10 @@ from agac.providers.provider import BatchTraits, Provider
 from agac.providers.table import DIALECTS
 from agac.store import batches
 from agac.store.batches import BatchRecord, BatchStep, lane_load, least_refused
+from agac.store.commit_values import ended_task
 from agac.store.db import Database, execute, sql
 from agac.store.records import EndedTask
-from agac.store.writer import Ledger, ended_task
+from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.engine.batch.control import Control
