@@ -97,60 +97,105 @@ class TaskState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch as it is stored: the columns of the table, in their order. Times in seconds since
-    1970, `held_…` is what is set aside for it. `state` is a step of its life (`BatchStep`),
-    `status` what its provider last said, in the words that are the same for all of them, and
-    `word` its own. `outputs`: the downloaded files with size and sha256. `primer` is not None if an
-    older version wrote its requests for a provider's cache."""
+    """A batch as it is stored: the columns of the table, in their order. All times are in seconds
+    since 1970."""
 
     id: int
+    """The batch's number in the store."""
     run_id: int
+    """The run that it belongs to."""
     event_id: int
+    """The invocation that planned it."""
     stage: int
+    """The stage's position in the run's definition."""
     position: int
+    """Which of the stage's models it is for, from 0; those from 1 are fallbacks."""
     provider: str
+    """The provider's name."""
     base_url: str
+    """The provider's address."""
     model: str
+    """The model's name at the provider."""
     account: str
+    """A mark of the address and the key (`keys.account_mark`). It holds nothing secret."""
     state: str
+    """The step of its life (`BatchStep`)."""
     intent: str
+    """Our name for it (`keys.batch_intent`), in every custom id and in the file's name."""
     attempt: int
+    """How often it was to be created, from 1."""
     file: str
+    """The name of its file of requests in `.agac/batches/`."""
     tasks: int
+    """How many tasks it has."""
     bytes: int
+    """The size of its file."""
     tokens: int
+    """The estimated tokens that count against what the account may enqueue."""
     sha256: str | None
+    """The hash of its file, set with BUILT."""
     window: str | None
+    """The completion window that was requested."""
     held_usd: float
+    """The worst cost, set aside until it is ingested; 0 where no price is known."""
     held_tokens: int
+    """The most tokens it may use, set aside until it is ingested."""
     priced: bool
+    """True if `held_usd` is known."""
     file_id: str | None
+    """The provider's id of the uploaded file."""
     provider_id: str | None
+    """The provider's id of the batch."""
     status: str | None
+    """The provider's last report, in words that are the same for all providers (`BatchState`)."""
     word: str | None
+    """The provider's own word for `status`."""
     total: int | None
+    """How many requests the provider counts, or None if it does not say."""
     done: int | None
+    """How many of them are done."""
     failed: int | None
+    """How many of them failed."""
     planned_at: float
+    """When it was planned."""
     created_after: float | None
+    """When the intent to create it was committed."""
     submitted_at: Moment | None
+    """When the provider accepted it."""
     seen_at: Moment | None
+    """When the provider was last asked for it."""
     moved_at: float | None
+    """When a count or its status last changed."""
     ended_at: float | None
+    """When it ended, by the provider's clock."""
     expires_at: Moment | None
+    """When the provider gives it up."""
     results_until: Moment | None
+    """When the provider deletes its results."""
     ingested_at: float | None
+    """When its results were stored."""
     cleaned_at: float | None
+    """When its files were deleted."""
     cancel_at: float | None
+    """When its cancellation was decided."""
     then_do: str | None
+    """What to do with its unfinished tasks after a cancellation: `run` or `sync`."""
     try_at: Moment | None
+    """The earliest time to create it."""
     deadline: Moment | None
+    """When it is cancelled if it has not ended."""
     outputs: list[tuple[str, int, str]] | None
+    """The downloaded files: name, bytes and sha256 of each."""
     counts: dict[str, int] | None
+    """How many of its lines had which outcome, set with INGESTED."""
     cost: float | None
+    """The price of its answers in USD, or None if nothing was ingested or no price is known."""
     foreign_ids: list[str] | None
+    """Ids of batches at the provider that were looked at and belong to others."""
     note: str | None
+    """Why it waits, was refused or needs a human, in words."""
     primer: int | None
+    """Set only by older versions: its requests wrote to a provider's cache."""
 
     @property
     def open(self) -> bool:
@@ -185,57 +230,80 @@ smaller ones."""
 
 
 class ReadyTask(NamedTuple):
-    """What came of a task in a batch. `then_do` None: a result, or failed with `error`; else what
-    is next: `batch`, `repair`, `fallback`, `sync`, or `run` (nothing, before the user runs the
-    workflow again). `round`, `position` and `repairs` say what was asked so far. `enrolled`: it
-    was in the batch; else it waited for an equal one. `refused_with`: bytes of the batch, where
-    that was refused for what one of its tasks holds; else None."""
+    """The outcome of a task in a batch, for its row."""
 
     row_key: int
+    """The row's key."""
     stage: int
+    """The position of the task's stage."""
     replica: int
+    """The number of the task's replica."""
     fingerprint: bytes
+    """The task's fingerprint."""
     round: int
+    """How often its model was asked this question, from 1."""
     position: int
+    """Which of the stage's models was asked, from 0."""
     repairs: int
+    """How often a reply of the wrong form was quoted to the model."""
     then_do: str | None
+    """The next step: `batch`, `repair`, `fallback`, `sync`, or `run` (wait until the user runs the
+    workflow again). None: it has a result, or failed with `error`."""
     enrolled: bool
+    """True if it was in the batch; False if it waited for an equal task."""
     refused_with: int | None
+    """The bytes of the batch, where the batch was refused for what one of its tasks holds."""
     error: RowError | None
+    """Why it failed."""
 
 
 class PlacedTask(NamedTuple):
-    """A task at its place in a batch."""
+    """A task at its line in a batch."""
 
     id: int
+    """The number of the task's line in the store."""
     place: int
+    """Its line in the batch, from 0."""
     row_key: int
+    """The row's key."""
     stage: int
+    """The position of the task's stage."""
     replica: int
+    """The number of the task's replica."""
     fingerprint: bytes
+    """The task's fingerprint."""
     state: int
+    """Its state (`TaskState`)."""
     round: int
+    """How often its model was asked this question, from 1."""
     position: int
+    """Which of the stage's models is asked, from 0."""
     repairs: int
+    """How often a reply of the wrong form was quoted to the model."""
 
 
 class LaneLoad(NamedTuple):
-    """What is under way in a lane: tokens and batches that were submitted and have not ended,
-    batches `of_account` in all its lanes, and how many tokens the account was seen to take at most
-    (None: it did not refuse of late)."""
+    """The work under way in a lane."""
 
     tokens: int
+    """Tokens of batches that were submitted and have not ended."""
     batches: int
+    """How many such batches there are in the lane."""
     of_account: int
+    """How many there are in all lanes of the account."""
     cap: int | None
+    """The most tokens that the account was seen to take, or None if it refused nothing of late."""
 
 
 class LiveTask(NamedTuple):
-    """A task in a batch that has not ended, by its fingerprint and workflow."""
+    """A task in a batch that has not ended."""
 
     fingerprint: bytes
+    """The task's fingerprint."""
     batch: int
+    """The batch's number."""
     place: int
+    """Its line in the batch, from 0."""
 
 
 # what came of a row's tasks, by stage, replica and fingerprint
@@ -308,38 +376,49 @@ async def intents(database: Database) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class BatchView(BatchRecord):
-    """A batch with its workflow and its stage's name. It is the `number`th, from 1, `among` those
-    that one invocation made for the stage, whose settings follow, in seconds; None where they are
-    not known."""
+    """A batch with its workflow, its stage's name and its stage's settings."""
 
     workflow: str
+    """The workflow's name."""
     stage_name: str
+    """The stage's name."""
     number: int
+    """Which of the batches it is that one invocation made for the stage, from 1."""
     among: int
+    """How many batches the invocation made for the stage."""
     stuck_after: float | None
+    """Seconds without progress after which it counts as stuck, or None if unknown."""
     poll_interval: float | None
+    """Seconds between two questions to the provider, or None if unknown."""
 
 
 class OpenBatches(NamedTuple):
-    """A run's open batches: `waiting`: not at the provider; `ready`: ended there; `done`, `failed`
-    as last seen."""
+    """The open batches of a run, summed."""
 
     batches: int
+    """How many there are."""
     waiting: int
+    """How many are not at the provider yet."""
     requests: int
+    """How many requests they have."""
     done: int
+    """How many requests were done when the providers were last asked."""
     failed: int
+    """How many requests had failed then."""
     ready: int
+    """How many batches have ended at the provider."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTimes(Report):
-    """How long a lane's batches took from submission to end: half up to `p50_s`, 95 % up to
-    `p95_s`."""
+    """How long a lane's batches took from submission to end."""
 
     batches: int
+    """How many batches ended."""
     p50_s: float
+    """Half of them took at most so many seconds."""
     p95_s: float
+    """95 % of them took at most so many seconds."""
 
 
 async def batches(
@@ -357,40 +436,56 @@ async def batches(
 
 
 class BatchCount(NamedTuple):
-    """The open batches of a stage in the same state (`status` as `agac batch status` says it), and
-    their requests."""
+    """The open batches of a stage that have the same status."""
 
     stage: str
+    """The stage's name."""
     status: str
+    """The status as `agac batch status` shows it."""
     batches: int
+    """How many batches there are."""
     requests: int
+    """How many requests they have."""
     done: int
+    """How many requests are done."""
     failed: int
+    """How many requests failed."""
 
 
 class RowTask(NamedTuple):
-    """A task of a row that is in a batch of a run; or `waits` for an equal one that is. `round`:
-    how often it was put into one; `provider_id` and `submitted_at` are None of a batch that the
-    provider has not got."""
+    """A row's task that is in a batch of a run, or waits for an equal task that is."""
 
     stage: int
+    """The position of the task's stage."""
     replica: int
+    """The number of the task's replica."""
     fingerprint: bytes
+    """The task's fingerprint."""
     waits: bool
+    """True if it waits for an equal task."""
     round: int
+    """How often the task was put into a batch."""
     batch: int
+    """The batch's number."""
     run: int
+    """The batch's run."""
     provider_id: str | None
+    """The provider's id of the batch, or None if the provider does not have it."""
     step: str
+    """The batch's step (`BatchStep`)."""
     submitted_at: float | None
+    """When the provider accepted the batch, or None if the provider does not have it."""
 
 
 class Awaited(NamedTuple):
-    """A batch of another run that is to answer what a run asks, too."""
+    """A batch of another run whose answers a run waits for."""
 
     batch: int
+    """The batch's number."""
     run: int
+    """The run that it belongs to."""
     provider_id: str | None
+    """The provider's id of the batch."""
 
 
 # and their ranks

@@ -17,332 +17,462 @@ from agac.store.rows import State, StoredRow
 
 
 class Endpoint(NamedTuple):
-    """Who gave an answer. `model` is the one that answered, which may be more exact than the one
-    asked for."""
+    """The server and the model that gave an answer."""
 
     provider: str
+    """The provider's name."""
     base_url: str
+    """The provider's address."""
     model: str
+    """The model that answered, which may be more exact than the one that was requested."""
     simulated: bool
+    """True if a simulator answered."""
 
 
 @dataclass(slots=True)
 class NewRow:
-    """A row that enters the store; `key` is given by the commit."""
+    """A row that enters the store, or a stored one that is processed again."""
 
     row: Row
+    """The row itself."""
     occurrence: int
+    """Which of the rows with the same id it is."""
     hash: bytes
+    """The hash of its data."""
     data: str
+    """Its data as JSON."""
     state: State
+    """The state that it gets."""
     key: int = 0
-    origin: int | None = None  # the position of the stage that made it; None: it is the input's
+    """The row's key. A new row gets its key by the commit; 0 until then."""
+    origin: int | None = None
+    """The position of the stage that made it; None for a row of the input."""
 
     @staticmethod
     def of(old: StoredRow) -> NewRow:
-        """A stored row that is worked on again."""
+        """Builds the record for a stored row that is processed again."""
         row = Row(old.id, old.ordinal or 0, json.loads(old.data) if old.origin is None else {})
         return NewRow(row, old.occurrence, old.hash, old.data, State.PENDING, old.key, old.origin)
 
 
 @dataclass(slots=True)
 class Result:
-    """A result on its way into the store, or already there; `id` is 0 until its commit. `value` is
-    JSON text. `how` it came about: "" as the model gave it at once, else some of
-    `repair,json_repair,fallback`, and `misformatted` where a text lacks its format. One made of
-    other results has the endpoint of one of them, `like`, stored before it, and its sources.
-    `sources` are those of searches that the provider ran; of one that is in the store they are not
-    read."""
+    """A result that will be stored, or that is stored already."""
 
     fingerprint: bytes
+    """The fingerprint of the task that it answers."""
     value: str
+    """The answer as JSON."""
     endpoint: Endpoint | None = None
+    """Who gave it. None if it is made of another result (`like`) or was stored before."""
     created_at: float = 0.0
+    """When it was made, in seconds since 1970."""
     id: int = 0
+    """Its number in the store; 0 until its commit."""
     how: str = ""
+    """How it came about: "" as the model gave it at once, else some of
+    `repair,json_repair,fallback`, and `misformatted` where a text lacks its format."""
     like: Result | None = None
+    """One of the results that this one is made of, stored before it. This one has the same endpoint
+    and the same sources."""
     sources: tuple[WebSource, ...] = ()
+    """Sources of searches that the provider ran. They are not read back for stored results."""
 
 
 class TaskEnd(NamedTuple):
-    """What became of a task."""
+    """How a task ended."""
 
     new: NewRow
+    """The task's row."""
     stage: int
+    """The position of the task's stage."""
     fingerprint: bytes | None
+    """The task's fingerprint, if one was made."""
     outcome: Outcome
+    """The outcome."""
     result: Result | None
+    """The result, if there is one."""
     error: RowError | None
+    """Why it failed."""
     failures: int
+    """How many of its calls failed."""
     at: float
+    """When it ended, in seconds since 1970."""
     note: str | None = None
+    """More about the outcome, as JSON."""
     replica: int = 0
+    """The number of the task's replica."""
 
 
 class Call(NamedTuple):
-    """One request that was sent and what came of it. Times in seconds, `cost` in USD, None when it
-    is not known. `ambiguous`: nothing came back, yet the provider may have done the work. `body`
-    is the answer as it came. `again`: the same was sent before, and a fault came of it. `mended`:
-    its answer was JSON only after `json_repair`. `held_…`: what an ambiguous call may have cost at
-    most. `refused`: the server would not do it now, whatever the status. `ttft`,
-    `time_to_response`: of a streamed call, in seconds. `service_tier`: that which served it."""
+    """One request that was sent and its outcome."""
 
     number: int
+    """The call's number within its task."""
     endpoint: Endpoint
+    """The server and the model."""
     purpose: str
+    """Why it was sent."""
     started_at: float
+    """When it was sent, in seconds since 1970."""
     duration: float
+    """How many seconds it took."""
     status: int | None = None
+    """The HTTP status, if a response came."""
     error: RowError | None = None
+    """Why it failed."""
     ambiguous: bool = False
+    """True if no response came, although the provider may have done the work."""
     usage: Usage = Usage()
+    """The tokens that it used."""
     cost: float | None = None
+    """The price in USD, or None if it is not known."""
     body: bytes | None = None
+    """The response as it came."""
     again: bool = False
+    """True if the same request was sent before and failed."""
     mended: bool = False
+    """True if the answer was JSON only after `json_repair`."""
     held_usd: float = 0.0
+    """The most that an ambiguous call may have cost, in USD."""
     held_tokens: int = 0
+    """The most tokens that an ambiguous call may have used."""
     refused: bool = False
+    """True if the server refused to do it now, whatever the status."""
     ttft: float | None = None
+    """Seconds until the first token of a streamed call."""
     time_to_response: float | None = None
+    """Seconds until the answer itself began, in a streamed call."""
     service_tier: str | None = None
+    """The service tier that served it."""
 
     @property
     def answered(self) -> bool:
-        """Whether the provider answered, well or not: what such calls took is what its users wait
-        for."""
+        """True if the provider answered, well or not. Only such calls count for response times."""
         return self.status is not None and self.status < 400 and not self.refused
 
 
 class Attempt(NamedTuple):
-    """A call as the store keeps it; `reply` is its body, deflated when that is smaller."""
+    """A call as the store keeps it."""
 
     new: NewRow
+    """The row that it was made for."""
     stage: int
+    """The position of the task's stage."""
     fingerprint: bytes
+    """The task's fingerprint."""
     call: Call
+    """The call."""
     reply: str | bytes | None
+    """The body of its response, deflated if that is smaller."""
     replica: int = 0
+    """The number of the task's replica."""
 
 
 class AgentTurn(NamedTuple):
-    """A reply within a conversation; `reply` as `Attempt.reply`. `number` counts the turns of the
-    task's conversations from 1, `conversation` is the number of the first of this one. `ended`:
-    done, failed or lost; None: it goes on. `agent` is the name of the child agent that was asked,
-    "" for the stage's own."""
+    """A reply within a conversation."""
 
     new: NewRow
+    """The row that the conversation is about."""
     stage: int
+    """The position of the task's stage."""
     fingerprint: bytes
+    """The task's fingerprint."""
     number: int
+    """The turn's number among all turns of the task's conversations, from 1."""
     conversation: int
+    """The number of the first turn of this conversation."""
     model: str
+    """The model that answered."""
     agent: str
+    """The name of the child agent that answered; "" for the stage's own."""
     attempt: int
+    """The number of the call that brought the reply."""
     at: float
+    """When it came, in seconds since 1970."""
     status: int
+    """The HTTP status."""
     reply: str | bytes
+    """The body of the response, as in `Attempt.reply`."""
     ended: str | None
+    """How the conversation ended with this turn: done, failed or lost. None if it continues."""
 
 
 class ToolCallRecord(NamedTuple):
-    """A turn's call of a tool. `state`: intent, done, error, refused, unknown or lost; `result`:
-    for the model."""
+    """A call of a tool, made by a turn."""
 
     new: NewRow
+    """The row that the conversation is about."""
     stage: int
+    """The position of the task's stage."""
     fingerprint: bytes
+    """The task's fingerprint."""
     turn: int
+    """The number of the turn that made the call."""
     place: int
+    """Which of the turn's calls it is."""
     call_id: str
+    """The model's id of the call."""
     name: str
+    """The tool's name."""
     arguments: str
+    """The arguments as JSON."""
     state: str
+    """intent, done, error, refused, unknown or lost."""
     result: str | None
+    """The result for the model."""
     how: str
+    """How it was served: "" by the tool, else coalesced, cached, stub or replayed."""
     started_at: float
+    """When it began, in seconds since 1970."""
     duration: float | None
+    """How many seconds it took, if it ended."""
 
 
 class RowEnd(NamedTuple):
-    """A row that reached its end: `result` of the last stage, or the error and the stage where it
-    failed."""
+    """How a row ended."""
 
     new: NewRow
+    """The row."""
     state: State
+    """Its last state."""
     result: Result | None
+    """The result of the last stage, if the row was done."""
     stage: str | None
+    """The stage where it failed."""
     error: RowError | None
+    """Why it failed."""
 
 
 class Child(NamedTuple):
-    """A row that a stage makes of another one. `hash` stands for all that the stages after it see
-    of it."""
+    """A row that a stage makes of another row."""
 
     id: RowId
+    """The child's id."""
     hash: bytes
+    """The hash of all that later stages see of it."""
     data: str
+    """Its data as JSON."""
 
 
 class Membership(NamedTuple):
-    """A row's place in a group: `group` and `data` are the group's id and fields, `sort` where the
-    row stands among the members (`keys.member_hash`), `size` the tokens that it is taken to come
-    to. `failed`: the group lacks it."""
+    """A row's membership in a group."""
 
     group: RowId
+    """The group's id."""
     data: str
+    """The group's fields as JSON."""
     sort: int
+    """The row's position among the members (`keys.member_hash`)."""
     size: int
+    """The estimated tokens of the row."""
     failed: bool
+    """True if the row failed, so that the group lacks it."""
 
 
 class DistantMember(NamedTuple):
-    """A row of another shard, with its place in a group that is in this one. `maker` is the
-    position of the stage that made the row, -1: it is the input's. `text` is what stands for it in
-    a call, "" where it failed. `entry` is the number under which its shard told of it."""
+    """A row of another shard that belongs to a group of this shard."""
 
     origin: int
+    """The position of the stage that makes the group."""
     shard: int
+    """The number of the row's shard."""
     id: RowId
+    """The row's id."""
     maker: int
+    """The position of the stage that made the row; -1 for a row of the input."""
     text: str
+    """The row's text in the group's call; "" if the row failed."""
     entry: int
+    """The number of the message in which the other shard sent it."""
     place: Membership
+    """Its membership."""
 
 
 class DedupeCandidate(NamedTuple):
-    """A row that goes on where none has these values: their `hash`, the `content` later stages
-    see, its `state`."""
+    """A row that is kept only if no other row has the same values."""
 
     hash: bytes
+    """The hash of those values."""
     content: bytes
+    """The hash of all that later stages see of it."""
     state: State
+    """The row's state."""
 
 
 class DerivedRows(NamedTuple):
-    """All that is made of a row at its end, by the stage's position; what else was made of it
-    before no longer is."""
+    """All that is made of a row at its end, by the position of the stage that makes it. Whatever
+    else was made of the row before becomes GONE."""
 
     row: NewRow
+    """The row."""
     children: Mapping[int, Sequence[Child]] = {}
+    """Its children."""
     groups: Mapping[int, Membership] = {}
+    """Its memberships."""
     alike: Mapping[int, DedupeCandidate] = {}
+    """Its values for `dedupe`."""
 
 
 class Children(NamedTuple):
-    """The children that a stage makes of a row, whatever else is made of it."""
+    """The children that one stage makes of a row."""
 
     row_key: int
+    """The row's key."""
     origin: int
+    """The stage's position."""
     children: Sequence[Child]
+    """The children."""
 
 
 class Part(NamedTuple):
-    """A part of a large group, to be asked in a call of its own; `height` counts from 1."""
+    """A part of a large group, which gets a call of its own."""
 
     group: int
+    """The key of the group."""
     origin: int
+    """The position of the stage that makes the group."""
     id: str
+    """The part's id."""
     height: int
+    """The level of the part, from 1: parts of parts are higher."""
     data: str
+    """Its members as JSON."""
 
 
 class Enrolled(NamedTuple):
-    """A task that joins a batch; `round`, `position` and `repairs` are those of
-    `batches.ReadyTask`."""
+    """A task that joins a batch."""
 
     new: NewRow
+    """The task's row."""
     stage: int
+    """The position of the task's stage."""
     replica: int
+    """The number of the task's replica."""
     fingerprint: bytes
+    """The task's fingerprint."""
     batch: int
+    """The batch's number."""
     place: int
+    """Its line in the batch, from 0."""
     round: int
+    """As in `batches.ReadyTask`."""
     position: int
+    """As in `batches.ReadyTask`."""
     repairs: int
+    """As in `batches.ReadyTask`."""
 
 
 class WaitingTask(NamedTuple):
     """A task that waits for an equal one that is in a batch."""
 
     new: NewRow
+    """The task's row."""
     stage: int
+    """The position of the task's stage."""
     replica: int
+    """The number of the task's replica."""
     fingerprint: bytes
+    """The task's fingerprint."""
 
 
 class EndedTask(NamedTuple):
-    """What came of a task in a batch, and of all that wait for it; `then_do` None: a result, or
-    `error`."""
+    """The outcome of a task in a batch, for all tasks that wait for it."""
 
     task: PlacedTask
+    """The task at its line."""
     then_do: str | None
+    """The next step, as in `batches.ReadyTask`. None: it has a result or an `error`."""
     error: RowError | None
+    """Why it failed."""
 
 
 class LaneSample(NamedTuple):
-    """How the lane of a model is at a moment (`at`, as `paused_until` in seconds since 1970):
-    calls in flight, the `bound` that was found for them and the `most` there may be, calls that
-    wait and for what (`held_by`), seconds that calls let in since the last sample `waited`
-    together, and how many were `refused` by rate since then."""
+    """The state of a model's lane at one moment."""
 
     at: float
+    """The moment, in seconds since 1970."""
     lane: str
+    """The lane's name."""
     in_flight: int
+    """Calls in flight."""
     bound: int
+    """The bound on calls in flight that was found so far."""
     most: int
+    """The most calls in flight that are allowed."""
     waiting: int
+    """Calls that wait."""
     held_by: str
+    """What they wait for."""
     paused_until: float | None
+    """The end of the lane's pause, in seconds since 1970."""
     waited: float
+    """Seconds that all calls waited together that were admitted since the last sample."""
     refused: int
+    """How many calls were refused by rate since the last sample."""
 
 
 class NewReview(NamedTuple):
-    """An answer that waits for people, or for a word after the decision `last`. `seen` and `why`
-    are JSON."""
+    """An answer that waits for reviewers, or for another one after the decision `last`."""
 
     key: bytes
+    """The review's key."""
     workflow: str
+    """The workflow's name."""
     stage: str
+    """The name of the review's stage."""
     new: NewRow
+    """The row."""
     seen: str
+    """What reviewers see, as JSON."""
     why: str
+    """Why the answer is reviewed, as JSON."""
     blind: bool
+    """True if reviewers do not see the answer."""
     last: int
+    """The number of the last decision that counts already."""
     state: str
+    """The review's state."""
     sure: float
+    """How confident the answer is."""
     due: float | None
+    """When the review is due, in seconds since 1970."""
     at: float
+    """When it was opened, in seconds since 1970."""
 
 
 class ReviewEnd(NamedTuple):
-    """A review that is `applied`, by the decisions up to `last`; or `stale`, as nobody is asked
-    any more."""
+    """A review that needs nobody any longer."""
 
     key: bytes
+    """The review's key."""
     new: NewRow
+    """The row."""
     last: int
+    """The number of the last decision that was applied."""
     state: str
+    """`applied`, by the decisions up to `last`; or `stale`, if reviewers are no longer asked."""
 
 
 CounterKey = tuple[str, str, str, str]
 """Stage ('' for rows), outcome ('call' for attempts), error type or '', provider/model or ''."""
 
-# stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram
 TimingKey = tuple[str, str, int]
+"""Stage, measure (`duration`, `ttft`, `time_to_response`), bucket of a histogram."""
 
 AGREEMENT = "agreement"
 """The outcome under which tasks are counted whose replicas voted, by how many of them agreed, as
 `2/3`; and those of reviews, by how they were passed: `approved`, `manual` or `auto`."""
 
-MANUAL = "manual"  # the `Result.how` of results that a person set
-HOW = (
-    "how"  # the outcome under which answers are counted that did not come at once, by `Result.how`
-)
-# the outcome under which parts of large groups are counted: they are calls of a stage, and no rows
-# of it
+MANUAL = "manual"
+"""The `Result.how` of results that a person set."""
+
+HOW = "how"
+"""The outcome under which answers are counted that did not come at once, by `Result.how`."""
+
 PART = "part"
+"""The outcome under which parts of large groups are counted. They are calls of a stage, but no
+rows of it."""
 
 TURN = "turn"
 FIRST = "first"
@@ -352,26 +482,37 @@ the child agent; and calls of tools, by how they were served (`ToolCallRecord.ho
 where it is not done) and the tool, if it is one of the stage's."""
 
 PRESENT: CounterKey = ("", "present", "", "")
-"""The roll-up of all rows that stand in the input, whatever became of them."""
+"""The roll-up of all rows of the input, whatever their outcome."""
 
 
 @dataclass(slots=True)
 class CounterDelta:
-    """What one roll-up says, or a commit adds to it: how many `tasks` (or rows, or calls), and
-    what they took. `held_…`: the most that calls without an answer may have cost."""
+    """The values of one roll-up, or what a commit adds to them."""
 
     tasks: int = 0
+    """How many tasks, rows or calls."""
     input_tokens: int = 0
+    """Tokens of the requests."""
     cached_tokens: int = 0
+    """Input tokens that were read from a provider's cache."""
     output_tokens: int = 0
+    """Tokens of the answers."""
     reasoning_tokens: int = 0
+    """Output tokens that were spent on reasoning."""
     cost: float = 0.0
+    """The price in USD."""
     unpriced: int = 0
+    """Calls whose price is not known."""
     simulated: int = 0
+    """Calls that a simulator answered."""
     held_cost: float = 0.0
+    """The most that calls without an answer may have cost, in USD."""
     held_tokens: int = 0
+    """The most tokens that calls without an answer may have used."""
     cache_write_tokens: int = 0
+    """Input tokens that were written to a provider's cache."""
     server_tools: int = 0
+    """How often tools of the providers were used."""
 
     def add_call(self, usage: Usage, cost: float | None, simulated: bool) -> None:
         """Counts one call. A call without usage and without a price is counted as unpriced, never
@@ -388,7 +529,7 @@ class CounterDelta:
         self.simulated += simulated
 
     def values(self) -> tuple[float, ...]:
-        """The columns, in the order of the table."""
+        """Returns the columns, in the order of the table."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
 
@@ -397,61 +538,84 @@ class WriteBatch:
     """Everything that waits for the next commit."""
 
     inserts: list[NewRow] = field(default_factory=list)
+    """New rows."""
     changes: list[NewRow] = field(default_factory=list)
     """Stored rows that came back with other content, or that are tried again."""
-    places: list[tuple[int, int]] = field(default_factory=list)  # (ordinal, key)
-    leaving: list[int] = field(default_factory=list)  # keys
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """Positions in the input, each with the key of the row that is there now."""
+    leaving: list[int] = field(default_factory=list)
+    """Keys of rows that left the input."""
     results: list[Result] = field(default_factory=list)
+    """New results."""
     tasks: list[TaskEnd] = field(default_factory=list)
-    # (row key, stage, the first replica of it)
+    """Tasks that ended."""
     forgotten: list[tuple[int, int, int]] = field(default_factory=list)
+    """Tasks to delete: row key, stage, and the first replica of those that go."""
     attempts: list[Attempt] = field(default_factory=list)
+    """Calls."""
     turns: list[AgentTurn] = field(default_factory=list)
-    # (how, fingerprint, number)
+    """Turns of conversations."""
     turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)
+    """How turns end their conversations: how, fingerprint, number."""
     tool_calls: list[ToolCallRecord] = field(default_factory=list)
+    """Calls of tools."""
     ends: list[RowEnd] = field(default_factory=list)
+    """Rows that ended."""
     makings: list[DerivedRows] = field(default_factory=list)
+    """All that is made of rows."""
     children: list[Children] = field(default_factory=list)
+    """The children that single stages make of rows."""
     distant: list[DistantMember] = field(default_factory=list)
+    """Members of groups that are in other shards."""
     parts: list[Part] = field(default_factory=list)
-    cut: list[int] = field(default_factory=list)  # keys of groups all of whose parts are written
-    gone: list[int] = field(default_factory=list)  # keys of rows that are no longer made
-    reopened: list[int] = field(default_factory=list)  # keys of made rows that are taken up again
+    """Parts of large groups."""
+    cut: list[int] = field(default_factory=list)
+    """Keys of groups all of whose parts are written."""
+    gone: list[int] = field(default_factory=list)
+    """Keys of rows that are no longer made."""
+    reopened: list[int] = field(default_factory=list)
+    """Keys of derived rows that are processed again."""
     used: list[tuple[NewRow, int, int]] = field(default_factory=list)
-    """Rows, stages and replicas whose tasks are done with, as far as their batches go."""
+    """Rows, stages and replicas whose tasks need their batches no longer."""
     enrolled: list[Enrolled] = field(default_factory=list)
+    """Tasks that join batches."""
     waiting: list[WaitingTask] = field(default_factory=list)
+    """Tasks that wait for equal ones in batches."""
     ended: list[EndedTask] = field(default_factory=list)
-    # whether its row waits for nothing else
+    """Tasks in batches that ended."""
     reviews: list[tuple[NewReview, bool]] = field(default_factory=list)
+    """Reviews to open, each with True if its row waits for nothing else."""
     review_ends: list[ReviewEnd] = field(default_factory=list)
+    """Reviews that ended."""
     reviewed: list[tuple[str, str, RowId, bytes]] = field(default_factory=list)
-    """Workflow, stage and row of answers that came to a review, with its key: other ones of the
-    row are stale."""
+    """Workflow, stage and row of answers that were sent to review, with the review's key: other
+    reviews of the row become stale."""
     decisions: list[StoredDecision] = field(default_factory=list)
+    """Decisions to store."""
     tallies: defaultdict[CounterKey, CounterDelta] = field(
         default_factory=lambda: defaultdict(CounterDelta)
     )
+    """Additions to roll-ups."""
     timings: Counter[TimingKey] = field(default_factory=Counter)
+    """Additions to histograms."""
     lanes: list[LaneSample] = field(default_factory=list)
+    """Samples of lanes."""
     given: list[tuple[int, str, str, int, NewRow, int, bytes, bytes, float]] = field(
         default_factory=list
     )
     """Calls that workers get: number, chunk, worker, stage, row, replica, fingerprint, mark of the
     request, time."""
-    # invocation and number of calls whose end is stored
     answered: list[tuple[int, int]] = field(default_factory=list)
+    """Invocation and number of calls whose end is stored."""
     accepted: list[tuple[str, str, float]] = field(default_factory=list)
     """Provider and account of keys that were accepted, with the time (seconds since 1970)."""
-    waits: str | None = (
-        None  # until when no call goes to some models, as the record of the invocation has it: JSON
-    )
-    calls: int = (
-        0  # calls that become durable with this commit: they stop counting against concurrency
-    )
+    waits: str | None = None
+    """JSON that says until when no calls are sent to some models, for the invocation's record."""
+    calls: int = 0
+    """How many calls become durable with this commit. They count against concurrency until then."""
     on_durable: list[Callable[[], None]] = field(default_factory=list)
+    """Functions to call after the commit."""
 
     def tally(self, key: CounterKey) -> CounterDelta:
-        """The roll-up for a key, made when it is first needed."""
+        """Returns the roll-up for a key. Makes it when it is first needed."""
         return self.tallies[key]
