@@ -21,7 +21,7 @@ from agac import api
 from agac.cli import terminal
 from agac.cli.batch import in_batch_words
 from agac.cli.main import Globals, json_option, workflow_option
-from agac.cli.run import error_head
+from agac.cli.run_errors import error_head
 from agac.cli.status import next_step_lines, run_lines
 from agac.core.errors import UsageError
 from agac.core.keys import is_job, job_alias

@@ -12,7 +12,7 @@ from agac import api
 from agac.cli import main, terminal
 from agac.cli.completion import named_here
 from agac.cli.main import Globals, json_option, workflow_option
-from agac.cli.run import (
+from agac.cli.run_counts import (
     agreement_lines,
     calls_line,
     conversation_lines,

@@ -152,7 +152,6 @@ STILL_LONG = {
     "api/run.py",
     "cli/inspect.py",
     "cli/project.py",
-    "cli/run.py",
     "engine/agent.py",
     "engine/baseline.py",
     "engine/estimate.py",

@@ -13,7 +13,7 @@ from support.processes import kill_at
 from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
-from agac.cli.run import timing_line
+from agac.cli.run_counts import timing_line
 from agac.engine.telemetry import RELATIVE_ERROR
 
 TWO_STAGES = [
