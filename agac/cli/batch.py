@@ -221,7 +221,7 @@ def doctor(settings: Globals, /, install: bool, as_json: bool, **given: Any) -> 
     """Exit 0 when all is well or was repaired, 75 when a batch needs a decision, 1 when a provider
     failed."""
     if install:
-        from agac.cli.project import print_installation
+        from agac.cli.installation import print_installation
 
         return print_installation(as_json=as_json)
     if given["adopt"] is not None and given["resubmit"]:

@@ -1,4 +1,4 @@
-"""`agac run` and `agac retry`: the commands, and the summary of a run with what to do next."""
+"""`agac run` and `agac retry`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from support.server import Faulty, Server
 from support.terminals import on_pty
 
 import agac
-from agac.cli.inspect import csv_lines, json_lines, text_lines
+from agac.cli.store_query import csv_lines, json_lines, text_lines
 
 STAGES: list[dict[str, Any]] = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": {"sentiment": "positive|neutral|negative"}},

@@ -24,7 +24,7 @@ OTHER_DATABASES = {
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
 COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor",
                 "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share",
-                "status"}  # fmt: skip
+                "status", "why"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -150,8 +150,6 @@ STILL_LONG = {
     "api/project.py",
     "api/report.py",
     "api/run.py",
-    "cli/inspect.py",
-    "cli/project.py",
     "engine/agent.py",
     "engine/baseline.py",
     "engine/estimate.py",

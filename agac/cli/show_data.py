@@ -1,0 +1,130 @@
+"""`agac data`: shows an input, its columns with their types, and its first rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agac import api
+from agac.cli import main, terminal
+from agac.cli.terminal import (
+    megabytes,
+    print_report,
+    table,
+    value_text,
+)
+from agac.core.text import plain
+from agac.core.types import counted
+
+if TYPE_CHECKING:
+    from agac.api.extras import DataReport
+
+
+@click.command(
+    help="Show an input: its format and size, its columns with their types, its first rows. "
+    "INPUT is a file, several, a pattern in quotes, sqlite://DATABASE?table=NAME (or "
+    "?query=SELECT …), or - for standard input."
+)
+@click.argument("inputs", type=click.Path(), metavar="INPUT...", nargs=-1, required=True)
+@click.option(
+    "--format",
+    metavar="NAME",
+    help="Read it as csv, tsv, json, jsonl, txt, parquet, xlsx or files.",
+)
+@click.option(
+    "--delimiter", metavar="SIGN", help="The character between the cells of a csv or tsv file."
+)
+@click.option(
+    "--encoding", metavar="NAME", help="How text is written, such as cp1252; UTF-8 if left out."
+)
+@click.option(
+    "--sheet", metavar="SHEET", help="The sheet of an xlsx file: its name, or its number from 1."
+)
+@click.option(
+    "--hive",
+    is_flag=True,
+    default=None,
+    help="Make fields of the folders of parquet files: year=2024.",
+)
+@click.option(
+    "--sql",
+    metavar="SELECT",
+    help="Show what this statement makes of the rows, which are the table input.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(0),
+    default=5,
+    metavar="N",
+    show_default=True,
+    help="Show the first N rows.",
+)
+@click.option(
+    "--scan-rows", "look_at", type=click.IntRange(1), default=1_000, metavar="N", show_default=True,
+    help="Find the types from the first N rows.",
+)  # fmt: skip
+@main.json_option
+@click.pass_obj
+def data(settings: main.Globals, /, inputs: tuple[str, ...], as_json: bool, **how: Any) -> None:
+    sheet = how.pop("sheet")
+    how["sheet"] = int(sheet) if sheet and sheet.isdigit() else sheet
+    report = api.show_data(inputs, project=settings.project_dir, **how)
+    print_report(report, lambda found: data_lines(found, cut=sys.stdout.isatty()), as_json=as_json)
+
+
+def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
+    """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long
+    values off."""
+    files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
+    scanned = counted(report.looked_at, "row")
+    size = report.size
+    bytes_ = counted(size, "byte")
+    if size >= 10_000:
+        if size < 1e6:
+            bytes_ = f"{size / 1e3:,.0f} kB"
+        elif size < 1e9:
+            bytes_ = megabytes(size)
+        else:
+            bytes_ = f"{size / 1e9:,.1f} GB"
+    rows = scanned if report.complete else f"more than {scanned}"
+    yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}\n"
+    if report.columns:
+        if report.complete:
+            over = ""
+        else:
+            over = f", over the first {counted(report.looked_at - report.unusable, 'row')}"
+        yield f"Columns{over}:"
+        known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
+        yield table(["column", "type", "null", "empty", "missing"], known)
+    else:
+        yield "No columns: no row was read."
+    if report.rows:
+        yield ""
+        yield from _first_rows(report, cut)
+    if report.hint:
+        yield f"\n{plain(report.hint)}"
+    if report.unusable:
+        some = "" if report.unusable == len(report.problems) else ", the first"
+        yield f"\n{counted(report.unusable, 'row')} cannot be used{some}:"
+        yield from (f"  {plain(problem)}" for problem in report.problems)
+
+
+def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
+    names = [column.name for column in report.columns]
+    texts = [
+        [plain(value_text(row[name])) if name in row else "" for name in names]
+        for row in report.rows
+    ]
+    yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
+    widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
+    # a wider table could not be read: one row is shown below the other instead
+    if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):
+        yield table([plain(name) for name in names], texts)
+        return
+    shown = (
+        [(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows
+    )
+    yield from terminal.record_lines(shown, cut=cut)

@@ -1,0 +1,140 @@
+"""`agac sql`: prints what one SELECT finds in the store, or which views there are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import chain, islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agac import api
+from agac.cli import terminal
+from agac.cli.main import Globals
+from agac.core.errors import UsageError
+from agac.core.text import cells, is_unicode
+
+if TYPE_CHECKING:
+    from agac.store.query import View
+
+
+@click.command(help="Run one SELECT on the store. Without QUERY, list the views.")
+@click.argument("words", metavar="[QUERY]", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, one object per row.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with a header.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), metavar="N", help="Print the first N rows at most."
+)
+@click.pass_obj
+def sql(
+    settings: Globals, words: tuple[str, ...], as_json: bool, as_csv: bool, limit: int | None
+) -> None:
+    if len(words) > 1:
+        raise click.UsageError(
+            "put the query in quotes: agac sql 'SELECT …'", click.get_current_context()
+        )
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude one another", click.get_current_context())
+    if not words:
+        if as_json:
+            terminal.print_json(
+                [{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()]
+            )
+        else:
+            terminal.print_lines(views_lines(api.views()))
+        return
+    with api.sql(words[0], project=settings.project_dir) as answer:
+        values = iter(answer)
+        rows = islice(values, limit)
+        if as_json:
+            lines = json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding))
+            terminal.print_data(lines, is_json=True)
+        elif as_csv:
+            terminal.print_data(csv_lines(answer.columns, rows))
+        else:
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            terminal.print_lines(text_lines(answer.columns, rows, width=width))
+        more = limit is not None and next(values, None) is not None
+    if more and not settings.quiet:
+        terminal.say(f"Only the first {limit:,}: there are more.")
+
+
+Rows = Iterable[tuple[Any, ...]]
+BLOCK_ROWS = (
+    1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
+)
+
+
+def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
+    """One JSON array, one object per line. Raises UsageError where two columns have one name."""
+    twice = [name for name, count in Counter(columns).items() if count > 1]
+    if twice:
+        what = f"several columns are called {twice[0]}, and a JSON object has each name once"
+        raise UsageError(
+            what, remedy=f"Name them apart, as in `SELECT … AS other_{twice[0]}`, or use --csv."
+        )
+    last = None
+    for row in rows:
+        yield "[" if last is None else f"{last},"
+        found = dict(zip(columns, map(_json_value, row), strict=True))
+        last = "  " + json.dumps(found, ensure_ascii=only_ascii, allow_nan=False)
+    yield from ["[]"] if last is None else [last, "]"]
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """A header, then one line per row, as in RFC 4180; null is empty."""
+    # its line end makes it quote every line end in a value
+    writer: Any = csv.writer(SimpleNamespace(write=str))
+    for row in chain([columns], rows):
+        yield writer.writerow(map(_json_value, row)).removesuffix("\r\n")
+
+
+def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iterator[str]:
+    """A table. On a terminal of `width` columns that is too narrow for it, the values of each row
+    below one another."""
+    values = iter(rows)
+    first = list(islice(values, BLOCK_ROWS))
+    if (
+        width is not None
+        and first
+        and max(map(cells, terminal.table_lines(columns, [first], _text_value))) > width
+    ):
+        texts = (zip(columns, map(_text_value, row), strict=True) for row in chain(first, values))
+        yield from terminal.record_lines(texts, cut=True)
+        return
+    blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
+    yield from terminal.table_lines(columns, blocks, _text_value)
+
+
+def _text_value(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and 1e-12 < abs(value) < 1:
+        return format(Decimal(repr(value)), "f")  # not 8.6e-05: amounts are compared at a glance
+    return str(_json_value(value))
+
+
+def views_lines(views: Sequence[View]) -> Iterator[str]:
+    for view in views:
+        yield f"{view.name}: {view.meaning}"
+        yield ""
+        columns = terminal.table(["column", "meaning"], list(view.columns.items()))
+        yield from (f"  {line}" for line in columns.split("\n"))
+        yield ""
+    yield 'For example: agac sql "SELECT stage, model, calls, cost_usd FROM v_costs WHERE run = 1"'
