@@ -36,7 +36,9 @@ from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
 from agac.engine.decide.votes import votes
-from agac.engine.export import Lines, Outputs, export_file, export_run
+from agac.engine.export import export_file, export_run
+from agac.engine.output_lines import Lines
+from agac.engine.outputs import Outputs
 from agac.engine.replay import FinalRows, RowHistory
 from agac.engine.telemetry import calls_of, output_of, share, summarise
 from agac.engine.validate import complaint, stored_failure

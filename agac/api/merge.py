@@ -22,8 +22,9 @@ from agac.core.keys import canonical, is_job
 from agac.core.reading import read_as
 from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
-from agac.engine.export import export_run, outputs_text, target_of
+from agac.engine.export import export_run
 from agac.engine.invocation import Clocks
+from agac.engine.outputs import outputs_text, target_of
 from agac.engine.sharding.folder import (
     ShardFolder,
     ShardLease,

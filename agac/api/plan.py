@@ -27,10 +27,11 @@ from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers
 from agac.engine.dry_run import Rows, dry_run
 from agac.engine.estimate import PlanReport, call_seconds, estimate, needed
-from agac.engine.export import lost_store, target_of
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
+from agac.engine.output_folder import lost_store
+from agac.engine.outputs import target_of
 from agac.engine.past_usage import PastRun, PastUsage
 from agac.engine.replay import FinalRows
 from agac.engine.summary import RunSummary

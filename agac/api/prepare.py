@@ -33,7 +33,6 @@ from agac.core.types import Row
 from agac.data.sources import place_of
 from agac.engine.batch.control import Control
 from agac.engine.batch.coordinator import Stale
-from agac.engine.export import target_of
 from agac.engine.input_rows import LeftRows
 from agac.engine.invocation import (
     Answers,
@@ -46,6 +45,7 @@ from agac.engine.invocation import (
     UnknownCalls,
     Work,
 )
+from agac.engine.outputs import target_of
 from agac.engine.telemetry import otel_settings
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan

@@ -37,8 +37,8 @@ from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.data.sources import keep_rows
 from agac.engine.estimate import PlanReport
-from agac.engine.export import read_summary
 from agac.engine.invocation import UnknownCalls
+from agac.engine.output_folder import read_summary
 from agac.plan.stage import model_of
 from agac.providers.model_string import write_query
 from agac.spec.inputs import INPUTS, PIPED, SCHEME

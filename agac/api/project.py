@@ -54,8 +54,8 @@ from agac.data.sources import (
     sampled,
 )
 from agac.data.text_formats import DelimitedSource, separator_hint
-from agac.engine.export import refusals
 from agac.engine.invocation import Scope, UnknownCalls
+from agac.engine.output_checks import refusals
 from agac.plan.checks import (
     check_batches,
     check_budgets,

@@ -52,10 +52,12 @@ from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
 from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.estimate import Finishing, finishing
-from agac.engine.export import Exported, Lines, Outputs, export_run, is_shown, table_of
+from agac.engine.export import Exported, export_run, table_of
 from agac.engine.invocation import Work
 from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
+from agac.engine.output_lines import Lines
+from agac.engine.outputs import Outputs, is_shown
 from agac.engine.replay import FinalRows
 from agac.engine.run import Invocation
 from agac.engine.settle import StageTotals, Totals

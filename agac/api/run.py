@@ -21,8 +21,8 @@ from agac.core.arguments import typed
 from agac.core.errors import AgacError, ExitCode, Problem
 from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
-from agac.engine.export import keep_previous
 from agac.engine.invocation import Work
+from agac.engine.output_folder import keep_previous
 from agac.engine.run import Invocation, run_once
 from agac.spec.loader import BuiltWorkflow, WorkflowSource
 from agac.store.db import Database

@@ -24,8 +24,8 @@ from agac.engine.decide.duplicates import (
 )
 from agac.engine.decide.unfinished import ENDED, is_finished
 from agac.engine.effects import ActiveRow
-from agac.engine.export import read_summary
 from agac.engine.invocation import InvocationRef
+from agac.engine.output_folder import read_summary
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import CHOOSING_ROWS
 from agac.spec.workflow import OnDuplicateId

@@ -25,7 +25,6 @@ from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.effects import ActiveRow
 from agac.engine.estimate import estimate, request_characters
 from agac.engine.executor import Executor, RowSource, run_workers
-from agac.engine.export import outputs_text
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.heartbeat import Heartbeat
 from agac.engine.input_rows import InputRows
@@ -40,6 +39,7 @@ from agac.engine.limits import (
 )
 from agac.engine.local_functions import FunctionAnswers, open_functions
 from agac.engine.notify import Notifier
+from agac.engine.outputs import outputs_text
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit, Lane

@@ -153,7 +153,6 @@ STILL_LONG = {
     "engine/agent.py",
     "engine/baseline.py",
     "engine/estimate.py",
-    "engine/export.py",
     "engine/limits.py",
     "engine/run.py",
     "engine/validate.py",
