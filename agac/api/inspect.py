@@ -38,8 +38,8 @@ from agac.data.sinks import FORMATS
 from agac.engine.decide.votes import votes
 from agac.engine.export import export_file, export_run
 from agac.engine.output_lines import Lines
-from agac.engine.outputs import Outputs
 from agac.engine.replay import FinalRows, RowHistory
+from agac.engine.run_outputs import Outputs
 from agac.engine.telemetry import calls_of, output_of, share, summarise
 from agac.engine.validate import complaint, stored_failure
 from agac.plan.changes import changes_of

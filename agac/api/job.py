@@ -21,8 +21,8 @@ from agac.data.sinks import FORMATS, file_of
 from agac.data.tables import Observed
 from agac.engine.export import export_file
 from agac.engine.output_lines import Lines
-from agac.engine.outputs import GROWING, PLAIN_MERGES, Outputs
 from agac.engine.replay import FinalRows, sources_of_rows
+from agac.engine.run_outputs import GROWING, PLAIN_MERGES, Outputs
 from agac.plan.stage import recorded_stages
 from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database

@@ -24,7 +24,7 @@ from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
 from agac.engine.export import export_run
 from agac.engine.invocation import Clocks
-from agac.engine.outputs import outputs_text, target_of
+from agac.engine.run_outputs import outputs_text, target_of
 from agac.engine.sharding.folder import (
     ShardFolder,
     ShardLease,

@@ -31,9 +31,9 @@ from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts
 from agac.engine.output_folder import lost_store
-from agac.engine.outputs import target_of
 from agac.engine.past_usage import PastRun, PastUsage
 from agac.engine.replay import FinalRows
+from agac.engine.run_outputs import target_of
 from agac.engine.summary import RunSummary
 from agac.plan.changes import changes_of
 from agac.plan.checks import missing_variables, outside_strict

@@ -45,7 +45,7 @@ from agac.engine.invocation import (
     UnknownCalls,
     Work,
 )
-from agac.engine.outputs import target_of
+from agac.engine.run_outputs import target_of
 from agac.engine.telemetry import otel_settings
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan

@@ -18,7 +18,7 @@ from agac.data.tables import (
     result_name,
 )
 from agac.engine.output_lines import is_grouped
-from agac.engine.outputs import PREVIEW
+from agac.engine.run_outputs import PREVIEW
 from agac.spec.paths import server_parts
 from agac.spec.workflow import InputSpec, TableTarget, Workflow, shape_of_ends
 

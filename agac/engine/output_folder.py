@@ -9,7 +9,7 @@ from agac.core.keys import place_mark
 from agac.core.reading import read_as
 from agac.data import sinks
 from agac.data.files import PREVIOUS, put_aside, stamp
-from agac.engine.outputs import Outputs
+from agac.engine.run_outputs import Outputs
 from agac.engine.summary import WrittenSummary
 from agac.store import runs
 from agac.store.batches import project_token
@@ -20,28 +20,23 @@ from agac.store.runs import WrittenFiles
 def edited_files(
     outputs: Outputs, written: list[WrittenFiles], token: str, place: str
 ) -> list[Path]:
-    """Files that are about to be replaced and are not as any run left them. What is not known to
-    have been written by a run may be a user's own, or what a store wrote here that is lost; but
-    not outputs that came from another place, and no logs of that store."""
-    found = []
-    told = read_summary(outputs.folder)
-    mark = told.store if told is not None else None
-    if mark is not None:
-        left_here = mark.place == place and mark.id != token
-    else:
-        left_here = False
-    foreign = written or told is None or left_here
+    """Returns the files that are about to be replaced and are not as any run left them. What is
+    not known to have been written by a run may be a user's own, or what a store wrote here that is
+    lost; but not outputs that came from another place, and no logs of that store."""
+    shown = read_summary(outputs.folder)
+    mark = None if shown is None else shown.store
+    by_lost_store = mark is not None and mark.place == place and mark.id != token
+    may_be_foreign = bool(written) or shown is None or by_lost_store
+    edited = []
     for file in (outputs.folder / name for name in outputs.names):
-        stamps = [one.files[file.name] for one in written if file.name in one.files]
-        if (
-            not (stamps or foreign)
-            or not file.is_file()
-            or stamp(file) in stamps
-            or _left_alone(file)
-        ):
+        stamps = [run.files[file.name] for run in written if file.name in run.files]
+        if not (stamps or may_be_foreign) or not file.is_file():
             continue
-        found += [file] if file.stat().st_size else []
-    return found
+        if stamp(file) in stamps or _left_alone(file):
+            continue
+        if file.stat().st_size:
+            edited.append(file)
+    return edited
 
 
 def _left_alone(file: Path) -> bool:
@@ -65,25 +60,30 @@ async def lost_store(
     the run's own output folder was written here for this workflow by another store, or by this one
     when it was newer; None where it was not, or where that was accepted. Previews, and what
     another project wrote, have no such mark."""
-    told = read_summary(root / output)
-    if told is None or told.store is None or (told.workflow, told.output) != (workflow, output):
+    shown = read_summary(root / output)
+    if shown is None or shown.store is None:
         return None
-    if told.store.place != place_of_project(root):
+    if (shown.workflow, shown.output) != (workflow, output):
         return None
-    if database is None or told.store.id != await project_token(database):
+    if shown.store.place != place_of_project(root):
+        return None
+    if database is None or shown.store.id != await project_token(database):
         what = f"the store that wrote {output} is not there: it was deleted, emptied or replaced"
-    else:
-        run = await runs.read_run(database, told.run)
-        if run is None:
-            was_dropped = told.run <= await runs.last_run_number(database)
-            if was_dropped:
-                return None
-        elif run.workflow == workflow and run.revision >= told.store.generation:
-            return None
-        what = f"the store is an older copy of the one that wrote {output}"
-    if database is not None and await runs.store_accepted(database, told.mark):
+    elif await _knows_run(database, shown.run, workflow, shown.store.generation):
         return None
-    return what, told.mark
+    else:
+        what = f"the store is an older copy of the one that wrote {output}"
+    if database is not None and await runs.store_accepted(database, shown.mark):
+        return None
+    return what, shown.mark
+
+
+async def _knows_run(database: Database, number: int, workflow: str, generation: int) -> bool:
+    """True if the store holds this run as new as its summary was, or dropped it."""
+    run = await runs.read_run(database, number)
+    if run is None:
+        return number <= await runs.last_run_number(database)
+    return run.workflow == workflow and run.revision >= generation
 
 
 def read_summary(folder: Path, name: str = "summary.json") -> WrittenSummary | None:

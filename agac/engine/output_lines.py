@@ -16,8 +16,8 @@ from agac.data.tables import (
     OutputRow,
     TableLayout,
 )
-from agac.engine.outputs import PLAIN_MERGES
 from agac.engine.replay import RowViews, WrittenRows
+from agac.engine.run_outputs import PLAIN_MERGES
 from agac.plan.stage import recorded_stages
 from agac.spec.graph import StageNode, descent
 from agac.spec.workflow import Merge

@@ -39,13 +39,13 @@ from agac.engine.limits import (
 )
 from agac.engine.local_functions import FunctionAnswers, open_functions
 from agac.engine.notify import Notifier
-from agac.engine.outputs import outputs_text
 from agac.engine.past_usage import PastUsage
 from agac.engine.prefix import engine_tokens, serving_facts
 from agac.engine.rate_limiter import CallLimit, Lane
 from agac.engine.replay import RowViews
 from agac.engine.retry_policy import max_billed_calls
 from agac.engine.review import Reviews, reviewings
+from agac.engine.run_outputs import outputs_text
 from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
 from agac.engine.tasks import Tasks
