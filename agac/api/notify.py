@@ -50,7 +50,7 @@ from agac.store.runs import Notification
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
-    from agac.engine.run import Invocation
+    from agac.engine.run_state import Invocation
 
 MOST_SECONDS = 5.0  # that one attempt takes, and all sending once a run has ended
 LOOK_SECONDS = 5.0  # so often a run that is alive looks what there is to send

@@ -58,8 +58,8 @@ from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
 from agac.engine.output_lines import Lines
 from agac.engine.replay import FinalRows
-from agac.engine.run import Invocation
 from agac.engine.run_outputs import Outputs, is_shown
+from agac.engine.run_state import Invocation
 from agac.engine.settle import StageTotals, Totals
 from agac.engine.summary import RowCounts, RunSummary
 from agac.engine.telemetry import cost_of, summarise

@@ -44,7 +44,7 @@ from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compa
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
 from agac.engine.output_folder import lost_store
-from agac.engine.run import Invocation
+from agac.engine.run_state import Invocation
 from agac.providers.provider import Provider
 from agac.spec.loader import load_workflow, workflow_names
 from agac.store import batches, runs

@@ -23,7 +23,8 @@ from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
 from agac.engine.invocation import Work
 from agac.engine.output_folder import keep_previous
-from agac.engine.run import Invocation, run_once
+from agac.engine.run import run_once
+from agac.engine.run_state import Invocation
 from agac.spec.loader import BuiltWorkflow, WorkflowSource
 from agac.store.db import Database
 

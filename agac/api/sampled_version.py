@@ -21,7 +21,7 @@ from agac.core.types import Row, RowId, counted, dollars
 from agac.data.sources import place_of
 from agac.engine.estimate import PlanReport, summed
 from agac.engine.invocation import Scope
-from agac.engine.run import Invocation
+from agac.engine.run_state import Invocation
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.stage import PlannedStage

@@ -24,7 +24,7 @@ from agac.core.errors import ExitCode, SpecError, UsageError, Where
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, proportion
 from agac.core.types import Report, RowId
-from agac.engine.run import Invocation
+from agac.engine.run_state import Invocation
 from agac.plan.plan import Plan, Selection
 from agac.spec.paths import Unusable
 from agac.spec.templates import PlacedText, placed_file

@@ -17,7 +17,7 @@ from agac.cli.terminal import harmless
 from agac.core.errors import ErrorType, RowError
 from agac.core.text import cells, cropped, duration, on_one_line
 from agac.engine.limits import StopReason
-from agac.engine.run import Invocation
+from agac.engine.run_state import Invocation
 from agac.engine.settle import StageTotals
 
 MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")

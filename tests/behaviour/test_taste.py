@@ -154,7 +154,6 @@ STILL_LONG = {
     "engine/baseline.py",
     "engine/estimate.py",
     "engine/limits.py",
-    "engine/run.py",
     "engine/validate.py",
     "plan/fields.py",
     "spec/workflow.py",

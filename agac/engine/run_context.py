@@ -1,0 +1,150 @@
+"""Builds what the parts of an invocation share: budgets, stop rules, proof of writing, traces."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agac.core.keys import canonical
+from agac.core.types import Outcome
+from agac.engine.batch.coordinator import has_batches
+from agac.engine.context import InvocationContext, WriteProof
+from agac.engine.invocation import InvocationRef, ReopenedRows, Work
+from agac.engine.limits import (
+    BudgetLimiter,
+    StopRules,
+    balances_of,
+)
+from agac.engine.replay import RowViews
+from agac.engine.review import Reviews, reviewings
+from agac.engine.run_state import Invocation, invocation_facts
+from agac.engine.settle import Settler, StageTotals, Totals
+from agac.store import runs
+from agac.store.batches import project_token
+from agac.store.db import Database
+from agac.store.decisions import discarded_at, fixes_of, redos_of
+from agac.store.rows import first_event_since
+from agac.store.writer import Ledger
+
+if TYPE_CHECKING:
+    from agac.engine.otlp import Traces
+
+from agac.engine.invocation import Retry
+from agac.engine.limits import StopSignal
+from agac.plan.plan import Plan
+from agac.store.runs import Count
+
+_log = logging.getLogger("agac.run")
+
+
+async def open_context(
+    database: Database, work: Work, invocation: Invocation, ledger: Ledger, event: int
+) -> InvocationContext:
+    """What the parts share: budgets, filled with what was spent, rules that stop it, and what is
+    known of the work."""
+    plan = work.plan
+    totals = invocation.totals
+    stop_signal = invocation.stop_signal
+    run = invocation.run
+    counts = await runs.counters(database, run)
+    totals.stages |= {stage.name: StageTotals() for stage in plan.stages}
+    if work.retry is None and await runs.was_read(database, run):
+        totals.expected = runs.row_counts(counts)["total"]
+    balances = balances_of(plan, counts, await runs.lost_calls(database, run, event))
+    if balances or plan.rules.row:
+        invocation.budgets = BudgetLimiter(stop_signal, balances, plan.rules.row)
+    stops = _stop_rules(plan, stop_signal, counts)
+    batched = await has_batches(database, plan)
+    places = InvocationRef(database, run, event)
+    settler = Settler(ledger, totals, plan.stages, work.clocks.wall, stops, plan.rules.keep_replies)
+    discarded = 0.0
+    if work.retry is not None and work.retry.discard:
+        discarded = work.retry.since
+    redos = await redos_of(database, plan.workflow, discarded)
+    reviews = None
+    if reviewings(plan):
+        last_discard = await discarded_at(database, plan.workflow)
+        reviews = Reviews(work, places, ledger, settler, last_discard, redos)
+    facts = canonical(invocation_facts(invocation))
+    return InvocationContext(
+        work=work,
+        places=places,
+        ledger=ledger,
+        stop_signal=stop_signal,
+        totals=totals,
+        stops=stops,
+        settler=settler,
+        proof=WriteProof(ledger, _written_folders(work, batched=batched), facts),
+        budgets=invocation.budgets,
+        views=RowViews(plan.stages, plan.vars, database),
+        cutoffs=_cutoffs(plan, work.clocks.wall()),
+        opened=await _opened_rows(database, plan, run, invocation.retry),
+        batched=batched,
+        reviews=reviews,
+        traces=await _traces(work, places, totals),
+        notifier=invocation.notifier,
+        fixes=await fixes_of(database, plan.workflow, run, [stage.name for stage in plan.stages]),
+        redos=redos,
+    )
+
+
+def _stop_rules(plan: Plan, stop_signal: StopSignal, counts: Iterable[Count]) -> StopRules:
+    """Returns the rules that stop a run, which know the tasks done by earlier invocations."""
+    done: Counter[str] = Counter()
+    for count in counts:
+        done[count.stage] += count.tasks if count.outcome == Outcome.DONE else 0
+    rules = plan.rules
+    return StopRules(stop_signal, done, stop_loss=rules.stop_loss, max_errors=rules.max_errors)
+
+
+def _written_folders(work: Work, *, batched: bool) -> tuple[Path, ...]:
+    """Returns the folders that an invocation writes into."""
+    plan = work.plan
+    folders = [work.root / work.output_dir]
+    if plan.output.to is not None and not plan.selection.partial:
+        database_file = plan.output.to.path
+        if database_file is not None:
+            folders.append(database_file.parent)
+    if batched:
+        folders.append(work.batching.folder)
+    return tuple(folders)
+
+
+def _cutoffs(plan: Plan, now: float) -> dict[int, float]:
+    """Returns the time before which a stored answer is too old, by stages that limit the age."""
+    return {stage.index: now - stage.max_age for stage in plan.asking if stage.max_age is not None}
+
+
+async def _opened_rows(
+    database: Database, plan: Plan, run: int, retry: Retry | None
+) -> ReopenedRows | None:
+    """Returns which rows a retry opened, and what continued it; None: there is no retry."""
+    if retry is None:
+        return None
+    first = await first_event_since(database, run, retry.since)
+    return ReopenedRows(first, retry.position(plan), retry.since)
+
+
+async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces | None:
+    """Sends traces and metrics, where that is asked for; tests of workflows have none. The log
+    says what lacks."""
+    settings = work.otel if work.answers is None else None
+    if settings is None:
+        return None
+    lack = settings.refused
+    try:
+        if not lack:
+            # an extra, which takes a quarter of a second to load
+            from agac.engine.otlp import Traces
+
+            return Traces(settings, work, places, await project_token(places.database), totals)
+    except ModuleNotFoundError as missing:
+        lack = f"they need {missing.name}, which is not installed: "
+        lack += "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+    except (ValueError, RuntimeError) as wrong:  # a variable that the SDK cannot use
+        lack = work.redactor.clean(str(wrong))
+    _log.warning("no traces or metrics are sent: %s", lack)
+    return None

@@ -1,0 +1,107 @@
+"""One invocation of a run while it goes on and after it: what to show, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agac.core.errors import ExitCode
+from agac.engine.batch.coordinator import BatchActivity
+from agac.engine.invocation import Retry
+from agac.engine.limits import (
+    BudgetLimiter,
+    StopReason,
+    StopSignal,
+)
+from agac.engine.notify import Notifier
+from agac.engine.past_usage import PastUsage
+from agac.engine.settle import Totals
+from agac.store.writer import Ledger
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One invocation while it goes on and after it: what to show, and how it ended."""
+
+    given: dict[str, Any] = field(default_factory=dict)
+    """What its caller changed, by option: what it takes to ask for the same run again."""
+    run: int = 0
+    """The number of its run."""
+    continued: bool = False
+    """Whether the run was begun by an earlier invocation."""
+    lost_calls: int = 0
+    """The most calls that a killed invocation before this one may have paid for without a stored
+    answer."""
+    concurrency: int = 0
+    """How many calls may be in flight at once; 0: it makes none."""
+    billed_a_row: int = 0
+    """How many calls of one row may be paid for and not stored, at most."""
+    totals: Totals = field(default_factory=Totals)
+    """Its counts of rows, tasks, calls and dollars."""
+    stop_signal: StopSignal = field(default_factory=StopSignal)
+    """Stops it, and says why."""
+    ended: bool = False
+    """Whether all that it was to do is done."""
+    complete: bool = False
+    """Whether the whole run is done too."""
+    budgets: BudgetLimiter | None = None
+    """Keeps its budgets; None: it has none."""
+    retry: Retry | None = None
+    """The retry that it does or finishes."""
+    chosen: list[tuple[str | None, str | None, int]] = field(default_factory=list)
+    """The rows of a retry when it began, as `chosen_counts` has them."""
+    batches: BatchActivity = field(default_factory=BatchActivity)
+    """The batches that were submitted and ingested."""
+    held_back: int = 0
+    """How many tasks the budget had no room for next to open batches."""
+    retrieves: bool = False
+    """Whether its rows are those of the store for which batches brought something."""
+    accepted: str | None = None
+    """The mark of another store, or of a newer one, in whose place this one is accepted."""
+    ledger: Ledger | None = None
+    """Commits what it does."""
+    notifier: Notifier | None = None
+    """Makes messages of what it does."""
+    serving: dict[str, Any] = field(default_factory=dict)
+    """Facts of prefixes and slots, at first those of the last invocation."""
+    past: PastUsage = field(default_factory=PastUsage)
+    """What was known of calls before it."""
+    waits: str = ""
+    """Why groups wait for other shards, in words."""
+    dropped_messages: list[str] = field(default_factory=list)
+    """Which messages are not sent because no file names their target, a sentence for each
+    target."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing waits for batches, so that only failures are left to report."""
+        return self.complete or not self.batches.touched
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the process says when this is all that happened."""
+        if self.ended:
+            # a Ctrl-C that came after the last row stopped nothing
+            return ExitCode.NOT_READY if self.waits else ExitCode.DONE
+        if self.stop_signal.stop is StopReason.INTERRUPT:
+            return ExitCode.INTERRUPTED
+        if self.stop_signal.stop is StopReason.LIMIT:
+            return ExitCode.LIMIT
+        return ExitCode.FAILED
+
+
+def invocation_facts(invocation: Invocation) -> dict[str, Any]:
+    """Returns what is stored of an invocation from its beginning on."""
+    facts: dict[str, Any] = {
+        "concurrency": invocation.concurrency,
+        "billed_a_row": invocation.billed_a_row,
+        "lost_calls": invocation.lost_calls,
+        "given": invocation.given,
+    }
+    if invocation.retry:
+        facts["retry"] = invocation.retry.filters()
+    if invocation.retrieves:
+        facts["retrieves"] = True
+    if invocation.accepted:
+        facts["accepted"] = invocation.accepted
+    return facts
