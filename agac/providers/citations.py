@@ -147,21 +147,27 @@ def sources_of(data: Any, places: Iterable[Place], answer: str) -> tuple[WebSour
 
 
 def _source(
-    one: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool
+    entry: Mapping[str, Any], place: Place, url: str, span: _Span | None, *, cited: bool
 ) -> WebSource:
+    """Returns a source as a record, with its place in the text where that is known."""
     name, _, inner = place.title.partition(".")
-    title = text(one.get(name), inner) if inner else text(one, name)
-    quote = storable(text(one, place.quote))[:MAX_QUOTE] if place.quote else ""
-    first = count(one, "start_index")
-    after = count(one, "end_index")
-    where: _Span | None = None
-    if first is not None and after is not None and first <= after:
-        begins = span.start if span is not None else 0
-        where = _Span(begins + first, begins + after)
-    elif place.cited and "start_index" not in one:
-        where = span
-    start, end = where or (None, None)
+    title = text(entry.get(name), inner) if inner else text(entry, name)
+    quote = storable(text(entry, place.quote))[:MAX_QUOTE] if place.quote else ""
+    start, end = _span_of(entry, place, span) or (None, None)
     return WebSource(url, _one_line(title), cited, quote or None, start, end)
+
+
+def _span_of(entry: Mapping[str, Any], place: Place, span: _Span | None) -> _Span | None:
+    """Returns the part of the text that refers to a source, where the source says it or is
+    attached to a part; `span` is that part."""
+    first = count(entry, "start_index")
+    after = count(entry, "end_index")
+    if first is not None and after is not None and first <= after:
+        offset = span.start if span is not None else 0
+        return _Span(offset + first, offset + after)
+    if place.cited and "start_index" not in entry:
+        return span
+    return None
 
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -219,26 +225,29 @@ def _at(
         at += length
 
 
-def _merged(found: Iterable[WebSource]) -> tuple[WebSource, ...]:
+def _merged(sources: Iterable[WebSource]) -> tuple[WebSource, ...]:
     """Returns each source once, the cited ones first, then those that were only found."""
+    every = list(sources)
     titles: dict[str, str] = {}
-    every = list(found)
-    for one in every:
-        titles[one.url] = titles.get(one.url) or one.title
-    named = [one if one.title else one._replace(title=titles[one.url]) for one in every]
-    cited = dict.fromkeys(one for one in named if one.cited)
-    exact = {one.url for one in cited if one.start is not None or one.quote is not None}
-    first = [
-        one
-        for one in cited
-        if one.start is not None or one.quote is not None or one.url not in exact
+    for source in every:
+        titles[source.url] = titles.get(source.url) or source.title
+    titled = [
+        source if source.title else source._replace(title=titles[source.url]) for source in every
     ]
-    known = {one.url for one in cited}
+    cited = dict.fromkeys(source for source in titled if source.cited)
+    exact = {source.url for source in cited if _is_exact(source)}
+    first = [source for source in cited if _is_exact(source) or source.url not in exact]
+    cited_urls = {source.url for source in cited}
     rest: dict[str, WebSource] = {}
-    for one in named:
-        if one.url not in known:
-            rest.setdefault(one.url, one)
+    for source in titled:
+        if source.url not in cited_urls:
+            rest.setdefault(source.url, source)
     return (*first, *rest.values())[:MAX_SOURCES]
+
+
+def _is_exact(source: WebSource) -> bool:
+    """True if it is known which part of the answer refers to a source, or which part it quotes."""
+    return source.start is not None or source.quote is not None
 
 
 def moved(sources: tuple[WebSource, ...], raw: str, answer: str) -> tuple[WebSource, ...]:

@@ -53,44 +53,42 @@ class HintingSender:
         begins: Begins = None,
         through: Callable[..., Awaitable[HttpReply | Fault]] | None = None,
     ) -> HttpReply | Fault:
-        """As `Sender.send`. Once hints are refused, requests go without. `through` stands in the
-        sender's place."""
+        """Sends as `Sender.send` does. Once hints are refused, requests go without. `through` is
+        called in the sender's place."""
         send = through or self._sender.send
         if not self._refused:
-            started, (kind, hints, headers) = time.monotonic(), self._about(loads(wire))
-            told = asking(wire, b'"nvext":' + encode({"agent_hints": hints}) + b",")
+            started = time.monotonic()
+            kind, hints, headers = self._about(loads(wire))
+            hinted = asking(wire, b'"nvext":' + encode({"agent_hints": hints}) + b",")
             came = await send(
-                told, timeout, within=within, fresh=fresh, begins=begins, headers=headers
+                hinted, timeout, within=within, fresh=fresh, begins=begins, headers=headers
             )
-            # by which a refusal is known
-            names = [name.encode() for name in ("nvext", "agent_hints", *hints)]
-            if (
-                isinstance(came, Fault)
-                or came.status not in (400, 422)
-                or not any(one in came.body for one in names)
-            ):
-                data = mapping(
-                    json_of(came.body)
-                    if isinstance(came, HttpReply) and came.status == 200
-                    else None
-                )
-                written = count(data.get("usage"), "completion_tokens")
-                if written is not None:
-                    calls = any(
-                        mapping(one.get("message")).get("tool_calls")
-                        for one in objects(data.get("choices"))
-                    )
-                    self._seen[kind].append((written, calls))
+            if not _refuses_hints(came, hints):
+                self._learn(kind, came)
                 return came
-            if not self._refused:
-                words = (
-                    "%s refuses hints and gets none from now on; is `version` of its backend right?"
-                )
-                logging.getLogger("agac.hints").warning(words, self._sender.settings.provider.name)
-            self._refused = True
+            self._stop()
             took = time.monotonic() - started
             within = None if within is None else max(MOMENT, within - took)
         return await send(wire, timeout, within=within, fresh=fresh, begins=begins)
+
+    def _learn(self, kind: Kind, came: HttpReply | Fault) -> None:
+        """Takes note of a reply's length, and of whether it calls tools."""
+        if isinstance(came, Fault) or came.status != 200:
+            return
+        data = mapping(json_of(came.body))
+        written = count(data.get("usage"), "completion_tokens")
+        if written is None:
+            return
+        messages = [mapping(choice.get("message")) for choice in objects(data.get("choices"))]
+        calls = any(message.get("tool_calls") for message in messages)
+        self._seen[kind].append((written, calls))
+
+    def _stop(self) -> None:
+        """Sends no more hints, and says so once."""
+        if not self._refused:
+            words = "%s refuses hints and gets none from now on; is `version` of its backend right?"
+            logging.getLogger("agac.hints").warning(words, self._sender.settings.provider.name)
+        self._refused = True
 
     def _about(self, data: Mapping[str, Any]) -> tuple[Kind, dict[str, JSONValue], dict[str, str]]:
         """The kind of turn that a request is, its hints, and of an agent's the headers with the
@@ -124,9 +122,16 @@ class HintingSender:
         return kind, hints, headers
 
 
+def _refuses_hints(came: HttpReply | Fault, hints: Mapping[str, JSONValue]) -> bool:
+    """True if a server refuses a request for its hints: it names one of them."""
+    if isinstance(came, Fault) or came.status not in (400, 422):
+        return False
+    return any(name.encode() in came.body for name in ("nvext", "agent_hints", *hints))
+
+
 def hinting(sender: Sending, provider: Provider, stage: Stage, run: int) -> Sending | HintingSender:
-    """What sends a stage's requests: with hints where it is known of the server which ones it
-    takes."""
+    """Returns what sends a stage's requests: with hints where it is known of the server which ones
+    it takes."""
     if (
         isinstance(sender, Sender)
         and provider.hints is not None

@@ -117,38 +117,44 @@ def _own(provider: Provider, model: str) -> Price | None:
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """Dollars for a call's tokens and for tools its provider ran; None: a price, or a count of
-    tokens, is unknown. Tokens that cost nothing need not be counted."""
+    """Returns the dollars for a call's tokens and for tools its provider ran; None: a price, or a
+    count of tokens, is unknown. Tokens that cost nothing need not be counted."""
     if price is None:
         return None
-    uses = 0.0
-    used = usage.server_tools
-    if used:
-        if not used.keys() <= price.uses.keys():
-            return None
-        uses = sum(times * price.uses[name] for name, times in used.items()) / 1000
-    if _has_free_tokens(price):
+    uses = _cost_of_uses(usage, price)
+    if uses is None or _has_free_tokens(price):
         return uses
     if usage.input_tokens is None or usage.output_tokens is None:
         return None
     price = _at_size(price, usage.input_tokens)
     cached = min(usage.cached_tokens or 0, usage.input_tokens)
-    if price.cached_input is None:
-        cached_price = price.input
-    else:
-        cached_price = price.cached_input
     written = min(usage.cache_write_tokens or 0, usage.input_tokens - cached)
-    kept = 0.0
-    if written:
-        lasting = min(usage.cache_write_1h_tokens or 0, written)
-        write = price.input if price.cache_write is None else price.cache_write
-        kept = (written - lasting) * write + lasting * (
-            write if price.cache_write_1h is None else price.cache_write_1h
-        )
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    kept = _cost_of_writing(usage, price, written)
     fresh = (usage.input_tokens - cached - written) * price.input
     return (
         fresh + kept + cached * cached_price + usage.output_tokens * price.output
     ) / 1_000_000 + uses
+
+
+def _cost_of_uses(usage: Usage, price: Price) -> float | None:
+    """Returns the dollars for tools that the provider ran; None: the price of one is unknown."""
+    used = usage.server_tools
+    if not used:
+        return 0.0
+    if not used.keys() <= price.uses.keys():
+        return None
+    return sum(times * price.uses[name] for name, times in used.items()) / 1000
+
+
+def _cost_of_writing(usage: Usage, price: Price, written: int) -> float:
+    """Returns what tokens cost that were written to a cache, in millionths of a dollar."""
+    if not written:
+        return 0.0
+    lasting = min(usage.cache_write_1h_tokens or 0, written)
+    brief_price = price.input if price.cache_write is None else price.cache_write
+    lasting_price = brief_price if price.cache_write_1h is None else price.cache_write_1h
+    return (written - lasting) * brief_price + lasting * lasting_price
 
 
 def _has_free_tokens(price: Price) -> bool:

@@ -340,7 +340,8 @@ def exception_rule(problem: BaseException) -> ExceptionRule:
 
 
 def reason_of(problem: BaseException) -> str:
-    """The system's words for an exception, without addresses and without anything that was sent."""
+    """Returns the system's words for an exception, without addresses and without anything that was
+    sent."""
     if isinstance(problem, aiohttp.ClientConnectorCertificateError):
         inner: BaseException = problem.certificate_error
         return getattr(inner, "verify_message", "") or type(inner).__name__
@@ -352,16 +353,20 @@ def reason_of(problem: BaseException) -> str:
         problem = problem.os_error
     if isinstance(problem, ssl.SSLError):
         return (problem.reason or "TLS failed").replace("_", " ").lower()
-    strerror = str(getattr(problem, "strerror", None) or problem)
-    number = getattr(problem, "errno", None) or next(
-        iter(re.findall(r"\[Errno (\d+)\]", strerror)), None
-    )
+    return _system_words(problem)
+
+
+def _system_words(problem: BaseException) -> str:
+    """Returns the system's words for an exception of a connection."""
+    strerror = getattr(problem, "strerror", None)
+    words = str(strerror or problem)
     # asyncio puts an address there, or one for each try
-    if number and "Connect call failed" in strerror:
-        return os.strerror(int(number)).lower()
-    if getattr(problem, "strerror", None):
-        return strerror
-    return type(problem).__name__
+    if "Connect call failed" in words:
+        numbers = re.findall(r"\[Errno (\d+)\]", words)
+        number = getattr(problem, "errno", None) or next(iter(numbers), None)
+        if number:
+            return os.strerror(int(number)).lower()
+    return words if strerror else type(problem).__name__
 
 
 # The same for the SDKs of batch APIs, which have an HTTP library of their own.
@@ -392,41 +397,45 @@ _WRAPPERS = ("APIConnectionError", "APITimeoutError")
 
 
 def lost(problem: BaseException, settings: ConnectionSettings, *, creates: bool) -> Fault:
-    """Why a request got no answer. One that never left is not ambiguous; nor is any that creates
-    nothing."""
+    """Returns why a request got no answer. One that never left is not ambiguous; nor is any that
+    creates nothing."""
     # not by `__context__`: what went wrong before, and was being handled, says nothing of this
     # request
+    cause = problem
     if type(problem).__name__ in _WRAPPERS:
-        own = problem.__cause__ or problem
-    else:
-        own = problem
-    names = [kind.__name__ for kind in type(own).__mro__]
-    causes = [own]
-    rule = next(
-        (_LOST[name] for name in names if name in _LOST),
-        EXCEPTION_RULES[aiohttp.ClientConnectionError],
-    )
+        cause = problem.__cause__ or problem
+    names = [kind.__name__ for kind in type(cause).__mro__]
+    reason = reason_of(cause)
     if "ConnectError" in names:
-        while (
-            cause := causes[-1].__cause__ or causes[-1].__context__
-        ) is not None and cause not in causes:
-            causes.append(cause)
-        if settings.proxy is None:
-            nobody = aiohttp.ClientConnectorError
-        else:
-            nobody = aiohttp.ClientProxyConnectionError
-        known = (
-            like
-            for kind, like in _UNCONNECTED.items()
-            if any(isinstance(cause, kind) for cause in causes)
-        )
-        rule = EXCEPTION_RULES[next(known, nobody)]
-    elif "ProxyError" in names and str(own).startswith("5"):
-        rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
-    if "ProxyError" in names:
-        reason = f"the proxy answered {str(own)[:3]}"
-    else:
+        causes = _causes_of(cause)
+        rule = _unconnected_rule(causes, settings)
         reason = reason_of(causes[-1])
-    return replace(
-        settings.fault(rule, reason, str(own)[:80]), ambiguous=rule.ambiguous and creates
-    )
+    elif "ProxyError" in names and str(cause).startswith("5"):
+        rule = EXCEPTION_RULES[aiohttp.ClientConnectorError]  # the proxy did not reach them either
+    else:
+        lost_connection = EXCEPTION_RULES[aiohttp.ClientConnectionError]
+        rule = next((_LOST[name] for name in names if name in _LOST), lost_connection)
+    if "ProxyError" in names:
+        reason = f"the proxy answered {str(cause)[:3]}"
+    fault = settings.fault(rule, reason, str(cause)[:80])
+    return replace(fault, ambiguous=rule.ambiguous and creates)
+
+
+def _causes_of(problem: BaseException) -> list[BaseException]:
+    """Returns an exception with those that led to it, the first cause last."""
+    causes = [problem]
+    while True:
+        cause = causes[-1].__cause__ or causes[-1].__context__
+        if cause is None or cause in causes:
+            return causes
+        causes.append(cause)
+
+
+def _unconnected_rule(causes: list[BaseException], settings: ConnectionSettings) -> ExceptionRule:
+    """Returns the rule for a connection that did not come about."""
+    for kind, like in _UNCONNECTED.items():
+        if any(isinstance(cause, kind) for cause in causes):
+            return EXCEPTION_RULES[like]
+    if settings.proxy is None:
+        return EXCEPTION_RULES[aiohttp.ClientConnectorError]
+    return EXCEPTION_RULES[aiohttp.ClientProxyConnectionError]

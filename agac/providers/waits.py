@@ -83,7 +83,11 @@ _RESETS = ("x-ratelimit-reset", "ratelimit-reset", "x-rate-limit-reset", "x-rate
 """Headers with one reset for all limits."""
 
 _SPANS = ("", "-second", "-minute", "-hour", "-day", "-month")
-_LIMITED = tuple(f"x-ratelimit-{{}}-{of}{span}" for of in ("requests", "tokens") for span in _SPANS)
+_ANTHROPIC_UNITS = ("requests", "tokens", "input-tokens", "output-tokens")
+_LIMITED = (
+    *(f"x-ratelimit-{{}}-{of}{span}" for of in ("requests", "tokens") for span in _SPANS),
+    *(f"anthropic-ratelimit-{unit}-{{}}" for unit in _ANTHROPIC_UNITS),
+)
 """Headers of each limit. inference-docs.cerebras.ai/support/rate-limits names the span of time
 behind it."""
 
@@ -95,21 +99,23 @@ remaining=0, reset=30`."""
 
 
 def asked_delay(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks us to wait; `retry-after-ms` wins over `retry-after`. None: it
-    asked for nothing."""
+    """Returns the seconds that the server asks us to wait; `retry-after-ms` wins over
+    `retry-after`. None: it asked for nothing."""
     now = headers.get("date")
     milliseconds = number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return _seconds(milliseconds, 1e-3, now)
-    return next(
-        (found for name in _ASKS if (found := seconds_until(headers.get(name), now)) is not None),
-        None,
-    )
+    for name in _ASKS:
+        wait = seconds_until(headers.get(name), now)
+        if wait is not None:
+            return wait
+    return None
 
 
 def reset_delay(headers: Mapping[str, str]) -> float | None:
-    """Seconds until the limit that refused a call is reset, where the server asks for no pause by
-    itself. Only a limit of which nothing is left is meant; None where no header says so."""
+    """Returns the seconds until the limit that refused a call is reset, where the server asks for
+    no pause by itself. Only a limit of which nothing is left is meant; None where no header says
+    so."""
     now = headers.get("date")
     waits = list[float]()
     for name in _RESETS:
@@ -117,16 +123,11 @@ def reset_delay(headers: Mapping[str, str]) -> float | None:
         until = seconds_until(headers.get(name), now)
         if until is not None and not left:
             waits.append(until)
-    for start in _LIMITED:
-        if number(headers.get(start.format("remaining"))) == 0:
-            waits.append(seconds_until(headers.get(start.format("reset")), now) or 0.0)
-    waits += [
-        float(left["seconds"]) for left in _NOTHING_LEFT.finditer(headers.get("ratelimit") or "")
-    ]
-    for unit in ("requests", "tokens", "input-tokens", "output-tokens"):
-        start = f"anthropic-ratelimit-{unit}"
-        if number(headers.get(f"{start}-remaining")) == 0:
-            waits.append(seconds_until(headers.get(f"{start}-reset"), now) or 0.0)
+    for limit in _LIMITED:
+        if number(headers.get(limit.format("remaining"))) == 0:
+            waits.append(seconds_until(headers.get(limit.format("reset")), now) or 0.0)
+    for spent in _NOTHING_LEFT.finditer(headers.get("ratelimit") or ""):
+        waits.append(float(spent["seconds"]))
     return _bounded(max(waits, default=0.0)) or None
 
 
