@@ -25,7 +25,7 @@ class Encoder:
         self._kept: dict[str, tuple[JSONValue, str]] = {}
 
     def encode(self, wire: Mapping[str, JSONValue]) -> bytes:
-        """The body's bytes."""
+        """Returns the body's bytes."""
         members = []
         for name, value in wire.items():
             kept = self._kept.get(name)
@@ -39,7 +39,7 @@ class Encoder:
 
 
 def encode(wire: JSONValue) -> bytes:
-    """JSON as bytes, once a call. A lone surrogate, which UTF-8 cannot hold, travels as its JSON
+    """Returns JSON as bytes. A lone surrogate, which UTF-8 cannot hold, travels as its JSON
     escape."""
     try:
         return _compact(wire).encode()
@@ -53,7 +53,7 @@ _MOST_DIGITS = 16  # of a count that is a text
 
 
 def loads(body: bytes | str) -> Any:
-    """JSON as a server sent it; a number that Python refuses is infinite. Raises ValueError,
+    """Reads JSON as a server sent it; a number that Python refuses is infinite. Raises ValueError,
     RecursionError."""
     try:
         return json.loads(body)
@@ -66,7 +66,7 @@ def loads(body: bytes | str) -> Any:
 
 
 def json_of(body: bytes) -> Any:
-    """The body's JSON; None when it is none."""
+    """Returns the body's JSON; None when it is none."""
     try:
         # json.loads would guess the encoding, and does where it may be another one
         plain = body[:1] == b"{" and body[1:2] != b"\0"
@@ -76,29 +76,29 @@ def json_of(body: bytes) -> Any:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """An object; an empty one in the place of anything else."""
+    """Returns an object; an empty one in the place of anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def items(value: Any) -> list[Any]:
-    """A list; an empty one in the place of anything else."""
+    """Returns a list; an empty one in the place of anything else."""
     return value if isinstance(value, list) else []
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Those of a list's items that are objects."""
+    """Returns those of a list's items that are objects."""
     return [item for item in items(value) if isinstance(item, dict)]
 
 
 def text(of: Any, name: str) -> str:
-    """A text within an object; an empty one when there is none."""
+    """Returns a text within an object; an empty one when there is none."""
     value = of.get(name) if isinstance(of, dict) else None
     return value if isinstance(value, str) else ""
 
 
 def count(of: Any, name: str) -> int | None:
-    """A number of tokens, bytes or requests within an object; None when it says none, or none that
-    can be."""
+    """Returns a number of tokens, bytes or requests within an object; None when it says none, or
+    none that can be."""
     return _as_count(of.get(name)) if isinstance(of, dict) else None
 
 
@@ -112,20 +112,20 @@ def _as_count(value: Any) -> int | None:
 
 
 def count_at(of: Any, paths: Iterable[tuple[str, ...]]) -> int | None:
-    """The count at the first of these paths, each the names of objects within objects, where there
-    is one. Some servers write it as a text."""
+    """Returns the count at the first of these paths, each the names of objects within objects,
+    where there is one. Some servers write it as a text."""
     for *outer, name in paths:
         within = of
-        for one in outer:
-            within = mapping(within).get(one)
-        found = _as_count(_from_digits(mapping(within).get(name)))
-        if found is not None:
-            return found
+        for step in outer:
+            within = mapping(within).get(step)
+        counted = _as_count(_from_digits(mapping(within).get(name)))
+        if counted is not None:
+            return counted
     return None
 
 
 def _from_digits(value: Any) -> Any:
-    """A text of digits as a number; anything else as it is."""
+    """Returns a text of digits as a number; anything else as it is."""
     is_number = (
         isinstance(value, str)
         and len(value) <= _MOST_DIGITS
@@ -136,7 +136,7 @@ def _from_digits(value: Any) -> Any:
 
 
 def http_status(value: Any, lowest: int) -> int | None:
-    """An HTTP status from `lowest` on, as a number or as text."""
+    """Returns an HTTP status from `lowest` on, written as a number or as text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) == 3:
         value = int(value)
     if type(value) is int and lowest <= value < 600:
@@ -145,7 +145,7 @@ def http_status(value: Any, lowest: int) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """A finite number in a text."""
+    """Returns the finite number in a text."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -154,7 +154,7 @@ def number(value: Any) -> float | None:
 
 
 def date(value: str) -> float | None:
-    """A date of HTTP or of RFC 3339, in seconds since 1970."""
+    """Returns a date of HTTP or of RFC 3339 in seconds since 1970."""
     from email.utils import parsedate_to_datetime  # 12 ms that only a date in a header is worth
 
     try:
@@ -172,15 +172,13 @@ _MILLISECONDS_FROM = 100_000_000_000
 
 
 def moment(value: Any) -> float | None:
-    """Seconds since 1970 of a number, a text that is one, or a date, until the year 5138; None for
-    anything else."""
+    """Returns the seconds since 1970 of a number, a text that is one, or a date, until the year
+    5138; None for anything else."""
     if isinstance(value, str):
         value = number(value) or date(value)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value < 1000 * _MILLISECONDS_FROM
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not 0 < value < 1000 * _MILLISECONDS_FROM:
         return None
     if value >= _MILLISECONDS_FROM:
         return value / 1000

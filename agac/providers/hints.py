@@ -91,35 +91,46 @@ class HintingSender:
         self._refused = True
 
     def _about(self, data: Mapping[str, Any]) -> tuple[Kind, dict[str, JSONValue], dict[str, str]]:
-        """The kind of turn that a request is, its hints, and of an agent's the headers with the
-        ids of its conversation and of the run. A prefill of the next turn has to be asked for with
-        this one, whose reply nobody knows: it is asked for where tools may be called, after which
-        another turn always comes, once half of such replies did."""
-        replies = [n for n, one in enumerate(data["messages"]) if one["role"] == "assistant"][
-            self._said :
-        ]
-        kind = done, may_call = len(replies), "tools" in data and "tool_choice" not in data
-        hints: dict[str, JSONValue] = (
-            {"priority": 1 + done} if self._minor else {"latency_sensitivity": 1.0 + done}
-        )
+        """Returns the kind of turn that a request is, its hints, and of an agent's the headers
+        with the ids of its conversation and of the run.
+
+        A prefill of the next turn has to be asked for with this one, whose reply is unknown: it is
+        asked for where tools may be called, after which another turn always comes, once half of
+        such replies did."""
+        roles = [message["role"] for message in data["messages"]]
+        answers = [index for index, role in enumerate(roles) if role == "assistant"]
+        replies = answers[self._said :]
+        done = len(replies)
+        may_call = "tools" in data and "tool_choice" not in data
+        kind = (done, may_call)
+        hints: dict[str, JSONValue] = {}
+        if self._minor:
+            hints["priority"] = 1 + done
+        else:
+            hints["latency_sensitivity"] = 1.0 + done
         seen = self._seen[kind]
         if seen:
             hints["osl"] = sorted(tokens for tokens, _ in seen)[(len(seen) - 1) * 3 // 4]
         if may_call and 2 * sum(called for _, called in seen) >= len(seen):
             hints["speculative_prefill"] = True
         headers = dict[str, str]()
-        # a hash: no row's id gets into a server's logs
         if self._agent and self._minor >= SESSIONS_SINCE:
-            opening = encode(
-                [data["messages"][: replies[0] if replies else None], data.get("seed")]
-            )
-            own = f"agac-{self._run}-{blake2b(opening, digest_size=8).hexdigest()}"
-            headers = {
-                "X-Dynamo-Session-ID": own,
-                "X-Dynamo-Parent-Session-ID": f"agac-{self._run}",
-            }
-            headers |= {} if may_call or self._repair else {"X-Dynamo-Session-Final": "true"}
+            first = replies[0] if replies else None
+            opening = encode([data["messages"][:first], data.get("seed")])
+            headers = self._session_headers(opening, may_call=may_call)
         return kind, hints, headers
+
+    def _session_headers(self, opening: bytes, *, may_call: bool) -> dict[str, str]:
+        """Returns the headers that tell conversations apart, by how they open. The id is a hash:
+        no row's id gets into a server's logs."""
+        run_id = f"agac-{self._run}"
+        headers = {
+            "X-Dynamo-Session-ID": f"{run_id}-{blake2b(opening, digest_size=8).hexdigest()}",
+            "X-Dynamo-Parent-Session-ID": run_id,
+        }
+        if not may_call and not self._repair:
+            headers["X-Dynamo-Session-Final"] = "true"
+        return headers
 
 
 def _refuses_hints(came: HttpReply | Fault, hints: Mapping[str, JSONValue]) -> bool:

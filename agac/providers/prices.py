@@ -61,28 +61,31 @@ def _price(
 def _tokens(
     provider: Provider, model: str, service_tier: str | None, hours: Hours, at: float
 ) -> Price | None:
-    """A model's price: agac.yml's, else the price library's, else None. `service_tier` (`flex`,
-    `priority`) picks the library's price for it; a price from agac.yml is multiplied by its own
-    factor for the tier where it has one. `BATCH` is the ordinary price times the factor that
-    agac.yml names, else the provider's own, unless the library has a price for it. The first
+    """Returns a model's price: agac.yml's, else the price library's, else None. `service_tier`
+    (`flex`, `priority`) picks the library's price for it; a price from agac.yml is multiplied by
+    its own factor for the tier where it has one. `BATCH` is the ordinary price times the factor
+    that agac.yml names, else the provider's own, unless the library has a price for it. The first
     look-up imports the library: a third of a second."""
-    own = _own(provider, model)
-    price = own or _listed(provider, model, None, hours, at)
-    if own:
-        factor = {"flex": own.flex, "priority": own.priority, BATCH: own.batch}.get(
-            service_tier or ""
-        )
-    else:
-        factor = None
-    if own is None and service_tier:
-        listed = _listed(provider, model, service_tier, hours, at)
-        if service_tier != BATCH or listed != price:
-            return listed
-    if service_tier == BATCH and factor is None:
-        factor = provider.batch.price_factor if provider.batch else 1.0
-    if price is None or factor is None:
+    batch_factor = provider.batch.price_factor if provider.batch else 1.0
+    price = _own(provider, model)
+    if price is not None:
+        factor = _own_factor(price, service_tier)
+        if service_tier == BATCH and factor is None:
+            factor = batch_factor
+        return price if factor is None else _times(price, factor)
+    price = _listed(provider, model, None, hours, at)
+    if not service_tier:
         return price
-    return _times(price, factor)
+    listed = _listed(provider, model, service_tier, hours, at)
+    if service_tier != BATCH or listed != price:
+        return listed
+    return None if price is None else _times(price, batch_factor)
+
+
+def _own_factor(price: Price, service_tier: str | None) -> float | None:
+    """Returns the factor that a price from agac.yml has for a tier, or for batches."""
+    factors = {"flex": price.flex, "priority": price.priority, BATCH: price.batch}
+    return factors.get(service_tier or "")
 
 
 def _listed(

@@ -29,19 +29,20 @@ CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 def proxy_for(url: URL, env: Mapping[str, str]) -> URL | None:
-    """The proxy that the environment names for `url`, credentials included; None: straight.
-    HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else ALL_PROXY, in either case (lower wins);
-    NO_PROXY's hosts and every loopback address are reached straight, since a proxy's loopback is
-    another machine's. Raises UsageError for what is no HTTP proxy."""
-    found = {
-        name.lower(): (name, way)
-        for name, way in sorted(env.items())
-        if way and name.lower().endswith("_proxy")
+    """Returns the proxy that the environment names for `url`, credentials included; None:
+    straight. HTTPS_PROXY or HTTP_PROXY by the URL's scheme, else ALL_PROXY, in either case (lower
+    wins); NO_PROXY's hosts and every loopback address are reached straight, since a proxy's
+    loopback is another machine's. Raises UsageError for what is no HTTP proxy."""
+    variables = {
+        name.lower(): (name, value)
+        for name, value in sorted(env.items())
+        if value and name.lower().endswith("_proxy")
     }
-    name, text = found.get(f"{url.scheme}_proxy") or found.get("all_proxy") or ("", "")
-    excepted = found.get("no_proxy", ("", ""))[1]
+    nothing = ("", "")
+    name, text = variables.get(f"{url.scheme}_proxy") or variables.get("all_proxy") or nothing
     if not text or is_loopback(url.host or ""):
         return None
+    _, excepted = variables.get("no_proxy", nothing)
     if excepted and proxy_bypass_environment(f"{url.host}:{url.port}", {"no": excepted}):
         return None
     proxy = URL(text if "://" in text else f"http://{text}")
@@ -98,31 +99,24 @@ class ConnectionSettings:
         self, provider: Provider, path: str, env: Mapping[str, str], redactor: Redactor
     ) -> None:
         """`path` is put after the provider's base URL. Raises UsageError when the address, a
-        header, a proxy or the certificates cannot be used; a value that cannot stand in a header
-        is not shown."""
+        header, a proxy or the certificates cannot be used; a value that cannot be in a header is
+        not shown."""
         self.provider = provider
         self._redactor = redactor
-        try:
-            self.url = URL(provider.base_url + path)
-            (self.url.host or "").encode("idna")  # refuses what the resolver would stumble over
-        except ValueError:
-            self.url = URL()
-        if self.url.scheme not in ("http", "https") or not self.url.host:
-            problem = f"the base_url of {provider.name} is no address: '{provider.base_url}'"
-            raise UsageError(problem, remedy="Write it as https://host/path in agac.yml.")
-        own = DIALECTS[provider.dialect].headers(provider)
+        self.url = _address_of(provider, path)
+        dialect_headers = DIALECTS[provider.dialect].headers(provider)
         self.headers = {
             "Content-Type": "application/json",
             "Accept": "application/json",
             "User-Agent": _user_agent(),
+            **dialect_headers,
+            **provider.headers,
         }
-        self.headers |= {**own, **provider.headers}
         for name, value in self.headers.items():
             if not value.isprintable() or not value.isascii():
-                if name in own and provider.key_variable:
+                source = f"the header {name}"
+                if name in dialect_headers and provider.key_variable:
                     source = provider.key_variable
-                else:
-                    source = f"the header {name}"
                 raise UsageError(
                     f"{provider.name}: {source} holds characters that HTTP headers cannot carry",
                     remedy=(
@@ -131,11 +125,9 @@ class ConnectionSettings:
                     ),
                 )
         self.proxy = proxy_for(self.url, env)
-        self.tls: ssl.SSLContext | None
+        self.tls: ssl.SSLContext | None = None
         if "https" in (self.url.scheme, self.proxy and self.proxy.scheme):
             self.tls = tls_context(env)
-        else:
-            self.tls = None
 
     def fault(
         self, rule: ExceptionRule, reason: str, said: object = "", **bounds: float | None
@@ -165,16 +157,34 @@ class ConnectionSettings:
         return replace(self.fault(_REDIRECTED, target or "another address", status), status=status)
 
 
+def _address_of(provider: Provider, path: str) -> URL:
+    """Returns the address that a provider is asked at. Raises UsageError when it is none."""
+    try:
+        url = URL(provider.base_url + path)
+        (url.host or "").encode("idna")  # refuses what the resolver would stumble over
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        problem = f"the base_url of {provider.name} is no address: '{provider.base_url}'"
+        raise UsageError(problem, remedy="Write it as https://host/path in agac.yml.")
+    return url
+
+
 @dataclass(frozen=True, slots=True)
 class ExceptionRule:
     """What an exception means. `sentence` and `remedy` have the fields `{provider} {host} {proxy}
     {reason} {connect} {first_byte} {total} {status} {base_url}`."""
 
     kind: FaultKind
+    """The kind of fault that it becomes."""
     type: ErrorType
+    """The type under which it is reported."""
     sentence: str
+    """What happened."""
     remedy: str = ""
-    ambiguous: bool = False  # the request may have been sent: the provider may have done the work
+    """What to do."""
+    ambiguous: bool = False
+    """Whether the request may have been sent: the provider may have done the work."""
 
 
 _RETRY = FaultKind.RETRY
