@@ -1,5 +1,5 @@
-"""Dropping old runs with all that no kept run needs, and copying the database: a crash at any
-point does no harm."""
+"""Drops old runs with all that no kept run needs, and copies the database. A crash at any point
+does no harm."""
 
 from __future__ import annotations
 
@@ -320,51 +320,65 @@ class RunToDrop(Report):
 
 @dataclass(frozen=True, slots=True)
 class GcCounts:
-    """What is dropped: runs with rows, rows of `kept` runs that left the input or are no longer
-    made, results."""
+    """What is dropped, or would be."""
 
     kept: list[RunLine] = field(default_factory=list)
+    """Runs that stay."""
     dropped: list[RunToDrop] = field(default_factory=list)
+    """Runs that go, with their rows."""
     left_rows: int = 0
+    """Rows of kept runs that left the input."""
     gone_rows: int = 0
+    """Rows of kept runs that are no longer made."""
     results: int = 0
+    """Results that no kept row refers to."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunChoice:
-    """The runs that go, and those that stay; of `tidied` ones the rows that left the input go
-    too."""
+    """Which runs go and which stay."""
 
     doomed: list[RunLine]
+    """Runs that go."""
     kept: list[RunLine]
+    """Runs that stay."""
     tidied: set[int]
+    """Kept runs whose rows that left the input go."""
 
 
 def choose(
     lines: list[RunLine], keep: int, workflow: str | None, needed: Collection[int] = ()
 ) -> RunChoice:
-    """Keeps of each workflow the `keep` runs last worked on, `lines` being in that order; with
-    `workflow` only of it. Row runs count as one workflow. The newest run over the whole input
-    stays in any case, lest a preview cost a night's answers. So do the runs that are `needed`,
-    with all their rows: what is open in a batch is paid for."""
+    """Chooses the runs that stay: of each workflow the `keep` runs that were last worked on,
+    `lines` being in that order. Row runs count as one workflow. With `workflow`, only its runs may
+    go.
+
+    The newest run over the whole input always stays, so that a preview does not cost a night's
+    answers. So do the runs in `needed`, with all their rows: what is open in a batch is paid for.
+    """
     concerned = [line for line in lines if workflow in (None, line.workflow)]
-    tidied = set[int]()
-    for own in db.grouped(
+    by_workflow = db.grouped(
         concerned, lambda line: JOB if is_job(line.workflow) else line.workflow
-    ).values():
-        whole = [line for line in own if not line.partial]
-        tidied |= {line.id for line in [*own[:keep], *whole[:1]]}
+    )
+    tidied = set[int]()
+    for runs in by_workflow.values():
+        whole = [line for line in runs if not line.partial]
+        tidied |= {line.id for line in [*runs[:keep], *whole[:1]]}
     gone = {line.id for line in concerned} - tidied - set(needed)
     doomed = [line for line in lines if line.id in gone]
-    return RunChoice(doomed, [line for line in lines if line.id not in gone], tidied - set(needed))
+    kept = [line for line in lines if line.id not in gone]
+    return RunChoice(doomed, kept, tidied - set(needed))
 
 
 async def clear(
     database: Database, keep: int, workflow: str | None, clock: Callable[[], float]
 ) -> GcCounts:
-    """Keeps the `keep` last runs of each workflow (or of one); drops what no kept run needs, or
-    counts it where the database is open for reading alone. Gives free space back to the file
-    system. Raises LeaseHeld while any workflow is at work: results are shared."""
+    """Keeps the `keep` last runs of each workflow (or of one) and drops what no kept run needs.
+    Gives free space back to the file system. Only counts where the database is open for reading
+    alone.
+
+    Raises LeaseHeld while any workflow is at work, since results are shared.
+    """
     drops = database.writer is not None
     async with AsyncExitStack() as stack:
         names = await select(database, "leases_known", str) if drops else []
@@ -372,9 +386,8 @@ async def clear(
             await stack.enter_async_context(lease_held(database, name, clock)) for name in names
         ]
         collector = GarbageCollector(database, leases, clock)
-        choice = choose(
-            await run_lines(database, None), keep, workflow, await runs_in_batches(database)
-        )
+        lines = await run_lines(database, None)
+        choice = choose(lines, keep, workflow, await runs_in_batches(database))
         if not choice.kept:
             return GcCounts()
         about = {
@@ -383,37 +396,53 @@ async def clear(
             "dropped": [line.id for line in choice.doomed],
         }
         await collector.begin(choice.kept[0].id, about)
-        dropped = []
-        left = 0
-        gone = 0
-        results = 0
-        for line in choice.doomed:
-            dropped.append(RunToDrop(line, (await collector.read("gc_row_count", int, line.id))[0]))
-            if drops:
-                stages = [
-                    stage["name"] for stage in (await definition_of(database, line.id))["stages"]
-                ]
-                _log.info("dropping run %d of %s", line.id, line.workflow)
-                await collector.drop_run(line.id, stages)
-        for number in sorted(choice.tidied):
-            ((_, own_left, own_gone),) = await collector.read(
-                "gc_row_count", tuple[int, int, int], number
-            )
-            left = left + own_left
-            gone = gone + own_gone
-            await collector.drop_left_rows(number)
+        dropped = [await _drop_run(database, collector, line) for line in choice.doomed]
+        left, gone = await _drop_left_rows(collector, choice)
         await collector.drop_batch_tasks()
-        used = await collector.used_results(choice, workflow)
-        async for rows in collector.ranges("gc_results"):
-            unused = [result for (result,) in rows if not used[result]]
-            results += len(unused)
-            if unused:
-                await collector.drop_results(unused)
+        results = await _drop_unused_results(collector, choice, workflow)
         if drops:
             await collector.drop_unused()
             await collector.end({**about, "results": results, "left_rows": left, "gone_rows": gone})
             await collector.give_back_space()
     return GcCounts(choice.kept, dropped, left, gone, results)
+
+
+async def _drop_run(database: Database, collector: GarbageCollector, line: RunLine) -> RunToDrop:
+    """Counts the rows of a run, and drops it where the database is open for writing."""
+    rows = (await collector.read("gc_row_count", int, line.id))[0]
+    if database.writer is not None:
+        definition = await definition_of(database, line.id)
+        _log.info("dropping run %d of %s", line.id, line.workflow)
+        await collector.drop_run(line.id, [stage["name"] for stage in definition["stages"]])
+    return RunToDrop(line, rows)
+
+
+async def _drop_left_rows(collector: GarbageCollector, choice: RunChoice) -> tuple[int, int]:
+    """Drops rows of kept runs that left the input or are no longer made. Returns how many of each
+    there were."""
+    left = 0
+    gone = 0
+    for run in sorted(choice.tidied):
+        counts = await collector.read("gc_row_count", tuple[int, int, int], run)
+        ((_, run_left, run_gone),) = counts
+        left += run_left
+        gone += run_gone
+        await collector.drop_left_rows(run)
+    return left, gone
+
+
+async def _drop_unused_results(
+    collector: GarbageCollector, choice: RunChoice, workflow: str | None
+) -> int:
+    """Drops the results that no kept row refers to, and returns how many there were."""
+    used = await collector.used_results(choice, workflow)
+    count = 0
+    async for rows in collector.ranges("gc_results"):
+        unused = [result for (result,) in rows if not used[result]]
+        count += len(unused)
+        if unused:
+            await collector.drop_results(unused)
+    return count
 
 
 def remove_word_indexes(path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Whether a database that came from elsewhere is a snapshot of one workflow's runs: it is looked
-at on a connection of its own, before anything of it comes into the store."""
+"""Checks that a database from elsewhere is a snapshot of one workflow's runs, on a connection of
+its own, before anything of it comes into the store."""
 
 # ruff: noqa: S608 - statements are put together of the names of our own tables and columns
 
@@ -200,45 +200,81 @@ def _refuse_lines(connection: sqlite3.Connection, table: str, wrong: Sequence[st
 
 
 def _wrong(table: str, column: StoreColumn, known: Mapping[str, object]) -> str:
-    """The condition under which a value of a column is none."""
-    name = f'"{column.name}"'
-    must = list[str]()
-    match column.type:
-        case "INTEGER":
-            must += [f"typeof({name}) = 'integer'"]
-            if column.name != "sort":  # a hash of 64 bits
-                must += [f"{name} BETWEEN {-_MOST} AND {_MOST}"]
-        case "REAL":
-            must += [f"typeof({name}) IN ('real', 'integer')", f"{name} BETWEEN -1e13 AND 1e13"]
-        case "TEXT":
-            must += [f"typeof({name}) = 'text'", f"is_text(CAST({name} AS BLOB))"]
-        case "BLOB":
-            must += [f"typeof({name}) IN ('blob', 'text')"]
-        case _:
-            must += [f"typeof({name}) IN ('integer', 'text')", f"is_text(CAST({name} AS BLOB))"]
-    if column.name in ("fingerprint", "definition_hash"):
-        must += [f"typeof({name}) = 'blob'", f"length({name}) = {DIGEST_BYTES}"]
-    if column.name in ("id", "key") and column.type == "INTEGER":
-        must += [f"{name} > 0"]
-    if _AMOUNTS.fullmatch(column.name) and table != "minute":
-        must += [f"{name} >= 0"]
-    if (table, column.name) in _OBJECTS:
-        must += [f"is_object({name})"]
-    if (table, column.name) in _NOTES:
-        must += [f"({name} = '' OR is_json({name}))"]
-    if (table, column.name) == ("result", "sources"):
-        must += [f"is_sources({name})"]
-    if (table, column.name) == ("row", "data"):  # what a stage makes rows of may be any value
-        must += [f"({name} IN ('', 'null') OR \"origin\" IS NOT NULL OR is_object({name}))"]
-    if (table, column.name) in _CLOSED:
-        must += [f"{name} IN ({', '.join(map(_quoted, sorted(_CLOSED[table, column.name])))})"]
-    if column.name in _REFERENCES:
-        other, _, key = _REFERENCES[column.name].partition(".")
-        must += [f"{name} IN (SELECT {key} FROM {other})" if other in known else f"{name} IS NULL"]
-    sound = f"ifnull({' AND '.join(must)}, 0)"
+    """Builds the condition that is true for values which a column cannot have."""
+    rules = [
+        *_rules_of_type(column),
+        *_rules_of_name(table, column),
+        *_rules_of_content(table, column.name),
+        *_rules_of_reference(column.name, known),
+    ]
+    is_sound = f"ifnull({' AND '.join(rules)}, 0)"
     if column.filled:
-        return f"NOT {sound}"
-    return f"{name} IS NOT NULL AND NOT {sound}"
+        return f"NOT {is_sound}"
+    return f'"{column.name}" IS NOT NULL AND NOT {is_sound}'
+
+
+def _rules_of_type(column: StoreColumn) -> list[str]:
+    """Conditions that the declared type of a column sets."""
+    name = f'"{column.name}"'
+    readable = f"is_text(CAST({name} AS BLOB))"
+    match column.type:
+        case "INTEGER" if column.name == "sort":  # a hash of 64 bits
+            return [f"typeof({name}) = 'integer'"]
+        case "INTEGER":
+            return [f"typeof({name}) = 'integer'", f"{name} BETWEEN {-_MOST} AND {_MOST}"]
+        case "REAL":
+            return [f"typeof({name}) IN ('real', 'integer')", f"{name} BETWEEN -1e13 AND 1e13"]
+        case "TEXT":
+            return [f"typeof({name}) = 'text'", readable]
+        case "BLOB":
+            return [f"typeof({name}) IN ('blob', 'text')"]
+        case _:
+            return [f"typeof({name}) IN ('integer', 'text')", readable]
+
+
+def _rules_of_name(table: str, column: StoreColumn) -> list[str]:
+    """Conditions for columns that have one meaning in all tables: hashes, keys and amounts."""
+    name = f'"{column.name}"'
+    rules = list[str]()
+    if column.name in ("fingerprint", "definition_hash"):
+        rules += [f"typeof({name}) = 'blob'", f"length({name}) = {DIGEST_BYTES}"]
+    if column.name in ("id", "key") and column.type == "INTEGER":
+        rules.append(f"{name} > 0")
+    if _AMOUNTS.fullmatch(column.name) and table != "minute":
+        rules.append(f"{name} >= 0")
+    return rules
+
+
+def _rules_of_content(table: str, column: str) -> list[str]:
+    """Conditions for columns that hold JSON, or one of few values."""
+    name = f'"{column}"'
+    place = (table, column)
+    rules = list[str]()
+    if place in _OBJECTS:
+        rules.append(f"is_object({name})")
+    if place in _NOTES:
+        rules.append(f"({name} = '' OR is_json({name}))")
+    if place == ("result", "sources"):
+        rules.append(f"is_sources({name})")
+    if place == ("row", "data"):
+        # rows that a stage made may hold any JSON value
+        is_empty = f"{name} IN ('', 'null')"
+        rules.append(f'({is_empty} OR "origin" IS NOT NULL OR is_object({name}))')
+    if place in _CLOSED:
+        values = ", ".join(map(_quoted, sorted(_CLOSED[place])))
+        rules.append(f"{name} IN ({values})")
+    return rules
+
+
+def _rules_of_reference(column: str, known: Mapping[str, object]) -> list[str]:
+    """The condition for a column that refers to another table. It is empty if the snapshot lacks
+    that table."""
+    if column not in _REFERENCES:
+        return []
+    table, _, key = _REFERENCES[column].partition(".")
+    if table in known:
+        return [f'"{column}" IN (SELECT {key} FROM {table})']
+    return [f'"{column}" IS NULL']
 
 
 def _quoted(value: str | int) -> str:
@@ -257,7 +293,7 @@ def _is_text(*values: bytes | None) -> bool:
 
 
 def _is_json(text: str, kind: type = object) -> bool:
-    """Whether a text is JSON that all of agac can read, of this kind."""
+    """True if a text is JSON of this kind that all of agac can read."""
     try:
         if text.count("[") + text.count("{") > _DEPTH_LEFT:
             strict_json("[" * _DEPTH_LEFT + text + "]" * _DEPTH_LEFT, MAX_VALUES)
@@ -321,7 +357,7 @@ def check_batches(
 
 
 def _is_remote_id(value: Any) -> bool:
-    """Whether it may be an id of a batch or a file at a provider, which becomes a part of an
+    """True if the value may be a provider's id of a batch or a file, which becomes a part of an
     address."""
     return isinstance(value, str) and bool(_REMOTE_ID.fullmatch(value)) and ".." not in value
 
