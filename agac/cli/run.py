@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,29 +19,40 @@ if TYPE_CHECKING:
 
 
 def read_budget(text: str | None) -> Budget | None:
-    """`--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
+    """Reads `--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
     if text is None:
         return None
     from agac.spec.workflow import Budget
 
-    found: dict[str, float] = {}
+    limits: dict[str, float] = {}
     for part in text.split(","):
         unit, sign, number = part.partition("=")
-        unit, number = (unit.strip(), number) if sign else ("usd", part)
-        if unit not in ("usd", "tokens", "calls") or unit in found:
+        unit = unit.strip()
+        if not sign:
+            unit = "usd"
+            number = part
+        if unit not in ("usd", "tokens", "calls") or unit in limits:
             raise click.UsageError(
                 f"--budget {text}: write 5 for dollars, or usd=5,tokens=100000,calls=2000"
             )
-        try:
-            value = float(number.strip().lstrip("$").replace("_", ""))
-        except ValueError:
-            value = 0.0
-        if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
-            kind = "a number above 0" if unit == "usd" else "a whole number above 0"
-            raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
-        found[unit] = value
-    tokens, calls = (int(found[unit]) if unit in found else None for unit in ("tokens", "calls"))
-    return Budget(found.get("usd"), tokens, calls)
+        limits[unit] = _read_limit(text, unit, number)
+    return Budget(limits.get("usd"), _whole(limits.get("tokens")), _whole(limits.get("calls")))
+
+
+def _read_limit(text: str, unit: str, number: str) -> float:
+    """Reads the number of one unit of `--budget TEXT`."""
+    try:
+        value = float(number.strip().lstrip("$").replace("_", ""))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e15 or (unit != "usd" and value != int(value)):
+        kind = "a number above 0" if unit == "usd" else "a whole number above 0"
+        raise click.UsageError(f"--budget {text}: {unit} takes {kind}")
+    return value
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
 
 
 @click.command(help="Run a workflow. Run it again to resume: only tasks without an answer are run.")
@@ -109,13 +121,13 @@ def run(
     as_json: bool,
     dry_run: bool,
     show: int,
-    **given: Any,
+    **flags: Any,
 ) -> int:
     """Exit 0 all rows done, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130
     interrupted."""
-    given |= {"vars": main.read_variables(given["vars"]), "budget": read_budget(given["budget"])}
-    given["retry_failed"] = not given.pop("no_retry_failed")
-    options = api.RunOptions(**given)
+    flags |= {"vars": main.read_variables(flags["vars"]), "budget": read_budget(flags["budget"])}
+    flags["retry_failed"] = not flags.pop("no_retry_failed")
+    options = api.RunOptions(**flags)
     if show and not dry_run:
         raise click.UsageError(
             "--show N prints prompts of a dry run: add --dry-run, or use `agac plan`"
@@ -125,7 +137,7 @@ def run(
             api.plan(name, options, show=show, project=settings.project_dir) for name in workflows
         ]
         return print_plans(plans, workflows, as_json=as_json)
-    ended: list[api.RunReport] = []
+    reports: list[api.RunReport] = []
 
     def print_ended(report: api.RunReport) -> None:
         scope = options.scope([stage.name for stage in report.record.stages])
@@ -133,7 +145,7 @@ def run(
         print_run(report, command, quiet=settings.quiet or as_json, scope=scope)
         if options.export_traces:
             terminal.say(f"Traces: {options.export_traces}")
-        ended.append(report)
+        reports.append(report)
 
     raised = True
     try:
@@ -148,37 +160,41 @@ def run(
         )
         raised = False
     finally:  # also when a later workflow raised an error
-        begun = len(ended) + raised
-        # without an end the command was refused as a whole
-        if ended and (left := workflows[begun:]):
-            words = shlex.split(terminal.command_to_resume(left[0], workflows, fresh=True))
-            words += [word for name in left[1:] for word in ("-a", name)]
-            last = workflows[begun - 1]
-            terminal.say(
-                f"Not run, since {last} stopped before: {', '.join(left)}\n  Run with: "
-                f"{shlex.join(words)}"
-            )
-        if as_json and ended:
-            found = [report.as_json() for report in ended]
-            terminal.print_json(found if len(workflows) > 1 else found[0])
+        if reports:  # without one the command was refused as a whole
+            _say_not_run(workflows, len(reports) + raised)
+        if as_json and reports:
+            summaries = [report.as_json() for report in reports]
+            terminal.print_json(summaries if len(workflows) > 1 else summaries[0])
     return code
 
 
-calls_options = (
-    main.in_order(  # what becomes of calls of tools of which nobody knows whether they happened
-        click.option(
-            "--repeat-calls",
-            "calls",
-            flag_value="repeat",
-            help="Make calls of tools again of which nobody knows.",
-        ),
-        click.option(
-            "--skip-calls",
-            "calls",
-            flag_value="skip",
-            help="Go on without these calls; the model is told so.",
-        ),
+def _say_not_run(workflows: tuple[str, ...], begun: int) -> None:
+    """Says which workflows were not run, since one of those that were begun stopped."""
+    left = workflows[begun:]
+    if not left:
+        return
+    words = shlex.split(terminal.command_to_resume(left[0], workflows, fresh=True))
+    for name in left[1:]:
+        words += ["-a", name]
+    terminal.say(
+        f"Not run, since {workflows[begun - 1]} stopped before: {', '.join(left)}\n"
+        f"  Run with: {shlex.join(words)}"
     )
+
+
+calls_options = main.in_order(  # what to do about calls of tools that may or may not have happened
+    click.option(
+        "--repeat-calls",
+        "calls",
+        flag_value="repeat",
+        help="Make calls of tools again of which nobody knows.",
+    ),
+    click.option(
+        "--skip-calls",
+        "calls",
+        flag_value="skip",
+        help="Go on without these calls; the model is told so.",
+    ),
 )
 
 
@@ -224,48 +240,45 @@ calls_options = (
 )
 @main.json_option
 @click.pass_obj
-def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **given: Any) -> int:
+def retry(settings: main.Globals, /, run: str, dry_run: bool, as_json: bool, **flags: Any) -> int:
+    """Exits as `agac run` does."""
     from agac.api.plan import ask  # loads the API
 
-    filters = {name: given.pop(name) for name in ("stage", "error", "from_stage", "discard")}
+    filters = {name: flags.pop(name) for name in ("stage", "error", "from_stage", "discard")}
     selection = api.Retry(
-        rows=api.row_ids(given.pop("rows")), calls=given.pop("calls") or "ask", **filters
+        rows=api.row_ids(flags.pop("rows")), calls=flags.pop("calls") or "ask", **filters
     )
-    found = api.retry_choice(run, selection, project=settings.project_dir)
+    choice = api.retry_choice(run, selection, project=settings.project_dir)
     if dry_run:
-        terminal.print_report(found, retry_lines, as_json=as_json)
+        terminal.print_report(choice, retry_lines, as_json=as_json)
         return 0
-    if found.done > 1 and not given["yes"]:
-        what = f"{found.done:,} done rows of run {found.run} will be rerun"  # and paid again
+    if choice.done > 1 and not flags["yes"]:
+        what = f"{choice.done:,} done rows of run {choice.run} will be rerun"  # and paid again
         remedy = "Add --yes to continue, or look first with --dry-run."
         ask(terminal.confirmed, "no calls were made", what, "Continue?", remedy)
-    options = api.RunOptions(**given | {"budget": read_budget(given["budget"])})
+    options = api.RunOptions(**flags | {"budget": read_budget(flags["budget"])})
     report = main.long_running(api.retry)(
-        found.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
+        choice.run, selection, options, project=settings.project_dir, progress=not settings.quiet,
         confirm=terminal.confirmed, handle_signals=True,
     )  # fmt: skip
-    # for what else failed
+    command = choice.go_on  # for what else failed
     if report.record.rows.open:
         command = terminal.typed_command()
-    else:
-        command = found.go_on
     print_run(report, command, quiet=settings.quiet or as_json)
     if as_json:
         terminal.print_json(report.as_json())
     return report.exit_code
 
 
-def retry_lines(found: api.RetryChoice) -> list[str]:
-    lines = [
-        f"Run {found.run} of {found.workflow}: {counted(found.rows, 'row')} would be run again"
-    ]
-    lines += [
-        f"  {one['stage']}: {one['type']}, {counted(one['rows'], 'row')}" for one in found.by_error
-    ]
-    if found.open:
-        lines.append(f"  left open when this retry was interrupted: {counted(found.open, 'row')}")
-    if found.done:
-        lines.append(f"  not failed: {counted(found.done, 'row')}")
-    if found.stages:
-        lines.append(f"Will be rerun: {', '.join(found.stages)}")
-    return [*lines, f"Calls: at least {found.calls_at_least:,}"]
+def retry_lines(choice: api.RetryChoice) -> Iterator[str]:
+    """Yields which rows a retry would run again, from which stage, and its calls."""
+    yield f"Run {choice.run} of {choice.workflow}: {counted(choice.rows, 'row')} would be run again"
+    for error in choice.by_error:
+        yield f"  {error['stage']}: {error['type']}, {counted(error['rows'], 'row')}"
+    if choice.open:
+        yield f"  left open when this retry was interrupted: {counted(choice.open, 'row')}"
+    if choice.done:
+        yield f"  not failed: {counted(choice.done, 'row')}"
+    if choice.stages:
+        yield f"Will be rerun: {', '.join(choice.stages)}"
+    yield f"Calls: at least {choice.calls_at_least:,}"

@@ -45,10 +45,10 @@ def retrieved_line(ended: Mapping[str, Any]) -> str:
 
 
 def batch_lines(invocation: InvocationSummary) -> Iterator[str]:
-    """The batches that an invocation submitted, and those that are not submitted yet, why, and
-    when that is retried."""
-    waiting = [read_as(BatchFacts, one) for one in invocation.batches.waiting]
-    submitted = [read_as(BatchFacts, one) for one in invocation.batches.submitted]
+    """Yields the batches that an invocation submitted, and those that are not submitted yet, why,
+    and when that is retried."""
+    waiting = [read_as(BatchFacts, facts) for facts in invocation.batches.waiting]
+    submitted = [read_as(BatchFacts, facts) for facts in invocation.batches.submitted]
     for batch in submitted:
         if batch.step in CLOSED or batch in waiting:
             continue  # it was reported while it was waited for, or is among the waiting ones
@@ -70,8 +70,9 @@ def _content_words(batch: BatchFacts) -> str:
 
 
 def undecided_lines(invocation: InvocationSummary) -> Iterator[str]:
-    for one in invocation.batches.undecided:
-        batch = read_as(BatchFacts, one)
+    """Yields the batches about which the user has to decide, and how."""
+    for facts in invocation.batches.undecided:
+        batch = read_as(BatchFacts, facts)
         note = f": {plain(terminal.first_line(batch.note))}" if batch.note else ""
         name = terminal.batch_name(batch.id, batch.provider_id)
         yield terminal.sentence(f"{name} needs your decision{note}")
@@ -81,8 +82,10 @@ def undecided_lines(invocation: InvocationSummary) -> Iterator[str]:
 def next_lines(
     summary: RunSummary, invocation: InvocationSummary, command: str, *, stopped: bool = False
 ) -> Iterator[str]:
-    """What is stale, deferred and waited for, and the commands to resume. `command`: that of the
-    run. Where it was `stopped` before anything was submitted, there is nothing to retrieve."""
+    """Yields what is stale, deferred and waited for, and how to resume with `command`.
+
+    `stopped`: by an error, perhaps before anything was submitted that could be retrieved.
+    """
     waits = invocation.waits_for_shards
     if waits:
         yield f"Waiting for {plain(waits)}; once they have come so far, run: {command}"
@@ -94,35 +97,53 @@ def next_lines(
             f"Deferred: {tasks} not fit in the budget until open batches are retrieved; "
             "the next `agac batch retrieve` tries again"
         )
-    awaited = [one["batch"] for one in invocation.batches.waits_for]
-    if awaited:
-        batches, has = ("batch", "has") if len(awaited) == 1 else ("batches", "have")
-        yield (
-            f"Rows wait for {batches} {', '.join(map(str, awaited))} of an earlier run, which "
-            f"{has} the same requests (`agac batch list`). When "
-            f"{'it has' if len(awaited) == 1 else 'they have'} ended, resume with: {command}"
-        )
+    yield from _earlier_run_lines(invocation, command)
     open_batches = invocation.batches.open
-    if open_batches and not (stopped and open_batches["waiting"] == open_batches["batches"]):
-        # of the input, and what stages made
-        rows = [summary.rows, *(level.rows for level in summary.levels)]
-        total = sum(counts.total for counts in rows)
-        ended = total - sum(counts.open for counts in rows)
-        if ended:
-            are = f"{ended:,} of {counted(total, 'row')} {'is' if ended == 1 else 'are'}"
-        else:
-            are = "No row is"
-        yield (
-            f"{are} finished{'' if ended else ' yet'}. `agac batch status` shows progress, `agac "
-            f"batch retrieve` collects results; `{terminal.without(command, '--wait')} --wait` "
-            "waits until every stage is done."
-        )
+    if open_batches:
+        none_submitted = stopped and open_batches["waiting"] == open_batches["batches"]
+        if not none_submitted:
+            yield _open_batches_line(summary, command)
     unsent = invocation.notes.notifications
     if unsent is not None:
         messages = counted(unsent.left, "message")
         why = unsent.error or "there was no time"
         yield f"Not sent: {messages} ({plain(why)}). The next run sends what is left."
     yield from (f"{sentence}." for sentence in invocation.notes.dropped_messages)
+
+
+def _earlier_run_lines(invocation: InvocationSummary, command: str) -> Iterator[str]:
+    """Yields which batches of an earlier run have requests that this run needs too."""
+    awaited = [facts["batch"] for facts in invocation.batches.waits_for]
+    if not awaited:
+        return
+    numbers = ", ".join(map(str, awaited))
+    if len(awaited) == 1:
+        batches = f"batch {numbers} of an earlier run, which has"
+        once = "it has"
+    else:
+        batches = f"batches {numbers} of an earlier run, which have"
+        once = "they have"
+    yield (
+        f"Rows wait for {batches} the same requests (`agac batch list`). When {once} ended, "
+        f"resume with: {command}"
+    )
+
+
+def _open_batches_line(summary: RunSummary, command: str) -> str:
+    """Says how many rows are finished while batches are open, and how to follow these."""
+    # rows of the input, and those that stages made
+    counts = [summary.rows, *(level.rows for level in summary.levels)]
+    total = sum(rows.total for rows in counts)
+    ended = total - sum(rows.open for rows in counts)
+    if ended:
+        are = "is" if ended == 1 else "are"
+        finished = f"{ended:,} of {counted(total, 'row')} {are} finished"
+    else:
+        finished = "No row is finished yet"
+    return (
+        f"{finished}. `agac batch status` shows progress, `agac batch retrieve` collects "
+        f"results; `{terminal.without(command, '--wait')} --wait` waits until every stage is done."
+    )
 
 
 def _stale_line(stale: StaleBatch) -> str:
