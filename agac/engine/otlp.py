@@ -8,14 +8,12 @@ Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenA
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -27,27 +25,20 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from agac.core.errors import ErrorType, RowError, storable
+from agac.core.errors import RowError
 from agac.core.keys import share_of, trace_ids
-from agac.core.types import Message, Reply, Usage
-from agac.engine.attempts import MOST_CHARACTERS, TaskAttempts
-from agac.engine.effects import ActiveRow, RowNotes, ToolKey, TracedCall
+from agac.core.types import Message, Reply
+from agac.engine.attempts import TaskAttempts
+from agac.engine.effects import ActiveRow, RowNotes, TracedCall
 from agac.engine.invocation import InvocationRef, Work
 from agac.engine.rate_limiter import Lane
+from agac.engine.row_spans import Attributes, RowSpans, call_in_batch, model_attributes
 from agac.engine.settle import Totals
 from agac.engine.telemetry import OtelSettings
-from agac.store.history import AttemptRecord, attempts_of_row
-from agac.store.records import Call, Endpoint
+from agac.store.history import attempts_of_row
+from agac.store.records import Call
 
 _log = logging.getLogger("agac.otel")
-
-PROVIDERS = {
-    "azure": "azure.ai.openai",
-    "gemini": "gcp.gemini",
-    "mistral": "mistral_ai",
-    "xai": "x_ai",
-}
-"""Providers that the conventions call otherwise than agac does."""
 
 TOKENS = [4.0**power for power in range(14)]
 SECONDS = [0.01 * 2**power for power in range(14)]
@@ -61,7 +52,6 @@ AT_THE_END = 3.0
 """Seconds between two looks at what is to be sent, between two sendings of metrics, and how long
 the end of a run waits at most for the last of it."""
 
-Attributes = dict[str, Any]
 _FAILED = Status(StatusCode.ERROR)
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("agac")
@@ -75,17 +65,6 @@ def _context(trace: int, span: int) -> SpanContext:
 def _said(attributes: Attributes) -> Attributes:
     """Those that have a value."""
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
-
-
-def _model(provider: str, asked: str, answered: str, simulated: bool) -> Attributes:
-    """Who was asked, in spans as in metrics."""
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": PROVIDERS.get(provider, provider),
-        "gen_ai.request.model": asked,
-        "gen_ai.response.model": answered,
-        "agac.simulated": simulated or None,
-    }
 
 
 class FixedResource(Resource):
@@ -182,31 +161,52 @@ class Traces:
         waits = row.stays_open
         if notes is None or self._spans is None or (waits and not notes.calls):
             return
-        if (waits or failed is None) and share_of(
-            "trace", "", row.new.row.id
-        ) >= self.plan.rules.otel_sample:
-            return
+        if waits or failed is None:
+            share = share_of("trace", "", row.new.row.id)
+            if share >= self.plan.rules.otel_sample:
+                return
         if row.ready:
-            prints = {fingerprint for _, _, fingerprint in row.ready}
-            found = await attempts_of_row(self._database, row.new.key)
-            notes.calls += [
-                _in_batch(one)
-                for one in found
-                if one.fingerprint in prints and one.started_at < notes.begun
-            ]
-        if row.dropped:
-            went = "dropped"
-        elif row.reached or row.lists:
-            went = "done"
-        else:
-            went = "skipped"
+            notes.calls += await self._calls_in_batches(row, notes)
         if waits:
             outcome = "waiting"
         elif failed:
             outcome = "failed"
+        elif row.dropped:
+            outcome = "dropped"
+        elif row.reached or row.lists:
+            outcome = "done"
         else:
-            outcome = went
-        self._put(row_spans(self, row, notes, outcome, failed[1] if failed else None, self._wall()))
+            outcome = "skipped"
+        error = failed[1] if failed else None
+        self._put(self._row_spans(row, notes, outcome, error))
+
+    async def _calls_in_batches(self, row: ActiveRow, notes: RowNotes) -> list[TracedCall]:
+        """Returns the lines of batches that were answered before the row was taken up again."""
+        fingerprints = {fingerprint for _, _, fingerprint in row.ready}
+        return [
+            call_in_batch(attempt)
+            for attempt in await attempts_of_row(self._database, row.new.key)
+            if attempt.fingerprint in fingerprints and attempt.started_at < notes.begun
+        ]
+
+    def _row_spans(
+        self, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None
+    ) -> list[ReadableSpan]:
+        """Returns the spans of a row's trace."""
+        nodes = RowSpans(self.plan, self.clean, notes).nodes(row, outcome, error, self._wall())
+        trace, first = notes.ids
+        contexts = [_context(trace, first ^ number) for number in range(len(nodes))]
+        return [
+            self.span(
+                node.name,
+                context,
+                node.start,
+                node.end,
+                node.attributes,
+                contexts[node.above] if position else None,
+            )
+            for position, (context, node) in enumerate(zip(contexts, nodes, strict=True))
+        ]
 
     def span(
         self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
@@ -335,7 +335,7 @@ class Traces:
         ):
             found = [
                 data.HistogramDataPoint(
-                    _said(base | {label: kind} | _model(*by)),
+                    _said(base | {label: kind} | model_attributes(*by)),
                     *times,
                     int(sum(counts)),
                     total,
@@ -351,188 +351,3 @@ class Traces:
         return data.MetricsData(
             [data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")]
         )
-
-
-def row_spans(
-    traces: Traces,
-    row: ActiveRow,
-    notes: RowNotes,
-    outcome: str,
-    error: RowError | None,
-    now: float,
-) -> list[ReadableSpan]:
-    """A row's spans: itself, stages, calls of models and tools; a child agent's are in its tool
-    call."""
-    stages = traces.plan.stages
-    texts = traces.plan.rules.otel_prompts
-    calls = notes.calls
-    ends = {one.stage: one for one in notes.ends if not one.replica}
-    nodes: list[list[Any]] = []
-
-    def shown(said: str) -> str:
-        return storable(traces.clean(said))  # as what may be in a message of the protocol, too
-
-    def text(said: str | None) -> str:
-        return shown(said)[:MOST_CHARACTERS] if said and texts else ""
-
-    def add(
-        above: int,
-        name: str,
-        start: float,
-        end: float,
-        about: Attributes,
-        error: RowError | None = None,
-    ) -> int:
-        if error:
-            failed = {"error.type": error.type.value, "agac.error.message": text(error.message)}
-        else:
-            failed = {}
-        nodes.append([above, name, start, end, about | failed])
-        return len(nodes) - 1
-
-    @cache
-    def stage(index: int) -> int:
-        end = ends.get(index)
-        name = stages[index].name
-        start = notes.begins.get(index, end.at if end else inf)
-        about = {"agac.stage": name}
-        if end is not None:
-            about |= {
-                "agac.outcome": end.outcome.value,
-                "agac.how": end.result.how if end.result else "",
-            }
-        return add(
-            0,
-            f"stage {name}",
-            start,
-            end.at if end else 0.0,
-            about,
-            error=end.error if end else None,
-        )
-
-    def above_of(fingerprint: bytes, index: int) -> int:
-        caller = notes.callers.get(fingerprint)
-        if caller is not None and caller in notes.tools:
-            return tool(caller)
-        return stage(index)
-
-    @cache
-    def tool(key: ToolKey) -> int:
-        one = notes.tools[key]
-        about = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": shown(one.name),
-            "gen_ai.tool.call.id": shown(one.call_id),
-            "agac.tool.state": one.state,
-            "agac.tool.served": one.how,
-            "error.type": "" if one.state in ("done", "intent") else f"tool_{one.state}",
-            "gen_ai.tool.call.arguments": text(one.arguments),
-            "gen_ai.tool.call.result": text(one.result),
-        }
-        end = one.started_at + (one.duration or 0.0)
-        return add(
-            above_of(one.fingerprint, one.stage),
-            f"execute_tool {shown(one.name)}",
-            one.started_at,
-            end,
-            about,
-        )
-
-    made_by = None if row.new.origin is None else stages[row.new.origin].name
-    number = row.new.row.ordinal or None
-    about = {
-        "agac.row.id": shown(str(row.new.row.id)),
-        "agac.row.number": number,
-        "agac.outcome": outcome,
-    }
-    about |= {"agac.row.made_by": made_by}
-    add(0, f"row {traces.plan.workflow}", notes.begun, now, about, error=error)
-    for index in ends:
-        stage(index)
-    for one in calls:
-        about = _of_call(one)
-        about |= {
-            f"gen_ai.{way}.messages": _messages(said, text) for way, said in one.texts.items()
-        }
-        start = one.call.started_at
-        above = above_of(one.fingerprint, one.stage)
-        add(
-            above,
-            f"chat {one.asked}",
-            start,
-            start + one.call.duration,
-            about,
-            error=one.call.error,
-        )
-    for key in notes.tools:
-        tool(key)
-    return _nested(traces, nodes, *notes.ids)
-
-
-def _nested(
-    traces: Traces, nodes: Sequence[list[Any]], trace: int, first: int
-) -> list[ReadableSpan]:
-    """Spans of nodes, each of which has the place of the one above it: that lasts as long as all
-    that is in it."""
-    for above, _, start, end, *_ in reversed(nodes[1:]):
-        nodes[above][2:4] = min(nodes[above][2], start), max(nodes[above][3], end)
-    own = [_context(trace, first ^ number) for number in range(len(nodes))]
-    return [
-        traces.span(name, context, start, end, about, None if context is own[0] else own[above])
-        for context, (above, name, start, end, about) in zip(own, nodes, strict=True)
-    ]
-
-
-def _of_call(one: TracedCall) -> Attributes:
-    """What is said of a call; what is as it mostly is says nothing: each attribute takes time to
-    encode."""
-    call, usage = one.call, one.call.usage
-    return _model(
-        call.endpoint.provider, one.asked, call.endpoint.model, call.endpoint.simulated
-    ) | {
-        "gen_ai.response.finish_reasons": (one.finish,) if one.finish else None,
-        "gen_ai.response.time_to_first_chunk": call.ttft,
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
-        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-        "http.response.status_code": call.status if call.error else None,
-        "agac.cost": call.cost,
-        "agac.attempt": call.number if call.number > 1 else None,
-        "agac.replica": one.replica or None,
-        "agac.purpose": call.purpose if call.purpose != "ask" else None,
-        "agac.service_tier": call.service_tier,
-    }
-
-
-def _messages(given: Iterable[Message], text: Callable[[str], str]) -> str:
-    """Messages as the conventions have them: JSON."""
-    found = list[Attributes]()
-    for one in given:
-        parts: list[Attributes] = [{"type": "text", "content": text(one.text)}] if one.text else []
-        calls = getattr(one, "calls", ())
-        results = getattr(one, "results", ())
-        parts += (
-            {"type": "tool_call", "id": c.id, "name": c.name, "arguments": text(c.arguments)}
-            for c in calls
-        )
-        parts += (
-            {"type": "tool_call_response", "id": r.call_id, "response": text(r.text)}
-            for r in results
-        )
-        found.append({"role": one.role, "parts": parts})
-    return json.dumps(found, ensure_ascii=False) if found else ""
-
-
-def _in_batch(one: AttemptRecord) -> TracedCall:
-    """A line of a batch as the call that it was."""
-    if one.error_type:
-        error = RowError(ErrorType(one.error_type), one.error_message or "")
-    else:
-        error = None
-    endpoint = Endpoint(one.provider, one.base_url, one.model, one.simulated)
-    usage = Usage(one.input_tokens, one.output_tokens, one.cached_tokens, one.reasoning_tokens)
-    took = one.started_at, one.duration, one.status, error, one.ambiguous, usage, one.cost
-    call = Call(one.number, endpoint, one.purpose, *took, service_tier=one.service_tier)
-    return TracedCall(one.stage, one.fingerprint, one.replica, one.model, call)
