@@ -286,7 +286,7 @@ def test_a_time_limit_does_not_swallow_a_ctrl_c() -> None:
     ] == []
 
 
-BY_KEY = re.compile(r'summary\["|\["rows"\]\["|facts\["|report\["(rows|levels|stages|calls|errors)"\]')
+BY_KEY = re.compile(r'summary\["|\["rows"\]\["|report\["(rows|levels|stages|calls|errors)"\]')
 """How a fact of a summary is read by a key, which is a KeyError where the key is wrong."""
 
 BY_KEY_IN_JSON = {"api/inspect.py"}

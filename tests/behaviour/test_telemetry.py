@@ -14,6 +14,8 @@ from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty, Server
 
 from agac.cli.run_counts import timing_line
+from agac.core.reading import read_as
+from agac.engine.summary import RunSummary
 from agac.engine.telemetry import RELATIVE_ERROR
 
 TWO_STAGES = [
@@ -256,7 +258,9 @@ def timed(*milliseconds: float) -> str | None:
     """The line of stages that took so long."""
     times = [{"count": 1, "p50": one, "p95": one} for one in milliseconds]
     stages = [{"duration": one, "ttft": {"count": 0}} for one in times]
-    return timing_line({"stages": [{"name": f"s{n}", "timing_ms": one} for n, one in enumerate(stages, 1)]})
+    summary = {"workflow": "w", "run": 1, "rows": {}}
+    summary["stages"] = [{"name": f"s{n}", "timing_ms": one} for n, one in enumerate(stages, 1)]
+    return timing_line(read_as(RunSummary, summary))
 
 
 def test_times_have_two_digits_that_mean_something_and_the_slowest_stages_are_named() -> None:
