@@ -267,26 +267,29 @@ class Sender:
                 self.settings.url, data=data, headers=headers, timeout=bounds, allow_redirects=False
             )
             async with sent as response:
-                if response.content_type == "text/event-stream" and response.status < 300:
-                    # some servers stream though nobody asked for it
-                    assembly = assembly or self.dialect.assembly()
-                    await _read_events(response, assembly, self.most)
-                    return _assembled(assembly, response, started)
-                body = await read_body(response, self.most)
-                if 300 <= response.status < 400:
-                    return self.settings.redirected(response.status, response.headers)
-                if body.lstrip().startswith(_BEGINS_EVENTS):
-                    assembly = self.dialect.assembly()
-                    if _all_taken(body, assembly):
-                        return _assembled(assembly, response, started)
-                return HttpReply(
-                    response.status, response.headers, body, time.monotonic() - started
-                )
-        except (
-            aiohttp.ClientError,
-            OSError,
-        ) as problem:  # TimeoutError is an OSError; a stream that is cut is lost
+                return await self._answer(response, assembly, started)
+        # TimeoutError is an OSError; a stream that is cut is lost
+        except (aiohttp.ClientError, OSError) as problem:
             return self.fault(problem, bounds)
+
+    async def _answer(
+        self, response: aiohttp.ClientResponse, assembly: Assembly | None, started: float
+    ) -> HttpReply | Fault:
+        """Reads an answer, which comes whole or as events."""
+        if response.content_type == "text/event-stream" and response.status < 300:
+            # some servers stream though nobody asked for it
+            assembly = assembly or self.dialect.assembly()
+            await _read_events(response, assembly, self.most)
+            return _assembled(assembly, response, started)
+        body = await read_body(response, self.most)
+        if 300 <= response.status < 400:
+            return self.settings.redirected(response.status, response.headers)
+        if body.lstrip().startswith(_BEGINS_EVENTS):
+            assembly = self.dialect.assembly()
+            if _all_taken(body, assembly):
+                return _assembled(assembly, response, started)
+        duration = time.monotonic() - started
+        return HttpReply(response.status, response.headers, body, duration)
 
     async def close(self) -> None:
         """Closes every connection; calls that are still waiting end in a Fault."""
