@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ExitCode
@@ -43,6 +44,7 @@ from agac.store.db import Database, write
 from agac.store.decisions import DISCARD, open_reviews
 from agac.store.derived_row_writer import DerivedRowWriter
 from agac.store.lease import Lease, lease_held
+from agac.store.records import WriteBatch
 from agac.store.rows import State, made_counts, newest_result
 from agac.store.writer import Ledger
 
@@ -164,9 +166,8 @@ def _ledger_of(
         event=event,
         urge=max(1, plan.concurrency // 2),
         clock=work.clocks.wall,
-        released=uncommitted.leave,
         descent=DerivedRowWriter(run, event, names, makes, plan.selection.shard),
-        committed=work.watcher.committed if work.watcher else None,
+        committed=partial(_after_commit, work, uncommitted),
     )
 
 
@@ -186,6 +187,13 @@ async def _walk_to_the_end(
             await work.sharding.limits.end()
         if context.traces is not None:
             await context.traces.close()
+
+
+async def _after_commit(work: Work, uncommitted: CallLimit, batch: WriteBatch) -> None:
+    """Shows the watcher what was committed, then lets as many new calls in as became durable."""
+    if work.watcher is not None:
+        await work.watcher.committed(batch)
+    uncommitted.leave(batch.calls)
 
 
 async def _find_run(database: Database, work: Work, invocation: Invocation) -> None:

@@ -124,10 +124,12 @@ class Ledger:
         event: int,
         urge: int,
         clock: Callable[[], float],
-        released: Callable[[int], None],
         descent: DerivedRowWriter | None = None,
         committed: Callable[[WriteBatch], Awaitable[None]] | None = None,
     ) -> None:
+        """`event` is the invocation of `run`. Once `urge` calls wait, the next commit begins
+        without waiting for more. `descent` writes derived rows. `committed` is called after each
+        commit with what was written, before the next one begins."""
         self._batch = WriteBatch()
         self._committed = committed
         self._database = database
@@ -136,7 +138,6 @@ class Ledger:
         self._event = event
         self._urge = urge
         self._clock = clock
-        self._released = released
         self._descent = descent
         self._endpoint_ids: dict[records.Endpoint, int] = {}
         self._work = asyncio.Event()
@@ -195,7 +196,6 @@ class Ledger:
             await self.change(partial(self._write, batch, self._run, self._event))
             if self._committed is not None:
                 await self._committed(batch)
-            self._released(batch.calls)
             for notify in batch.on_durable:
                 notify()
             if not self._work.is_set():

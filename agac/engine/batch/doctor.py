@@ -44,7 +44,6 @@ async def batch_maintenance(
             event=NO_RUN,
             urge=1,
             clock=clocks.wall,
-            released=lambda _calls: None,
         )
         stop_signal = StopSignal()
         context = BatchContext(
