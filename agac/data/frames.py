@@ -151,35 +151,48 @@ def _line(row: Any, number: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, what means null as null; an infinity stays for the reader to refuse.
-    Raises TypeError."""
-    if (
-        value is None
-        or isinstance(value, str | int)
-        or (isinstance(value, float) and value == value)
-    ):
+    """Converts a value to what JSON holds. Values that mean null become None; an infinity stays,
+    for the reader to refuse. Raises TypeError."""
+    if isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        wrong = [key for key in value if not isinstance(key, str)]
-        if wrong:
-            raise TypeError(f"the name {wrong[0]!r} of a field is no text")
-        return {key: _plain(inner) for key, inner in value.items()}
+        return _plain_mapping(value)
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if type(value).__name__ in ("NaTType", "NAType") or (
-        isinstance(value, float | Decimal) and value != value
-    ):
+    if _means_null(value):
         return None
+    if isinstance(value, float):
+        return value
     if isinstance(value, timedelta):
-        return iso_duration(
-            9, value // timedelta(microseconds=1) * 1000 + getattr(value, "nanoseconds", 0)
-        )
+        microseconds = value // timedelta(microseconds=1)
+        return iso_duration(9, microseconds * 1000 + getattr(value, "nanoseconds", 0))
     if isinstance(value, Decimal | UUID | PurePath):
         return str(value)
+    return _plain_object(value)
+
+
+def _means_null(value: Any) -> bool:
+    """True for None, for the missing values of pandas, and for NaN."""
+    if value is None or type(value).__name__ in ("NaTType", "NAType"):
+        return True
+    return isinstance(value, float | Decimal) and value != value
+
+
+def _plain_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """Converts the values of a mapping. Raises TypeError if a name is no text."""
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"the name {key!r} of a field is no text")
+    return {key: _plain(inner) for key, inner in value.items()}
+
+
+def _plain_object(value: Any) -> Any:
+    """Converts dates, times and the values of numpy. Raises TypeError for anything else."""
     kind = str(getattr(value, "dtype", ""))
-    if kind in ("datetime64[ns]", "timedelta64[ns]"):  # else numbers come out
+    if kind in ("datetime64[ns]", "timedelta64[ns]"):
+        # `tolist` would give numbers
         value = value.astype(kind.replace("ns", "us"))
-    for method in ("isoformat", "tolist"):  # dates and times; what numpy holds
+    for method in ("isoformat", "tolist"):
         if hasattr(value, method):
             return _plain(getattr(value, method)())
     raise TypeError(f"JSON cannot hold {value!r:.40}, a {type(value).__name__}")

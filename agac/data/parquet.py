@@ -231,50 +231,69 @@ def pandas_index(metadata: bytes | None, rows: int | None) -> PandasIndex:
 def _reading(
     kind: Any, *, json: bool = False, durations: int | Durations | None = None
 ) -> _ColumnType:
-    """How a column of this duckdb type is read. What is not known here is read as the text that
-    duckdb makes of it."""
+    """Chooses how a column of this duckdb type is read. Types that are not listed are read as the
+    text that duckdb makes of them."""
+    if kind.id == "bigint" and isinstance(durations, int):
+        return _ColumnType("BIGINT", partial(iso_duration, durations))
+    if json and str(kind) == "JSON":
+        return _ColumnType(_TEXT, json_column)
+    if kind.id in _AS_THEY_ARE:
+        return _ColumnType(str(kind), None)
     inner = durations if isinstance(durations, Mapping) else {}
     match kind.id:
-        case "bigint" if isinstance(durations, int):
-            return _ColumnType("BIGINT", partial(iso_duration, durations))
-        case _ if json and str(kind) == "JSON":
-            return _ColumnType(_TEXT, json_column)
-        case name if name in _AS_THEY_ARE:
-            return _ColumnType(str(kind), None)
+        case "list" | "array":
+            return _reading_of_list(kind, json, inner)
+        case "struct":
+            return _reading_of_struct(kind, json, inner)
+        case "map":
+            return _reading_of_map(kind, json, inner)
+    return _reading_of_value(kind.id)
+
+
+def _reading_of_value(name: str) -> _ColumnType:
+    """Chooses how single values are read that are converted."""
+    match name:
         case "double":
             return _ColumnType("DOUBLE", _number)
         case "float":  # by way of its shortest text: 0.1 is not to become 0.10000000149011612
             return _ColumnType(_TEXT, lambda text: _number(float(text)))
         case "blob":
             return _ColumnType("BLOB", lambda raw: bytes(raw).decode(errors="replace"))
-        case "list" | "array":
-            item = _reading(
-                dict(kind.children)["child"], json=json, durations=next(iter(inner.values()), None)
-            )
-            of_each = item.convert and partial(_convert_each, item.convert)
-            return _ColumnType(
-                f"{item.type}[]", of_each, item.entries and partial(_select_list, item)
-            )
-        case "struct":
-            fields = {
-                name: _reading(child, json=json, durations=inner.get(name))
-                for name, child in kind.children
-            }
-            inside = ", ".join(f"{quoted(name)} {reading.type}" for name, reading in fields.items())
-            entries = any(field.entries for field in fields.values())
-            return _ColumnType(
-                f"STRUCT({inside})",
-                lambda found: {k: fields[k].read(v) for k, v in found.items()},
-                partial(_select_struct, fields) if entries else None,
-            )
-        case "map":  # keys become texts, as JSON has them
-            pairs = next(iter(inner.values()), None)
-            of_value = pairs.get("value") if isinstance(pairs, Mapping) else None
-            item = _reading(dict(kind.children)["value"], json=json, durations=of_value)
-            return _ColumnType("", partial(_map, item), partial(_select_map, item))
-        case name if name.startswith("timestamp"):
-            return _ColumnType(_TEXT, iso_moment)
+    if name.startswith("timestamp"):
+        return _ColumnType(_TEXT, iso_moment)
     return _ColumnType(_TEXT, None)
+
+
+def _reading_of_list(kind: Any, json: bool, durations: Durations) -> _ColumnType:
+    """Reads a list, item by item."""
+    of_item = next(iter(durations.values()), None)
+    item = _reading(dict(kind.children)["child"], json=json, durations=of_item)
+    convert = item.convert and partial(_convert_each, item.convert)
+    entries = item.entries and partial(_select_list, item)
+    return _ColumnType(f"{item.type}[]", convert, entries)
+
+
+def _reading_of_struct(kind: Any, json: bool, durations: Durations) -> _ColumnType:
+    """Reads a struct, field by field."""
+    fields = {
+        name: _reading(child, json=json, durations=durations.get(name))
+        for name, child in kind.children
+    }
+    types = ", ".join(f"{quoted(name)} {field.type}" for name, field in fields.items())
+    has_entries = any(field.entries for field in fields.values())
+    return _ColumnType(
+        f"STRUCT({types})",
+        lambda values: {name: fields[name].read(value) for name, value in values.items()},
+        partial(_select_struct, fields) if has_entries else None,
+    )
+
+
+def _reading_of_map(kind: Any, json: bool, durations: Durations) -> _ColumnType:
+    """Reads a map. Its keys become texts, as JSON has them."""
+    pairs = next(iter(durations.values()), None)
+    of_value = pairs.get("value") if isinstance(pairs, Mapping) else None
+    item = _reading(dict(kind.children)["value"], json=json, durations=of_value)
+    return _ColumnType("", partial(_map, item), partial(_select_map, item))
 
 
 def _select_list(item: _ColumnType, expression: str) -> str:

@@ -8,8 +8,7 @@ import ipaddress
 import json
 import re
 import socket
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,8 @@ from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urljoin, urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
@@ -29,8 +28,8 @@ from agac.core.errors import AgacError, lack_of, listed
 from agac.core.keys import DIGEST_BYTES, digest
 from agac.core.state_files import make_folder
 from agac.data.files import GZIP, ZSTANDARD, opened, remove_leftovers, write_whole
+from agac.data.hub import HUB_FORM, HubReference, files_of_hub, hub_problem, parse_hub
 from agac.data.sources import KeptFile
-from agac.spec.inputs import format_of
 from agac.spec.paths import UNTRUSTED, Refused, RemoteContent, refuse_secret
 from agac.spec.project_files import MAX_BYTES
 from agac.spec.yaml import expand
@@ -274,55 +273,61 @@ class RemoteContents:
         content: RemoteContent,
         what: str,
     ) -> RemoteContent:
-        """The content with its hash, once all of it is in its place."""
+        """Receives the content into its place and returns it with its hash."""
         shown = _shown(content.reference)
-        said = response.headers
-        if response.status != 200:
-            remedy = (
-                f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
-            )
-            if response.status in (401, 403):
-                remedy = remedy
-            else:
-                remedy = "check the address, or try again later"
-            raise Refused(f"{shown} answered {response.status}; {remedy}")
-        packed = said.get("Content-Encoding", "identity").lower()
-        if packed != "identity" and (packed, PurePosixPath(content.name).suffix) != ("gzip", ".gz"):
-            raise Refused(
-                f"{shown} was sent as {packed}, which nobody asked for; download it, and name "
-                "the file"
-            )
+        _refuse_response(response, content, shown)
         remove_leftovers(self.root / FOLDER)
         kept = KeptFile(self.root / FOLDER)
-        size = 0
-        begun = end.when() or 0.0
         try:
-            async for piece in response.content.iter_any():
-                size += len(piece)
-                self._refuse_size(size, shown, what)
-                end.reschedule(begun + size / SLOWEST)
-                kept.write(piece)
-            end.reschedule(None)
-            kept.finish()
-            with kept.temporary.open("rb") as file:
-                is_packed = file.read(4).startswith((GZIP, ZSTANDARD))
-            if is_packed:  # little may be sent that is more than may be once it is unpacked
-                size = 0
-                with opened(kept.temporary, shown) as unpacked:
-                    for piece in iter(partial(unpacked.read1, 1 << 20), b""):
-                        size += len(piece)
-                        self._refuse_size(size, f"{shown}, unpacked,", what)
+            await self._receive(response, end, kept, shown, what)
+            self._refuse_unpacked_size(kept.temporary, shown, what)
             path = kept.placed(self.root / FOLDER / kept.hash / content.name)
         finally:
             kept.abort()
-        sent = {"If-None-Match": said.get("ETag"), "If-Modified-Since": said.get("Last-Modified")}
-        known = {
+        headers = response.headers
+        validators = {
+            "If-None-Match": headers.get("ETag"),
+            "If-Modified-Since": headers.get("Last-Modified"),
+        }
+        record = {
             "hash": kept.hash,
             "name": path.name,
-            "sent": {name: value for name, value in sent.items() if value},
+            "sent": {name: value for name, value in validators.items() if value},
         }
-        write_whole(self._index(content.reference), json.dumps(known))
+        write_whole(self._index(content.reference), json.dumps(record))
         return replace(content, hash=kept.hash, path=path)
+
+    async def _receive(
+        self,
+        response: aiohttp.ClientResponse,
+        end: asyncio.Timeout,
+        kept: KeptFile,
+        shown: str,
+        what: str,
+    ) -> None:
+        """Writes the body of a response into a file, within the bounds of size and of time."""
+        size = 0
+        begun = end.when() or 0.0
+        async for piece in response.content.iter_any():
+            size += len(piece)
+            self._refuse_size(size, shown, what)
+            end.reschedule(begun + size / SLOWEST)
+            kept.write(piece)
+        end.reschedule(None)
+        kept.finish()
+
+    def _refuse_unpacked_size(self, path: Path, shown: str, what: str) -> None:
+        """Raises Refused for a packed file that is too large once it is unpacked. A few bytes may
+        unpack to more than is allowed."""
+        with path.open("rb") as file:
+            is_packed = file.read(4).startswith((GZIP, ZSTANDARD))
+        if not is_packed:
+            return
+        size = 0
+        with opened(path, shown) as unpacked:
+            for piece in iter(partial(unpacked.read1, 1 << 20), b""):
+                size += len(piece)
+                self._refuse_size(size, f"{shown}, unpacked,", what)
 
     async def _asked(
         self, session: aiohttp.ClientSession, url: str, sent: Mapping[str, str], body: str | None
@@ -445,70 +450,56 @@ class RemoteContents:
         return ip.is_global and not inner and (ip.version == 4 or ip in _UNICAST)
 
     def _of_hub(self, reference: str, what: str) -> tuple[RemoteContent, ...]:
-        """Files of the hub, by `huggingface_hub`: cached by it, with HF_TOKEN, HF_ENDPOINT and its
-        time-outs."""
-        asked = parse_hub(reference)
-        if what != INPUT and not asked.path:
-            raise Refused(f"{reference} names no file; {_HUB_FORM}")
+        """Fetches files of the hub by `huggingface_hub`, which caches them and heeds HF_TOKEN,
+        HF_ENDPOINT and its own time-outs."""
+        wanted = parse_hub(reference)
+        if what != INPUT and not wanted.path:
+            raise Refused(f"{reference} names no file; {HUB_FORM}")
         lack = lack_of(f"{reference}: fetching", "huggingface-hub")
         if lack:
             raise Refused(f"{lack}; or download it, and name the file")
         from httpx2 import HTTPError
         from huggingface_hub import HfApi, errors
-        from huggingface_hub.utils.tqdm import silent_tqdm
 
         token = (self.env.get("HF_TOKEN") or None) if self.logs_in else False
         hub = HfApi(endpoint=self.env.get("HF_ENDPOINT") or None, token=token)
-        found = [one for one in self.pinned if one.reference == reference]
         try:
-            if not found:
-                commit, files = _files_of(hub, asked, reference)
-                self._refuse_size(sum(one.size for one in files), reference, what)
-                hashes = {one.path: one.lfs.sha256 if one.lfs else one.blob_id for one in files}
-                found = [
-                    RemoteContent(reference, name, its_hash, commit)
-                    for name, its_hash in hashes.items()
-                ]
+            contents = self._contents_of_hub(hub, wanted, reference, what)
             make_folder(self.root / FOLDER)  # runs look there whether they used any content
-            for number, one in enumerate(found):
-                self.heed()
-                how: dict[str, Any] = {
-                    "repo_type": asked.kind,
-                    "revision": one.commit,
-                    "tqdm_class": silent_tqdm,
-                }
-                found[number] = replace(
-                    one, path=Path(hub.hf_hub_download(asked.repo, one.name, **how))
-                )
+            return tuple(self._downloaded(hub, wanted, content) for content in contents)
         except Refused:
             raise
-        except errors.HFValidationError:
-            raise Refused(f"{reference} names nothing on the hub; {_HUB_FORM}") from None
-        except errors.RepositoryNotFoundError:  # a gated one, too
-            remedy = "check its name, or set HF_TOKEN to a token that may read it"
-            raise Refused(
-                f"{reference}: the hub has no such repository, or does not show it; {remedy}"
-            ) from None
-        except errors.RevisionNotFoundError:
-            if asked.revision:
-                missing = "has no such revision"
-            else:
-                missing = f"has made no parquet files ({_CONVERTED})"
-            raise Refused(
-                f"{reference}: the hub {missing} of it; check it, or name a file"
-            ) from None
-        except errors.OfflineModeIsEnabled:
-            raise Refused(f"{reference}: HF_HUB_OFFLINE is set; unset it, or name a file") from None
         except (errors.HfHubHTTPError, HTTPError, OSError, ValueError) as error:
-            answer = getattr(error, "response", None)
-            reason = f"{type(error).__name__}; check that the hub can be reached, and try again"
-            if answer is not None:
-                reason = (
-                    f"the hub answered {answer.status_code}; check the path and the "
-                    "revision, or try again later"
-                )
-            raise Refused(f"{reference} cannot be fetched: {reason}") from None
-        return tuple(found)
+            raise Refused(hub_problem(error, reference, wanted)) from None
+
+    def _contents_of_hub(
+        self, hub: HfApi, wanted: HubReference, reference: str, what: str
+    ) -> list[RemoteContent]:
+        """Returns the pinned files of a reference, or else those that the hub lists now."""
+        pinned = [content for content in self.pinned if content.reference == reference]
+        if pinned:
+            return pinned
+        commit, files = files_of_hub(hub, wanted, reference)
+        self._refuse_size(sum(file.size for file in files), reference, what)
+        hashes = {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+        return [
+            RemoteContent(reference, name, file_hash, commit) for name, file_hash in hashes.items()
+        ]
+
+    def _downloaded(
+        self, hub: HfApi, wanted: HubReference, content: RemoteContent
+    ) -> RemoteContent:
+        """Downloads one file of the hub, unless it is in the hub's cache."""
+        from huggingface_hub.utils.tqdm import silent_tqdm
+
+        self.heed()
+        options: dict[str, Any] = {
+            "repo_type": wanted.kind,
+            "revision": content.commit,
+            "tqdm_class": silent_tqdm,
+        }
+        path = hub.hf_hub_download(wanted.repo, content.name, **options)
+        return replace(content, path=Path(path))
 
 
 def _bracketed(host: str) -> str:
@@ -546,115 +537,20 @@ def forget_contents(root: Path, needed: Collection[str]) -> None:
 
 # References to the Hugging Face Hub.
 
-_KINDS = {"datasets": "dataset", "models": "model", "spaces": "space"}
-_HUB_FORM = (
-    "write hf://datasets/OWNER/NAME/PATH@REVISION, or hf://OWNER/NAME/PATH for a file of a model"
-)
-_CONVERTED = "refs/convert/parquet"
-"""The branch on which the hub keeps its own parquet files of a data set, as
-CONFIG/SPLIT/0000.parquet (huggingface.co/docs/dataset-viewer/parquet, read November 2026)."""
 
-
-_SPECIAL = re.compile(r"refs/(?:convert/\w+|pr/\d+)(?=/|\Z)")
-"""Revisions of the hub with a `/` that need no `%2F`: nothing else can be meant (huggingface_hub's
-HfFileSystem)."""
-
-
-class HubReference(NamedTuple):
-    """A file of a repository, or without `path` the rows of a data set, as the hub splits them or
-    as they are there."""
-
-    kind: str
-    repo: str
-    path: str
-    revision: str | None
-    config: str | None = None
-    split: str | None = None
-
-
-def parse_hub(text: str) -> HubReference:
-    """The parts of `text`. A revision stands behind the repository or the path, its `/` as `%2F`.
-    Raises Refused."""
-    body, _, query = text.removeprefix("hf://").partition("?")
-    parts = body.rstrip("/").split("/")
-    kind = _KINDS[parts.pop(0)] if parts[0] in _KINDS else "model"
-    if len(parts) < 2 or not all(parts) or parts[0] == "buckets" or ".." in map(unquote, parts):
-        raise Refused(f"{text} names nothing on the hub; {_HUB_FORM}")
-    (owner, head), rest = parts[:2], "/".join(parts[2:])
-    name, _, revision = head.partition("@")
-    special = _SPECIAL.match(f"{revision}/{rest}" if revision == "refs" else "")
-    if special:
-        revision, rest = special[0], f"{revision}/{rest}"[special.end() + 1 :]
-    path, _, behind = rest.rpartition("@")
-    if not revision and path and ("/" not in behind or _SPECIAL.fullmatch(behind)):
-        rest = path
-        revision = behind
-    given = parse_qsl(query, keep_blank_values=True)
-    wanted = dict(given)
-    if len(wanted) < len(given) or not all(wanted.values()) or wanted.keys() - {"config", "split"}:
-        raise Refused(
-            f"{text}: after the ? stand config=NAME and split=NAME, each once at most; correct it"
-        )
-    if wanted and (rest or kind != "dataset"):
-        what = "config and split choose among the parquet files that the hub makes of a data set"
-        raise Refused(f"{text}: {what}; leave out the path, or config and split")
-    if not rest and kind != "dataset":
-        raise Refused(f"{text} names no file; {_HUB_FORM}")
-    return HubReference(kind, f"{owner}/{name}", unquote(rest), unquote(revision) or None, **wanted)
-
-
-def _files_of(hub: HfApi, asked: HubReference, reference: str) -> tuple[str | None, list[Any]]:
-    """The commit that is meant, and the files of it (`RepoFile`), in the order of their rows.
-    Raises Refused."""
-
-    def listing(revision: str | None) -> tuple[str | None, list[Any]]:
-        commit = hub.repo_info(asked.repo, repo_type=asked.kind, revision=revision).sha
-        where: dict[str, Any] = {"repo_type": asked.kind, "revision": commit}
-        every: Iterable[Any] = hub.list_repo_tree(asked.repo, recursive=True, **where)
-        if asked.path:
-            every = hub.get_paths_info(asked.repo, [asked.path], **where)
-        return commit, sorted(
-            (one for one in every if hasattr(one, "blob_id")), key=lambda one: one.path
-        )
-
-    if asked.config is None and asked.split is None:
-        commit, files = listing(asked.revision)
-        if asked.path and not files:
-            raise Refused(
-                f"{reference}: the repository has no such file; check the path and the revision"
+def _refuse_response(response: aiohttp.ClientResponse, content: RemoteContent, shown: str) -> None:
+    """Raises Refused for a response that is not the content as it is."""
+    if response.status != 200:
+        if response.status in (401, 403):
+            remedy = (
+                f"give what logs in as `headers` {_AGREE}, by its host; https alone carries them"
             )
-        if asked.path:
-            rows = files
         else:
-            rows = [one for one in files if format_of(one.path) not in (None, "json", "txt")]
-        if len(rows) > 1:
-            some = ", ".join([one.path for one in rows[:5]] + ["…"] * (len(rows) > 5))
-            raise Refused(
-                f"{reference} has {len(rows)} files of rows ({some}); name one, or add ?split=NAME"
-            )
-        if rows:
-            return commit, rows
-    commit, files = listing(asked.revision or _CONVERTED)
-    splits: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for one in files:
-        config, split, *name = one.path.split("/", 2) + [""] * 2
-        if format_of(name[0]) == "parquet":
-            splits[config, split].append(one)
-    if not splits:
+            remedy = "check the address, or try again later"
+        raise Refused(f"{shown} answered {response.status}; {remedy}")
+    packed = response.headers.get("Content-Encoding", "identity").lower()
+    is_gzip_file = (packed, PurePosixPath(content.name).suffix) == ("gzip", ".gz")
+    if packed != "identity" and not is_gzip_file:
         raise Refused(
-            f"{reference}: no splits are there; leave out config and split, or name a commit "
-            f"of {_CONVERTED}"
+            f"{shown} was sent as {packed}, which nobody asked for; download it, and name the file"
         )
-    fit = [
-        key for key in splits if asked.config in (None, key[0]) and asked.split in (None, key[1])
-    ]
-    if len(fit) != 1:
-        there = listed(f"?config={key[0]}&split={key[1]}" for key in fit or splits)
-        part = (
-            "; a partial- split is the beginning of one: name the files of the repository instead"
-        )
-        raise Refused(
-            f"{reference} means {len(fit)} splits; write one of "
-            f"{there}{part if 'partial-' in there else ''}"
-        )
-    return commit, splits[fit[0]]

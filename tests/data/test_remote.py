@@ -13,7 +13,7 @@ import pytest
 from support.remote import AUTHORITY, Site, redirect, reply, serving, tunnel
 
 from agac.api.project import remote_contents
-from agac.data.remote import parse_hub
+from agac.data.hub import parse_hub
 from agac.spec.loader import load_project
 from agac.spec.paths import Refused, RemoteContent
 
