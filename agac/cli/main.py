@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -24,6 +23,7 @@ from click.shell_completion import CompletionItem
 from agac import __version__
 from agac.cli import terminal
 from agac.cli.completion import VARIABLE, add_completions, named_here
+from agac.cli.usage_texts import AGAIN, usage_lines
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, nearest
 
 COMMANDS = {
@@ -497,6 +497,7 @@ def main() -> NoReturn:
 
 
 def _main() -> int:
+    """Runs the command that was typed. Every error becomes a message and an exit code."""
     context = None
     try:
         if VARIABLE in os.environ:
@@ -517,45 +518,48 @@ def _main() -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # the outermost frame: a bug becomes a report, not a traceback
-        if is_interrupt(error):
-            return _interrupted()
-        if (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and not error.name.startswith("agac.")
-        ):
-            lack = (
-                f"agac needs a package that is missing: {error.name} is not installed for "
-                f"{sys.executable}"
-            )
-            return say_known(
-                AgacError(lack, remedy="`agac doctor --install` says what installs it."), context
-            )
-        if isinstance(error, OSError) and (
-            error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ
-        ):
-            raise  # completions are written past the stream
+        if _is_of_output(error):
+            raise
+        return _say_unexpected(error, context)
+
+
+def _is_of_output(error: Exception) -> bool:
+    """True if standard output could not be written; completions are written past the stream."""
+    if not isinstance(error, OSError):
+        return False
+    return error.filename == terminal.STANDARD_OUTPUT or VARIABLE in os.environ
+
+
+def _say_unexpected(error: Exception, context: click.Context | None) -> int:
+    """Says what an error means that is none of agac's own; a bug becomes a report in a file."""
+    if is_interrupt(error):
+        return _interrupted()
+    package = error.name if isinstance(error, ModuleNotFoundError) else None
+    if package and not package.startswith("agac."):
+        lack = (
+            f"agac needs a package that is missing: {package} is not installed for {sys.executable}"
+        )
+        return say_known(
+            AgacError(lack, remedy="`agac doctor --install` says what installs it."), context
+        )
+    if isinstance(error, UnicodeEncodeError):
         # a word of the command line whose bytes are not text in the encoding of this environment
         undecoded = [
             word for word in sys.argv if any("\udc80" <= sign <= "\udcff" for sign in word)
         ]
-        if not undecoded or not isinstance(error, UnicodeEncodeError):
-            # a bug of agac: the report goes to a file that can be attached to an issue
-            from agac.api.bugs import bug_report
-
-            what, remedy = bug_report(error, terminal.typed_command())
-            terminal.say_error(
-                what, f"{remedy} Stored answers are safe: run the same command to resume."
+        if undecoded:
+            what = (
+                f"{undecoded[0]!a} is not text in the encoding of this environment, "
+                f"{sys.getfilesystemencoding()}"
             )
-            return ExitCode.FAILED
-        what = (
-            f"{undecoded[0]!a} is not text in the encoding of this environment, "
-            f"{sys.getfilesystemencoding()}"
-        )
-        return say_known(
-            UsageError(what, remedy="Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."),
-            None,
-        )
+            remedy = "Set LC_ALL=C.UTF-8 or PYTHONUTF8=1, and write it in UTF-8."
+            return say_known(UsageError(what, remedy=remedy), None)
+    # a bug of agac: the report goes to a file that can be attached to an issue
+    from agac.api.bugs import bug_report
+
+    what, remedy = bug_report(error, terminal.typed_command())
+    terminal.say_error(what, f"{remedy} Stored answers are safe: run the same command to resume.")
+    return ExitCode.FAILED
 
 
 def _interrupted() -> ExitCode:
@@ -569,93 +573,15 @@ exception of its own: pydantic while it builds a model, duckdb while it runs a s
 
 
 def is_interrupt(error: Exception) -> bool:
-    """Whether a library raised the error because of a Ctrl-C."""
+    """True if a library raised the error because of a Ctrl-C."""
     return any(words in str(error) for words in INTERRUPTED_WORDS)
 
 
 def say_known(error: AgacError, context: click.Context | None) -> int:
+    """Says an error of agac with its remedy, and returns the exit code for it."""
     if isinstance(error, SpecError):
         terminal.print_problems(error.problems, sys.stderr)
     terminal.say_error(
         error.message, *([named_here(error.remedy, context)] if error.remedy else [])
     )
     return error.exit_code
-
-
-EXAMPLES = {
-    "agac why": "last ROW STAGE",
-    "agac run": "-a WORKFLOW",
-    "agac retry": "last",
-    "workflow": "-a WORKFLOW",
-    "workflows": "-a WORKFLOW",
-    "keep_runs": "--keep-runs 3",
-    "shell": "bash",
-    "run": "last",
-    "inputs": "FILE",
-    "file": "copy.db",
-    "name": "CARD",
-    "job": "job_1",
-}
-"""An example of a missing value, by the command or by the name of the parameter. `named_here`
-knows the capitals."""
-
-AGAIN = re.compile(
-    r"(--)?(resume|continue|go-on|restart|again|rerun|redo|re?fresh|force|retry(-failed)?)"
-)
-
-COSTS_MONEY = ("--fresh", "--yes", "--budget", "--max-cost", "--no-retry-failed")
-"""What nobody is led to by a misspelling."""
-
-CLICK_WORDS = (
-    (r"^'-\w' / ", ""),  # the short form of a flag
-    (r"^'(-[\w-]+)'( / '-[\w-]+')*", r"\1"),
-    (r"^'[\[{][^'\]}]*[\]}]': ", ""),  # an argument's choices: they follow
-    (r" is not a valid integer( range)?$", " is not a whole number"),
-    (r" is not a valid float( range)?$", " is not a number"),
-    (r"(\S+) is not in the range x>=(\S+)$", r"takes \2 or more, not \1"),
-    (r"(\S+) is not in the range (\S+)<=x<=(\S+)$", r"takes \2 to \3, not \1"),
-    (r"^Got unexpected extra (arguments?) \((.*)\)$", r"unexpected \1: \2"),
-    (r"^Option '(.*)' requires an argument$", r"\1: its value is missing"),
-    (r"^No such", "no such"),
-)
-"""Messages of click, and agac's words for them."""
-
-
-def usage_lines(error: click.ClickException) -> list[str]:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    path = context.command_path if context else ""
-    example = ""
-    if isinstance(error, click.NoSuchOption):
-        message = f"no such option {error.option_name!r}"
-        near = nearest(error.option_name, error.possibilities or (), 0)
-        if AGAIN.fullmatch(error.option_name) and path in (
-            "agac run",
-            "agac retry",
-            "agac batch retrieve",
-        ):
-            typed = [word for word in sys.argv[1:] if word.partition("=")[0] != error.option_name]
-            typed += EXAMPLES.get(path, "").split() if typed == path.split()[1:] else []
-            example = named_here(
-                f"The same command goes on, without it: `agac {shlex.join(typed)}`. ", context
-            )
-        elif near and near not in COSTS_MONEY:
-            message += f". Did you mean {near!r}?"
-    elif isinstance(error, click.MissingParameter) and (missing := error.param) is not None:
-        name = missing.make_metavar(click.Context(click.Command("agac")))
-        if isinstance(missing, click.Option):
-            name = " or ".join(missing.opts)
-        elif isinstance(missing.type, click.Choice):
-            name = f"one of {', '.join(missing.type.choices)}"
-        message = f"{name} is missing"
-        words = EXAMPLES.get(path) or EXAMPLES.get(missing.name or "")
-        if words:
-            example = named_here(f"For example: `{path} {words}`. ", context)
-        else:
-            example = ""
-    else:
-        message = error.format_message().removesuffix(".").removeprefix("Invalid value for ")
-        for pattern, replacement in CLICK_WORDS:
-            message = re.sub(pattern, replacement, message)
-    if context:
-        return [message, f"{example}`{path} --help` lists all options."]
-    return [message]

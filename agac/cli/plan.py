@@ -172,64 +172,85 @@ def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return paths
 
 
-def reason_lines(found: StageForecast, rows: int) -> Iterator[str]:
-    """Where it is asked; why tasks run or are blocked, each with a row; its batches, groups, what
-    may change."""
-    asked = getattr(found.stage, "models", None)
-    if asked and asked[0].backend:
-        own = "an engine of your own: its prefix cache is read before and after the run"
-        hosted = (
+def reason_lines(forecast: StageForecast, rows: int) -> Iterator[str]:
+    """Yields all about a stage of a plan below its line in the table, of `rows` rows in all: where
+    it is asked, why its tasks run, their cost, batches and groups, and what may change."""
+    yield from _backend_lines(forecast)
+    for kind, reasons in (("run", forecast.reasons), ("blocked", forecast.blocked_reasons)):
+        for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
+            yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
+    yield from _price_lines(forecast)
+    if forecast.in_flight:
+        yield f"{forecast.in_flight:,} in open batches: not sent or paid again"
+    if forecast.remote:
+        yield (
+            f"{forecast.remote:,} of them are answered in the remote: after `agac pull` they "
+            "are not asked"
+        )
+    yield from _volume_lines(forecast)
+    operation = forecast.stage.operation
+    if operation is not None and operation.key == "review":
+        yield from _review_lines(operation, forecast)
+    elif forecast.undecided:
+        otherwise = "leave" if forecast.stage.otherwise == "drop" else "skip it"
+        yield (
+            f"{forecast.undecided:,} of them may {otherwise}: its `when` needs an answer that "
+            "is not known yet"
+        )
+    if forecast.collapsed > 0.01 * max(rows, forecast.run):
+        yield f"{forecast.collapsed:,} of them have the same prompt as another task"
+
+
+def _backend_lines(forecast: StageForecast) -> Iterator[str]:
+    """Yields where a stage is asked whose service keeps prompts in a cache of its own."""
+    models = getattr(forecast.stage, "models", None)
+    if not models or not models[0].backend:
+        return
+    if models[0].provider.engine:
+        cache = "an engine of your own: its prefix cache is read before and after the run"
+    else:
+        cache = (
             "its KV cache is the service's own: nothing controls it but a prefix that "
             "stays the same"
         )
-        yield f"asked at {asked[0].backend}, {own if asked[0].provider.engine else hosted}"
-    for kind, reasons in (("run", found.reasons), ("blocked", found.blocked_reasons)):
-        for name, reason in sorted(reasons.items(), key=lambda item: -item[1].count):
-            yield f"{reason.count:,} {kind}: {name} (row {reason.example!r} for example)"
-    if found.estimate.usd:
-        if found.estimate.past_tasks:
-            past = counted(found.estimate.past_tasks, "earlier task")
-        else:
-            past = "a guess of lengths"
-        basis = f" (from {counted(found.sampled, 'prompt')} and {past})"
-        yield priced(found.estimate, simulated=found.simulated, basis=basis)
-    if found.estimate.usd_off_peak is not None:
-        cheapest = dollars(found.estimate.usd_off_peak, simulated=found.simulated, about="~")
+    yield f"asked at {models[0].backend}, {cache}"
+
+
+def _price_lines(forecast: StageForecast) -> Iterator[str]:
+    """Yields the expected cost of a stage, on what it is based, and the price at other hours."""
+    estimate = forecast.estimate
+    simulated = forecast.simulated
+    if estimate.usd:
+        past = "a guess of lengths"
+        if estimate.past_tasks:
+            past = counted(estimate.past_tasks, "earlier task")
+        basis = f" (from {counted(forecast.sampled, 'prompt')} and {past})"
+        yield priced(estimate, simulated=simulated, basis=basis)
+    if estimate.usd_off_peak is not None:
+        cheapest = dollars(estimate.usd_off_peak, simulated=simulated, about="~")
         yield (
             "the price depends on the hour (UTC): costs are those of the dearest, "
             f"{cheapest} at the cheapest"
         )
-    if found.in_flight:
-        yield f"{found.in_flight:,} in open batches: not sent or paid again"
-    if found.remote:
-        yield (
-            f"{found.remote:,} of them are answered in the remote: after `agac pull` they "
-            "are not asked"
-        )
-    if found.batches is not None and found.batches.count:
-        yield f"{'' if found.exact else '~'}{_batches(found.batches)}"
-    if found.rounds is not None:
-        yield _rounds(found.rounds)
-    if found.parts:
-        parts = found.parts if found.exact else InexactNumber(found.parts)
+
+
+def _volume_lines(forecast: StageForecast) -> Iterator[str]:
+    """Yields how many batches, rounds and calls a stage takes, and how many rows it makes."""
+    if forecast.batches is not None and forecast.batches.count:
+        about = "" if forecast.exact else "~"
+        yield f"{about}{_batches(forecast.batches)}"
+    if forecast.rounds is not None:
+        yield _rounds(forecast.rounds)
+    if forecast.parts:
+        parts = forecast.parts if forecast.exact else InexactNumber(forecast.parts)
         yield f"{counted(parts, 'more call')}, for parts of large groups"
-    if found.spared and (vote := getattr(found.stage, "vote", None)):
-        fewest = found.questions - found.spared
-        calls = counted(found.questions, "call")
+    vote = getattr(forecast.stage, "vote", None)
+    if forecast.spared and vote:
+        fewest = forecast.questions - forecast.spared
+        calls = counted(forecast.questions, "call")
         yield f"{fewest:,} to {calls}: no more for a row once an answer leads by {vote.lead}"
-    if found.guess is not None:
-        yield _guessed(found.guess)
-    does = found.stage.operation
-    if does is not None and does.key == "review":
-        yield from _review_lines(does, found)
-    elif found.undecided:
-        otherwise = "leave" if found.stage.otherwise == "drop" else "skip it"
-        yield (
-            f"{found.undecided:,} of them may {otherwise}: its `when` needs an answer that "
-            "is not known yet"
-        )
-    if found.collapsed > 0.01 * max(rows, found.run):
-        yield f"{found.collapsed:,} of them have the same prompt as another task"
+    if forecast.guess is not None:
+        yield _guessed(forecast.guess)
 
 
 def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:

@@ -423,27 +423,26 @@ def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...])
 def _run(
     work: Callable[..., Any],
     settings: Globals,
-    *what: Any,
+    *arguments: Any,
     summary: bool,
     every: int | None = None,
     models: Any = (),
 ) -> int:
-    """Run a job, and say how it ended. `every` of 0 rows shows no progress, but warnings."""
-    folder = (
-        next((one.work_dir for one in what if isinstance(one, api.ProcessOptions)), None)
-        or settings.project_dir
-    )
+    """Runs a job, and says how it ended.
+
+    `every`: how many rows a line of progress is for; 0 shows warnings alone. Several `models`
+    are compared.
+    """
+    folder: Path | str | None = settings.project_dir
+    for argument in arguments:
+        if isinstance(argument, api.ProcessOptions):
+            folder = argument.work_dir or folder
     where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
+    are_compared = len(models) > 1
 
     def began(alias: str) -> None:
         if not settings.quiet:
             say(f"{alias}: resume with `agac resume {alias}{where}`, or with the same command")
-
-    progress: Any = not settings.quiet
-    if progress and every is not None:
-        from agac.api.progress import plainly, warnings_only
-
-        progress = partial(plainly, every=every) if every else warnings_only
 
     def ended(report: Any) -> None:
         if isinstance(report, api.AgacError):
@@ -454,30 +453,40 @@ def _run(
         if not settings.quiet:
             say("\n".join(_ended_lines(report, command)))
 
-    if models[1:]:
+    if are_compared:
         work = partial(api.compare, models=models, ended=ended)
-    else:
-        work = work
-    found = long_running(work)(
-        *what,
+    report = long_running(work)(
+        *arguments,
         project=settings.project_dir,
-        progress=progress,
+        progress=_progress(settings, every),
         confirm=confirmed,
         handle_signals=True,
         began=began,
         tell=partial(print_data, is_json=True, flush=True),
     )
-    if not models[1:]:
-        ended(found)
+    if not are_compared:
+        ended(report)
     elif not settings.quiet:
-        say("\n".join(_model_lines(found.models)))
-    if isinstance(found, api.RunReport):
-        output = found.job.request.output if found.job is not None else None
-    else:
-        output = found.output
-    if summary and output != "-":  # there are the results
-        print_json(found.summary)
-    return int(found.exit_code)
+        say("\n".join(_model_lines(report.models)))
+    if summary and _output_of(report) != "-":  # there are the results
+        print_json(report.summary)
+    return int(report.exit_code)
+
+
+def _progress(settings: Globals, every: int | None) -> Any:
+    """Chooses how progress is shown: not at all, on a bar, or a line for `every` so many rows."""
+    if settings.quiet or every is None:
+        return not settings.quiet
+    from agac.api.progress import plainly, warnings_only
+
+    return partial(plainly, every=every) if every else warnings_only
+
+
+def _output_of(report: Any) -> Any:
+    """Finds where the results of a job, or of a comparison of models, are written."""
+    if not isinstance(report, api.RunReport):
+        return report.output
+    return report.job.request.output if report.job is not None else None
 
 
 def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:

@@ -321,56 +321,83 @@ INVOCATION_RESULTS = {
 
 
 def next_step_lines(report: StatusReport) -> Iterator[str]:
+    """Yields what the first run of a report waits for or why it stopped, and what to type next."""
     run = report.runs[0]
     number = run["run"]
     last = run["last_invocation"] or {}
-    again = run["go_on"]
-    if last.get("waiting_for"):
-        waiting_for = plain(terminal.first_line(last["waiting_for"]["message"]))
-    else:
-        waiting_for = None
-    batches = run["open_batches"]
-    # it stopped before any was
-    unsent = batches and last.get("stopped") and batches["waiting"] == batches["batches"]
-    if run["state"] == "running":
-        waits = last.get("waits")
-        if waits:
-            yield f"Run {number} is {waits_text(waits)}"
-        if waiting_for:
-            yield f"Run {number} is retrying: {waiting_for}"
-    elif newer := run.get("replaced_by"):
+    state = run["state"]
+    newer = run.get("replaced_by")
+    people = last.get("wait_for_people")
+    if state == "running":
+        yield from _running_lines(number, last)
+    elif newer:
         yield f"Run {number} was replaced by run {newer}. See it with: agac status {newer}"
-    elif run["state"] in ("waiting", "killed") and batches and not unsent:
-        what = counted(batches["batches"], "open batch", "open batches")
-        counts = (
-            f"{batches['done']:,} done, {batches['failed']:,} failed of "
-            f"{counted(batches['requests'], 'request')}"
-        )
-        if batches["waiting"]:
-            unsent = f", {batches['waiting']:,} not submitted yet"
-        else:
-            unsent = ""
-        yield f"Run {number} has {what}{unsent}: {counts} when last checked"
-        yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
-    elif run["state"] == "finished":
+    elif state in ("waiting", "killed") and _has_submitted(run):
+        yield from _open_batches_lines(run)
+    elif state == "finished":
         yield from _finished_lines(report)
-    elif run["state"] == "waiting" and (rows := last.get("wait_for_people")):
-        name = run["workflow"]
-        decide = f"Decide with: agac review next -a {name}. Then resume with: {again}"
+    elif state == "waiting" and people:
+        decisions = counted(people, "decision is", "decisions are")
+        decide = f"agac review next -a {run['workflow']}"
         yield (
-            f"Run {number}: {counted(rows, 'decision is', 'decisions are')} up to people. {decide}"
+            f"Run {number}: {decisions} up to people. Decide with: {decide}. "
+            f"Then resume with: {run['go_on']}"
         )
     elif last.get("exit_code") == ExitCode.LIMIT:
         limit = terminal.first_line(last.get("stopped") or "budget or max_errors")
         yield f"Run {number} reached a limit: {plain(limit)}"
-        yield f"Raise it, then resume with: {again}"
+        yield f"Raise it, then resume with: {run['go_on']}"
     else:
-        reason = last.get("stopped")
-        if reason:
-            yield f"Run {number} stopped: {plain(terminal.first_line(reason))}"
-        elif waiting_for:
-            yield f"The last call of run {number} brought no answer: {waiting_for}"
-        yield f"Run {number} is not finished. Resume with: {again}"
+        yield from _unfinished_lines(run, last)
+
+
+def _running_lines(number: int, last: Mapping[str, Any]) -> Iterator[str]:
+    waits = last.get("waits")
+    if waits:
+        yield f"Run {number} is {waits_text(waits)}"
+    fault = _unanswered(last)
+    if fault:
+        yield f"Run {number} is retrying: {fault}"
+
+
+def _unanswered(last: Mapping[str, Any]) -> str:
+    """Says why the last call of an invocation brought no answer; empty where it did."""
+    if last.get("waiting_for"):
+        return plain(terminal.first_line(last["waiting_for"]["message"]))
+    return ""
+
+
+def _has_submitted(run: Mapping[str, Any]) -> bool:
+    """True if a run has open batches, and did not stop before one of them was submitted."""
+    batches = run["open_batches"]
+    if not batches:
+        return False
+    stopped = (run["last_invocation"] or {}).get("stopped")
+    return not (stopped and batches["waiting"] == batches["batches"])
+
+
+def _open_batches_lines(run: Mapping[str, Any]) -> Iterator[str]:
+    batches = run["open_batches"]
+    what = counted(batches["batches"], "open batch", "open batches")
+    unsent = ""
+    if batches["waiting"]:
+        unsent = f", {batches['waiting']:,} not submitted yet"
+    requests = counted(batches["requests"], "request")
+    counts = f"{batches['done']:,} done, {batches['failed']:,} failed of {requests}"
+    yield f"Run {run['run']} has {what}{unsent}: {counts} when last checked"
+    yield "Check progress with: agac batch status. Collect results with: agac batch retrieve"
+
+
+def _unfinished_lines(run: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a run is not finished, as far as it is known, and how to resume it."""
+    number = run["run"]
+    reason = last.get("stopped")
+    fault = _unanswered(last)
+    if reason:
+        yield f"Run {number} stopped: {plain(terminal.first_line(reason))}"
+    elif fault:
+        yield f"The last call of run {number} brought no answer: {fault}"
+    yield f"Run {number} is not finished. Resume with: {run['go_on']}"
 
 
 def _finished_lines(report: StatusReport) -> Iterator[str]:
