@@ -26,7 +26,8 @@ from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers
 from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import PlanReport, call_seconds, estimate, needed
+from agac.engine.estimate import call_seconds, estimate
+from agac.engine.forecasts import PlanReport, needed
 from agac.engine.invocation import Retry, Scope, Work
 from agac.engine.limits import Amount, balances_of
 from agac.engine.limits import facts as budget_facts

@@ -36,7 +36,7 @@ from agac.data.files import stamp, write_whole
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.data.sources import keep_rows
-from agac.engine.estimate import PlanReport
+from agac.engine.forecasts import PlanReport
 from agac.engine.invocation import UnknownCalls
 from agac.engine.output_folder import read_summary
 from agac.plan.stage import model_of

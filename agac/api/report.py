@@ -51,8 +51,8 @@ from agac.data.frames import frame
 from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
 from agac.engine.batch.coordinator import Stale, batch_counts
-from agac.engine.estimate import Finishing, finishing
 from agac.engine.export import Exported, export_run, table_of
+from agac.engine.finishing import Finishing, finishing
 from agac.engine.invocation import Work
 from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts

@@ -13,7 +13,7 @@ from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
     from agac.api.report import RunReport
-    from agac.engine.estimate import Finishing
+    from agac.engine.finishing import Finishing
     from agac.engine.summary import ErrorSummary
 
 

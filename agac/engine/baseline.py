@@ -1,6 +1,6 @@
 """A row of a dry run, the earlier run that it is compared with, and where its answers come from:
 what the store has is reused, everything else is unknown. All outcomes are counted in a
-`StageForecast` (`engine/estimate`)."""
+`StageForecast` (`engine/forecasts`)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from agac.engine.decide.reuse import (
 from agac.engine.decide.unfinished import is_retried
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import RowProgress, is_leave
-from agac.engine.estimate import TEXT, Guess, PlanReport, SamplePrompt, StageForecast, dummy_answer
+from agac.engine.estimate import TEXT, dummy_answer
 from agac.engine.executor import NotReady, Task, TaskResult, Unknown
+from agac.engine.forecasts import Guess, PlanReport, SamplePrompt, StageForecast
 from agac.engine.invocation import Retry, Scope
 from agac.engine.past_usage import HISTORY_RUNS
 from agac.engine.review import Known, known_of, reviewings

@@ -17,8 +17,9 @@ from agac.core.types import JSONValue, Row, RowId
 from agac.engine.baseline import ForecastRow, StoredAnswers, source_of
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
-from agac.engine.estimate import TEXT, USUAL_LENGTH, Guess, dummy_answer
+from agac.engine.estimate import TEXT, USUAL_LENGTH, dummy_answer
 from agac.engine.executor import LevelStages
+from agac.engine.forecasts import Guess
 from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
 from agac.plan import diff as why

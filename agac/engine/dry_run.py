@@ -28,19 +28,14 @@ from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
 from agac.engine.decide.unfinished import is_finished
 from agac.engine.dry_groups import ForecastDeriver, GroupForecaster
-from agac.engine.estimate import (
-    PlanReport,
-    StageForecast,
-    call_seconds,
-    estimate,
-    planned_batches,
-    planned_rounds,
-)
+from agac.engine.estimate import call_seconds, estimate
 from agac.engine.estimate import request_characters as characters_of
 from agac.engine.executor import LevelStages, Task
+from agac.engine.forecasts import PlanReport, StageForecast
 from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.engine.past_usage import PastUsage
+from agac.engine.planned_batches import planned_batches, planned_rounds
 from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, LocalStage, PlannedStage

@@ -152,7 +152,6 @@ STILL_LONG = {
     "api/run.py",
     "engine/agent.py",
     "engine/baseline.py",
-    "engine/estimate.py",
     "engine/limits.py",
     "engine/validate.py",
     "plan/fields.py",

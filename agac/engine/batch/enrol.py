@@ -24,9 +24,9 @@ from agac.engine.caller import Caller
 from agac.engine.connections import request_for_model
 from agac.engine.decide.reuse import failure_of_batch
 from agac.engine.effects import ActiveRow
-from agac.engine.estimate import most_requests
 from agac.engine.limits import NOTHING, Amount, BlockedByBatches
 from agac.engine.lookups import LookupBatcher
+from agac.engine.planned_batches import most_requests
 from agac.engine.validate import repair_request
 from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage

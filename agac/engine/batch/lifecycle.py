@@ -18,7 +18,6 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply
 from agac.engine.connections import Route
 from agac.engine.context import WriteProof
-from agac.engine.estimate import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.limits import (
     NOTHING,
@@ -30,6 +29,7 @@ from agac.engine.limits import (
     WorstCase,
 )
 from agac.engine.notify import Notifier
+from agac.engine.planned_batches import most_bytes, most_requests
 from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
 from agac.engine.settle import Totals
 from agac.engine.validate import Checker
