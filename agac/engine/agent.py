@@ -1,32 +1,27 @@
 """Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it
-what they gave, and so on until it answers. What decides the next request is in `TaskConversation`,
-and can be made anew from the store: the opening messages, the replies as they came, the results of
-tools. `Agents` sends, calls and stores. A reply is durable before the next request is made of it,
-and before a call that must not be repeated; that is stored as intended first, once nothing is
-waited for but the call itself."""
+what they gave, and so on until it answers. What decides the next request is in
+`TaskConversation`. `Agents` sends, calls and stores. A reply is durable before the next request is
+made of it, and before a call that must not be repeated; that is stored as intended first, once
+nothing is waited for but the call itself."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from agac.core.errors import REPAIRED, AgacError, ErrorType, RowError, storable
+from agac.core.errors import AgacError, ErrorType, RowError, storable
 from agac.core.keys import called_agent, is_job, job_alias
 from agac.core.types import (
     Fault,
-    Finish,
     JSONValue,
-    Message,
-    Reply,
     Request,
     ToolCall,
-    ToolMessage,
     ToolResult,
-    Usage,
 )
 from agac.engine.answers import Answer, TaskRequest
 from agac.engine.attempts import CapReached, NextTurn, TaskAttempts
@@ -36,13 +31,20 @@ from agac.engine.context import InvocationContext
 from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
 from agac.engine.retry_policy import RowDeadlineExceeded
 from agac.engine.settle import how_answered, stored_reply
-from agac.engine.validate import ValidReply, complaint
+from agac.engine.task_conversation import (
+    ASK_FORM,
+    End,
+    TaskConversation,
+    Turn,
+    how_ended,
+    shown,
+    told,
+)
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage
 from agac.providers.citations import sources_of_turns
-from agac.spec.tools import AgentSpec, ToolSpec
+from agac.spec.tools import ToolSpec
 from agac.spec.workflow import RowBudget, family
-from agac.store.history import reply_bytes
 from agac.store.records import FIRST, TOOL, TURN, AgentTurn, Result, ToolCallRecord
 from agac.store.rows import (
     RecordedCall,
@@ -60,7 +62,6 @@ from agac.tools.pool import (
     ToolContext,
     ToolOutcome,
     ToolPool,
-    cut,
     open_tools,
 )
 from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
@@ -69,32 +70,13 @@ from agac.tools.tool_functions import NO_INTENT, Intent, ToolFailed
 RECORDED = Path("tools") / "recorded"
 
 MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
-# of one reply: as many as providers take tools, and far more than a model has use for in one turn
-MOST_CALLS = 128
-ALIKE = 3  # so many turns in a row that ask for the same, or fail alike, end a conversation
-MAX_TURN_CHARS = 64_000  # of the results of a turn, where no tool's own `max_chars` is larger
 MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
-
-ASK_FORM = "Give your answer now, in the form that was asked for, as JSON only."
-"""What the model is told under `structured_tool_policy: defer`, once it has answered without the
-form."""
 
 NOT_KNOWN = "It is not known whether this call was carried out, and it was not made again."
 """What the model is told of such a call, where the user says so."""
 
 NOT_MADE = "This call was not made: no more tools can be called. Answer with what is known."
 """What the model is told where the row may call no more."""
-
-End = ValidReply | RowError  # how a conversation ends
-
-
-def how_ended(end: End | None) -> str | None:
-    """How a conversation ended, as its last turn says in the store; None: it goes on."""
-    if end is None:
-        return None
-    if isinstance(end, ValidReply):
-        return "done"
-    return "failed"
 
 
 @dataclass
@@ -103,272 +85,6 @@ class BeginAnew(Exception):
     one."""
 
     error: RowError
-
-
-@dataclass(slots=True)
-class Turn:
-    """A reply, and what follows from it: the results of its calls (None: they are still to be
-    had), or what we said."""
-
-    number: int
-    reply: Reply
-    results: list[ToolResult] | None = None
-    said: str = ""
-
-
-@dataclass(slots=True)
-class TaskConversation:
-    """A task's conversation with one model. `request` is its opening, `first` the number of its
-    first turn.
-
-    `by_form`: an answer of the right form is asked for now, and no tools may be called. `bound`:
-    what of the row's budget is used up, so that no tools are called any more. `changed`: a call
-    was made now that must not be repeated. `stored` has what is known of calls, by turn and place;
-    `end` is how stored turns ended, `raised` what stops a child, and so this."""
-
-    attempts: TaskAttempts
-    request: Request
-    first: int
-    turns: list[Turn] = field(default_factory=list)
-    repairs: int = 0
-    by_form: bool = False
-    bound: str = ""
-    durable: bool = True
-    changed: bool = False
-    stored: dict[tuple[int, int], StoredCall] = field(default_factory=dict)
-    end: End | None = None
-    raised: Exception | None = None
-
-    @property
-    def connection(self) -> ModelConnection:
-        """The model that is asked."""
-        return self.attempts.connection
-
-    @property
-    def stage(self) -> PlannedStage:
-        """The stage whose tools these are."""
-        return self.connection.stage
-
-    @property
-    def spec(self) -> AgentSpec:
-        """What makes it an agent."""
-        return self.stage.agent_spec or AgentSpec()
-
-    @property
-    def _without_schema(self) -> bool:
-        """Whether the form of the answer is not asked for yet."""
-        return self.stage.defers_form and not self.by_form
-
-    @property
-    def _in_words(self) -> bool:
-        """Whether the form of the answer is said as instructions alone, the same in all of its
-        requests."""
-        return self.stage.says_schema_in_words(self.connection.model)
-
-    @property
-    def was_asked_again(self) -> bool:
-        """Whether an answer was quoted with what is wrong with it."""
-        return any(turn.said not in ("", ASK_FORM) for turn in self.turns)
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether its turns are used up: the model is asked once more, and may not call tools."""
-        return (
-            bool(self.bound)
-            or sum(turn.reply.goes_on for turn in self.turns) >= self.stage.tooling.max_turns
-        )
-
-    @property
-    def _gives_tools(self) -> bool:
-        """Whether its policy lets it tell the model of tools at all."""
-        return not (self.spec.structured == "no_tools" and self.stage.schema is not None)
-
-    def refused(self, place: int) -> str | None:
-        """Why a call of the last turn is not made, whatever it asks for."""
-        if self.by_form or not self._gives_tools:
-            return (
-                "This call was not made: no tools are offered now. Give the answer in the "
-                "form that was asked for."
-            )
-        too_many = (
-            f"This call was not made: a reply may make {MOST_CALLS}. Ask for what is still "
-            "needed in the next."
-        )
-        return too_many if place >= MOST_CALLS else None
-
-    def next_request(self) -> Request:
-        """What the model is asked now."""
-        if self._is_last and self._without_schema:
-            self.by_form = True
-        messages: list[Message] = list(self.request.messages)
-        for turn in self.turns:
-            messages.append(turn.reply.message())
-            if turn.results:
-                messages.append(ToolMessage("tool", "", tuple(turn.results)))
-            elif turn.said:
-                messages.append(Message("user", turn.said))
-        may_send_tools = (
-            not self.by_form or self._in_words or self.connection.model.provider.tools_with_schema
-        )
-        return replace(
-            self.request,
-            messages=tuple(messages),
-            schema=None if self._without_schema else self.request.schema,
-            schema_in_words=self._in_words,
-            tools=self.connection.tools if may_send_tools and self._gives_tools else (),
-            tool_choice="none" if self._is_last or self.by_form else "auto",
-            parallel_tools=self.spec.parallel,
-        )
-
-    def judge(self, reply: Reply) -> End | None:
-        """The result that a reply is, or why it is none; None: the conversation goes on."""
-        if reply.goes_on:
-            if self._is_last:
-                what = (
-                    self.bound
-                    or f"the turns of a conversation (max_turns: {self.stage.tooling.max_turns})"
-                )
-                message = (
-                    f"{what} are used up, and the model did not answer when it was asked "
-                    "to without tools"
-                )
-                return RowError(
-                    ErrorType.BUDGET_EXCEEDED if self.bound else ErrorType.TOOL_LOOP_LIMIT, message
-                )
-            last = [reply.calls, *(turn.reply.calls for turn in self.turns[-ALIKE + 1 :])]
-            asked = {tuple(sorted((call.name, call.arguments) for call in calls)) for calls in last}
-            if reply.calls and len(last) == ALIKE and len(asked) == 1:
-                message = (
-                    f"the model asked for the same in {ALIKE} turns in a row: {shown(reply.calls)}"
-                )
-                return RowError(ErrorType.TOOL_LOOP_LIMIT, message)
-            return None
-        if reply.finish is Finish.TOOLS:
-            whole = reply._replace(finish=Finish.STOP)
-        else:
-            whole = reply
-        enforced = self.connection.enforced and not (self._without_schema or self._in_words)
-        found = self.connection.checker.check(
-            whole, enforced=enforced, view=self.attempts.active.view
-        )
-        may_go_on = self._without_schema and bool(reply.text.strip()) and not reply.calls
-        if may_go_on and isinstance(found, RowError) and found.type in _OF_FORM:
-            return None
-        return found
-
-    def take(self, turn: Turn, judged: End | None) -> End | None:
-        """One more turn: how the conversation ends with it, if it does."""
-        self.turns.append(turn)
-        turn.results = None if judged is None and turn.reply.calls else []
-        if judged is None and not turn.reply.goes_on:
-            turn.said = ASK_FORM
-            self.by_form = True
-        if isinstance(judged, RowError) and self._asks_again(judged):
-            turn.said = complaint(judged, wants_json=self.stage.wants_json)
-            judged = None
-        return judged
-
-    def _asks_again(self, error: RowError) -> bool:
-        """Whether an answer with this error is quoted and asked for again, which is counted. The
-        first one that lacks a form that was said in words alone takes nothing of `repair`: no
-        provider held the model to it."""
-        of_form = self._in_words and not self.by_form and error.type is ErrorType.SCHEMA_MISMATCH
-        if error.type not in REPAIRED or not (of_form or self.repairs < self.stage.repair):
-            return False
-        self.repairs += not of_form
-        self.by_form = self.by_form or self._in_words
-        return True
-
-    def take_results(self, turn: Turn, results: list[ToolResult]) -> End | None:
-        """What the calls of the last turn gave: how the conversation ends with them, if it does."""
-        turn.results = results
-        failed = [_failures(one) for one in self.turns[-ALIKE:]]
-        if len(failed) == ALIKE and failed[0] and failed.count(failed[0]) == ALIKE:
-            what = "; ".join(f"{name}: {text}" for name, text in failed[0])
-            return RowError(
-                ErrorType.TOOL_LOOP_LIMIT, f"calls failed alike in {ALIKE} turns in a row: {what}"
-            )
-        pairs = zip(turn.reply.calls, results, strict=True)
-        broken = [f"{call.name}: {result.text}" for call, result in pairs if result.by_tool]
-        if broken and self.stage.tooling.on_failure == "fail":
-            return RowError(
-                ErrorType.TOOL_SERVER_ERROR, f"{broken[0]}; the stage has on_tool_failure: fail"
-            )
-        if self.spec.result_mode != "passthrough":
-            turn.results = _bounded(
-                results, max([MAX_TURN_CHARS, *(tool.max_chars for tool in self.spec.tools)])
-            )
-            return None
-        for call, result in zip(turn.reply.calls, results, strict=True):
-            if result.is_error:
-                return RowError(ErrorType.TOOL_SERVER_ERROR, f"{call.name}: {result.text}")
-        texts = [result.text for result in results]
-        if not self.stage.wants_json:
-            texts = ["\n\n".join(texts)]
-        passed = Reply(texts[0], Finish.STOP, Usage(), turn.reply.model, others=tuple(texts[1:]))
-        return self.connection.checker.check(passed, view=self.attempts.active.view)
-
-    def replay(self, stored: Sequence[StoredTurn], calls: Iterable[StoredCall]) -> None:
-        """Goes through stored turns as they were gone through before."""
-        self.stored = {(call.turn, call.place): call for call in calls}
-        for one in stored:
-            reply = self.connection.parse(one.status, {}, reply_bytes(one.reply) or b"")
-            if isinstance(reply, Fault):  # which was a reply to the agac that stored it
-                self.end = RowError(reply.type, reply.message)
-                return
-            self.next_request()  # which settles whether the form alone was asked for
-            turn = Turn(one.number, reply)
-            goes_on = one is not stored[-1] and reply.goes_on
-            self.end = self.take(turn, None if goes_on else self.judge(reply))
-            known = [self.stored.get((one.number, place)) for place in range(len(reply.calls))]
-            if turn.results is None and all(
-                call is not None and call.result is not None for call in known
-            ):
-                pairs = zip(reply.calls, filter(None, known), strict=True)
-                self.end = self.take_results(
-                    turn, [told(call, old.result or "", old.state) for call, old in pairs]
-                )
-
-
-_OF_FORM = (ErrorType.SCHEMA_MISMATCH, ErrorType.TRUNCATED)
-"""What does not matter in an answer that is given before its form is asked for."""
-
-
-def told(call: ToolCall, text: str, state: str) -> ToolResult:
-    """What the model is told of a call that is in this state."""
-    return ToolResult(call.id, text, is_error=state != "done", by_tool=state == "error")
-
-
-def _bounded(results: list[ToolResult], most: int) -> list[ToolResult]:
-    """The results of a turn: where they are more than `most` characters together, all of the
-    longest cut alike."""
-    left = most + 100 * len(results)  # and their notes
-    share = most
-    why = f": a turn's results have {most:,} at most"
-    for count, length in zip(
-        range(len(results), 0, -1), sorted(len(one.text) for one in results), strict=True
-    ):
-        share = left // count
-        if length > share:
-            break
-        left -= length
-    return [replace(one, text=cut(one.text, share, why)) for one in results]
-
-
-def shown(calls: Iterable[ToolCall]) -> str:
-    shown = ", ".join(f"{call.name}({call.arguments})" for call in calls)
-    return shown if len(shown) <= 300 else f"{shown[:300]}…"
-
-
-def _failures(turn: Turn) -> list[tuple[str, str]]:
-    """What the calls of a turn said, where all of them failed."""
-    results = turn.results or []
-    failed = [
-        (call.name, one.text)
-        for call, one in zip(turn.reply.calls, results, strict=False)
-        if one.is_error
-    ]
-    return failed if results and len(failed) == len(results) else []
 
 
 @asynccontextmanager
@@ -468,6 +184,34 @@ class StoredIntent(Intent):
     def close(self) -> None:
         """See Intent."""
         self._is_closed = True
+
+
+class AllowedCall(NamedTuple):
+    """A call of a tool that may be made."""
+
+    tool: ToolSpec
+    """The tool."""
+    arguments: dict[str, JSONValue]
+    """What it is called with."""
+    once: bool
+    """Whether it must not be repeated."""
+    changes: bool
+    """Whether it, or the agent that it asks, changes something."""
+    begun_before: bool
+    """Whether it changes something, and an earlier invocation began it."""
+
+
+class MadeCall(NamedTuple):
+    """A call of a tool that ended."""
+
+    outcome: ToolOutcome
+    """What came of it."""
+    intent: Intent
+    """What was stored before it was made."""
+    at: float
+    """When it began, in seconds since 1970."""
+    took: float
+    """How many seconds it took."""
 
 
 class Agents:
@@ -817,67 +561,102 @@ class Agents:
     async def _used(
         self, talk: TaskConversation, turn: Turn, place: int, places: asyncio.Semaphore
     ) -> ToolResult | RowError:
-        """What a call gave, or gave before; the error with which its row waits or fails. Raises
-        BeginAnew."""
+        """Returns what a call gave, or gave before; or the error with which its row waits or
+        fails. Raises BeginAnew."""
         call = turn.reply.calls[place]
         old = talk.stored.get((turn.number, place))
         if old is not None and old.result is not None:
             return told(call, old.result, old.state)
-        index = talk.stage.index
-        fingerprint = talk.attempts.fingerprint
         async with places:
-            found = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
-            if isinstance(found, str):
-                return self.keep(talk, turn, place, "refused", found)
-            open_call = old if old is not None and old.state != "refused" else None
-            active = talk.attempts.active
-            most = self._budget.tool_calls
-            if open_call is None and most is not None and active.tool_calls >= most:
-                talk.bound = f"row_budget: the {most} calls of tools of the row"
-                return self.keep(talk, turn, place, "refused", NOT_MADE)
-            active.tool_calls += open_call is None  # else it was counted when it was begun
-            tool, arguments = found
-            once = not self.pool.is_repeatable(index, tool)
-            changes = self._changes(talk.stage, tool)
-            if open_call is not None and (once or open_call.state == "lost"):
-                decided = self._decided(talk, turn, place, lost=open_call.state == "lost")
-                if decided is not None:
-                    return decided
-            intent = StoredIntent(self, talk, turn, place) if changes else NO_INTENT
-            at = self._clocks.wall()
-            begun = self._clocks.monotonic()
-            scope = CallScope(index, fingerprint, turn.number, place)
-            try:
-                outcome = await self.pool.call(tool, arguments, scope, intent)
-            except (AgacError, RunStopped) as error:
-                # the tool cannot be had; calls of models that were sent are paid for
-                if isinstance(error, AgacError):
-                    self._stop_signal.lose_input(error)
-                raise RunStopped from None
-            finally:
-                intent.close()
-            took = self._clocks.monotonic() - begun
-        begun_before = changes and open_call is not None
-        if outcome.unknown and (intent.is_begun or begun_before):  # its intent stays
-            if once:
+            allowed = self._allowed(talk, turn, place, old)
+            if not isinstance(allowed, AllowedCall):
+                return allowed
+            made = await self._make_call(talk, turn, place, allowed)
+        outcome = made.outcome
+        # its intent stays
+        if outcome.unknown and (made.intent.is_begun or allowed.begun_before):
+            if allowed.once:
                 return self._unknown(talk, call, outcome.text)
             return RowError(
                 ErrorType.TIMEOUT, f"{outcome.text}; the next run makes the same call again"
             )
         if outcome.lost is not None:
-            if not outcome.made:
-                intent.withdraw()
-            if outcome.anew:
-                self.keep(talk, turn, place, "lost", None, at=at, took=took)
-                raise BeginAnew(outcome.lost)
-            return outcome.lost
-        state = "error" if outcome.error else "done"
+            return self._lost_call(talk, turn, place, made, outcome.lost)
+        return await self._keep_outcome(talk, turn, place, made)
+
+    def _allowed(
+        self, talk: TaskConversation, turn: Turn, place: int, old: StoredCall | None
+    ) -> AllowedCall | ToolResult | RowError:
+        """Returns a call that may be made, and counts it; else what the model is told in its place,
+        or the error with which its row waits. Raises BeginAnew."""
+        call = turn.reply.calls[place]
+        index = talk.stage.index
+        checked = talk.refused(place) or self.pool.check(index, call.name, call.arguments)
+        if isinstance(checked, str):
+            return self.keep(talk, turn, place, "refused", checked)
+        open_call = old if old is not None and old.state != "refused" else None
+        if open_call is None:  # else it was counted when it was begun
+            active = talk.attempts.active
+            most = self._budget.tool_calls
+            if most is not None and active.tool_calls >= most:
+                talk.bound = f"row_budget: the {most} calls of tools of the row"
+                return self.keep(talk, turn, place, "refused", NOT_MADE)
+            active.tool_calls += 1
+        tool, arguments = checked
+        once = not self.pool.is_repeatable(index, tool)
+        changes = self._changes(talk.stage, tool)
+        if open_call is not None and (once or open_call.state == "lost"):
+            decided = self._decided(talk, turn, place, lost=open_call.state == "lost")
+            if decided is not None:
+                return decided
+        begun_before = changes and open_call is not None
+        return AllowedCall(tool, arguments, once, changes, begun_before)
+
+    async def _make_call(
+        self, talk: TaskConversation, turn: Turn, place: int, allowed: AllowedCall
+    ) -> MadeCall:
+        """Calls a tool. Raises RunStopped if the tool cannot be had."""
+        intent = StoredIntent(self, talk, turn, place) if allowed.changes else NO_INTENT
+        at = self._clocks.wall()
+        begun = self._clocks.monotonic()
+        scope = CallScope(talk.stage.index, talk.attempts.fingerprint, turn.number, place)
+        try:
+            outcome = await self.pool.call(allowed.tool, allowed.arguments, scope, intent)
+        except (AgacError, RunStopped) as error:
+            # calls of models that were sent are paid for
+            if isinstance(error, AgacError):
+                self._stop_signal.lose_input(error)
+            raise RunStopped from None
+        finally:
+            intent.close()
+        return MadeCall(outcome, intent, at, self._clocks.monotonic() - begun)
+
+    def _lost_call(
+        self, talk: TaskConversation, turn: Turn, place: int, made: MadeCall, error: RowError
+    ) -> RowError:
+        """Returns the error of a call that gave nothing. Raises BeginAnew if its server lost the
+        session."""
+        if not made.outcome.made:
+            made.intent.withdraw()
+        if made.outcome.anew:
+            self.keep(talk, turn, place, "lost", None, at=made.at, took=made.took)
+            raise BeginAnew(error)
+        return error
+
+    async def _keep_outcome(
+        self, talk: TaskConversation, turn: Turn, place: int, made: MadeCall
+    ) -> ToolResult:
+        """Stores and counts what a call gave, and returns what the model is told."""
+        outcome = made.outcome
         if not outcome.how:  # it was made, and not answered by a stub or an equal call
-            self._stops.tool_called(
-                talk.stage.name, call.name, self._clean(outcome.text) if outcome.error else None
-            )
-        result = self.keep(talk, turn, place, state, outcome.text, outcome.how, at=at, took=took)
-        if intent.is_begun:  # a kill that comes now would leave a question
+            name = turn.reply.calls[place].name
+            failure = self._clean(outcome.text) if outcome.error else None
+            self._stops.tool_called(talk.stage.name, name, failure)
+        state = "error" if outcome.error else "done"
+        result = self.keep(
+            talk, turn, place, state, outcome.text, outcome.how, at=made.at, took=made.took
+        )
+        if made.intent.is_begun:  # a kill that comes now would leave a question
             await self.durable()
         return result
 
