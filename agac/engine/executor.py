@@ -12,14 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.keys import canonical, local_fingerprint
 from agac.core.types import Outcome, Schema
-from agac.engine.answers import (
-    Answer,
-    LocalCall,
-    Parked,
-    ReviewTask,
-    RowRejected,
-    value_of,
-)
+from agac.engine.answers import Answer, LocalCall, Parked, ReviewTask, RowRejected, value_of
 from agac.engine.context import InvocationContext
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave

@@ -14,12 +14,7 @@ from agac.core.errors import AgacError
 from agac.core.types import JSONValue
 from agac.data import sinks
 from agac.data.files import PREVIOUS, stamp
-from agac.data.tables import (
-    Observed,
-    TableColumn,
-    TableLayout,
-    result_name,
-)
+from agac.data.tables import Observed, TableColumn, TableLayout, result_name
 from agac.engine.output_folder import edited_files, place_of_project
 from agac.engine.output_lines import Lines, decoded, fields_of, filtered_lines, is_grouped, own_id
 from agac.engine.replay import FinalRows

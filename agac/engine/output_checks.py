@@ -12,11 +12,7 @@ from agac.data import sinks
 from agac.data.postgres import Server, reads_table
 from agac.data.postgres import check_target as check_server
 from agac.data.sqlite import check_target, table_columns, tables_read
-from agac.data.tables import (
-    Observed,
-    TableColumn,
-    result_name,
-)
+from agac.data.tables import Observed, TableColumn, result_name
 from agac.engine.output_lines import is_grouped
 from agac.engine.run_outputs import PREVIEW
 from agac.spec.paths import server_parts

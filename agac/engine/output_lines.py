@@ -11,11 +11,7 @@ from agac.core.keys import snapshot
 from agac.core.types import JSONValue, RowId
 from agac.data import sinks
 from agac.data.json_formats import encode
-from agac.data.tables import (
-    Fields,
-    OutputRow,
-    TableLayout,
-)
+from agac.data.tables import Fields, OutputRow, TableLayout
 from agac.engine.replay import RowViews, WrittenRows
 from agac.engine.run_outputs import PLAIN_MERGES
 from agac.plan.stage import recorded_stages

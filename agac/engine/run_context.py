@@ -13,11 +13,7 @@ from agac.core.types import Outcome
 from agac.engine.batch.coordinator import has_batches
 from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.limits import (
-    BudgetLimiter,
-    StopRules,
-    balances_of,
-)
+from agac.engine.limits import BudgetLimiter, StopRules, balances_of
 from agac.engine.replay import RowViews
 from agac.engine.review import Reviews, reviewings
 from agac.engine.run_state import Invocation, invocation_facts

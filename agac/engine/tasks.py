@@ -23,12 +23,7 @@ from agac.engine.answers import (
     TaskRequest,
 )
 from agac.engine.context import InvocationContext
-from agac.engine.decide.failures import (
-    binding_failure,
-    is_shared,
-    kept_failure,
-    votes_of_replies,
-)
+from agac.engine.decide.failures import binding_failure, is_shared, kept_failure, votes_of_replies
 from agac.engine.decide.reuse import answers_since, keeps_old_answer, taken_answer
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import ActiveRow

@@ -12,6 +12,7 @@ import agac
 from agac.cli.run_end import summary_lines
 from agac.cli.run_errors import limit_lines
 from agac.engine.agent import Agents
+from agac.engine.agent_calls import ToolCalls
 from agac.testing import simulator
 
 TOOLS = '''
@@ -497,16 +498,16 @@ def test_a_stage_without_its_tools_runs_none_of_its_agents_either(boss: ProjectF
 
 
 def test_an_agent_that_a_stop_interrupts_goes_on_later(boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    used = Agents._used
+    used = ToolCalls.used
 
-    async def interrupted(self: Agents, talk: Any, *given: Any) -> Any:
+    async def interrupted(self: ToolCalls, talk: Any, *given: Any) -> Any:
         found = await used(self, talk, *given)
         if talk.attempts.of is not None:
             self._stop_signal.interrupt()
         return found
 
     with monkeypatch.context() as patched, simulator(script=helped("so")):
-        patched.setattr(Agents, "_used", interrupted)
+        patched.setattr(ToolCalls, "used", interrupted)
         assert boss.run(boss.workflow(stages=[BOSS], rows=1)).exit_code == 130
     with simulator(script=helped("so")) as model:
         assert boss.run().exit_code == 0
@@ -608,9 +609,9 @@ def test_a_call_that_changes_something_and_takes_too_long_is_not_made_again_unas
 def test_a_call_that_may_have_been_made_stays_so_where_its_repetition_is_not_made(
     boss: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = Agents._used
+    used = ToolCalls.used
 
-    async def interrupted(self: Agents, *given: Any) -> Any:
+    async def interrupted(self: ToolCalls, *given: Any) -> Any:
         self._stop_signal.interrupt()
         return await used(self, *given)
 
@@ -619,7 +620,7 @@ def test_a_call_that_may_have_been_made_stays_so_where_its_repetition_is_not_mad
     with simulator(script=script([SEND], "so")):
         boss.run(boss.workflow(stages=[stage], rows=1))
         with monkeypatch.context() as patched:
-            patched.setattr(Agents, "_used", interrupted)
+            patched.setattr(ToolCalls, "used", interrupted)
             assert agac.retry("last", agac.Retry(calls="repeat"), project=boss.root).exit_code == 130
         assert agac.retry("last", agac.Retry(calls="skip"), project=boss.root).exit_code == 0
     assert (boss.root / "tools/sent").read_text() == "a@b\n"
