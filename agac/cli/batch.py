@@ -13,7 +13,7 @@ from agac import api
 from agac.cli import terminal
 from agac.cli.main import CommandGroup, Globals, executor_option, json_option, long_running
 from agac.cli.run_batches import retrieved_line, undecided_lines
-from agac.cli.run_end import print_run
+from agac.cli.run_report import print_run
 from agac.core.errors import ExitCode
 from agac.core.reading import read_as
 from agac.core.text import duration, plain

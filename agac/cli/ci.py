@@ -166,7 +166,7 @@ def _ran(context: click.Context, event: Event, *, yes: bool, as_json: bool) -> i
     end is reported."""
     from agac.api.ci import open_runs, workflows_to_run
     from agac.api.run import WORST_FIRST
-    from agac.cli.run_end import print_run
+    from agac.cli.run_report import print_run
 
     how = {
         "project": context.obj.project_dir,

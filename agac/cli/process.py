@@ -29,7 +29,7 @@ from agac.cli.plan import print_plans
 from agac.cli.run import calls_options, read_budget
 from agac.cli.run_batches import batch_lines, next_lines
 from agac.cli.run_counts import call_time
-from agac.cli.run_end import say_stop, summary_lines
+from agac.cli.run_report import say_stop, summary_lines
 from agac.cli.terminal import (
     confirmed,
     from_here,

@@ -11,7 +11,7 @@ import click
 from agac import api
 from agac.cli import main, terminal
 from agac.cli.plan import print_plans
-from agac.cli.run_end import print_run
+from agac.cli.run_report import print_run
 from agac.core.types import counted
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from scripted_server import Scripted, Step, deciding
 from support.project import ProjectFolder
 
 import agac
-from agac.cli.run_end import summary_lines
 from agac.cli.run_errors import limit_lines
+from agac.cli.run_report import summary_lines
 from agac.engine.agent import Agents
 from agac.engine.agent_calls import ToolCalls
 from agac.testing import simulator
