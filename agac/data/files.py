@@ -438,7 +438,7 @@ class AtomicFile:
 
     @property
     def changes_anything(self) -> bool:
-        """Whether what was finished differs from what is in its place."""
+        """True if what was finished differs from what is in its place."""
         return not filecmp.cmp(self.path, self.temporary, shallow=False)
 
     def commit(self) -> None:
@@ -548,7 +548,7 @@ def growing_mark(file: Path, head: int = 512) -> list[int]:
 
 
 def has_mark(file: Path, mark: Sequence[int]) -> bool:
-    """Whether this is the file that was marked."""
+    """True if this is the file that was marked."""
     return len(mark) == 3 and growing_mark(file, mark[1]) == mark
 
 
@@ -652,7 +652,7 @@ def create_temporary(path: Path, *, private: bool = False) -> tuple[Path, int]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the open file is now locked by us. A lock ends with its process, however that
+    """True if the open file is now locked by us. A lock ends with its process, however that
     ends."""
     if sys.platform == "win32":
         return True

@@ -1,4 +1,4 @@
-"""Whether a file or a port of this machine is this user's, so that what it says may be followed."""
+"""Checks that a file or a port of this machine belongs to this user, so that it may be trusted."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def hive_fields(shown: str) -> dict[str, JSONValue]:
 
 
 def have_same_types(paths: Sequence[Path]) -> bool:
-    """Whether the columns of parquet files have the same types in all of them, so that a table of
+    """True if the columns of parquet files have the same types in all of them, so that a table of
     them changes no value. Files that duckdb cannot read have not. Raises UsageError for decimals
     that duckdb would round."""
     import duckdb

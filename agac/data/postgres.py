@@ -243,7 +243,7 @@ def _plain(value: Any) -> JSONValue:
 
 
 def reads_table(server: Server, statement: str, target: Server, table: str) -> bool:
-    """Whether a statement that a source has read with reads this table of the `target`, perhaps by
+    """True if a statement that a source has read with reads this table of the `target`, perhaps by
     way of a view."""
     identity = "SELECT pg_postmaster_start_time()::text, current_database()"
     with server.reading() as connection, target.reading() as other:

@@ -332,7 +332,7 @@ class FirstRows(NamedTuple):
     first_short: str = ""
 
     def lack(self, way: Sequence[str]) -> bool:
-        """Whether there are rows, and none of them has a field of this name, or a value at the end
+        """True if there are rows, and none of them has a field of this name, or a value at the end
         of this way."""
         return bool(self.rows) and not any(
             ".".join(way) in row or _leads(row, way) for row in self.rows
@@ -350,7 +350,7 @@ class FirstRows(NamedTuple):
 
 
 def _leads(value: JSONValue, way: Sequence[str]) -> bool:
-    """Whether a way through objects and lists leads to a value, as placeholders go it."""
+    """True if a way through objects and lists leads to a value, as placeholders go it."""
     for part in way:
         if isinstance(value, dict) and part in value:
             value = value[part]

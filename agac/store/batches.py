@@ -82,7 +82,7 @@ AT_PROVIDER = frozenset({BatchStep.SUBMITTED, BatchStep.TERMINAL, BatchStep.DOWN
 
 
 def may_follow(before: BatchStep, after: BatchStep) -> bool:
-    """Whether a batch may go from one step to another."""
+    """True if a batch may go from one step to another."""
     return after in _NEXT.get(before, "").split()
 
 
@@ -199,7 +199,7 @@ class BatchRecord:
 
     @property
     def open(self) -> bool:
-        """Whether anything is to come of it."""
+        """True if the batch has not come to its end."""
         return self.state not in CLOSED
 
     @property
@@ -515,7 +515,7 @@ lane_times: Reads[[str, str, str], LaneTimes | None] = reads("batches_lane_times
 
 
 async def key_accepted(database: Database, provider: str, account: str) -> bool:
-    """Whether a call with this key was ever answered."""
+    """True if a call with this key was ever answered."""
     return bool(await _key_accepted(database, provider, account))
 
 
@@ -525,7 +525,7 @@ COMPLETION_WAIT_S = 0.2
 
 
 def at_a_glance(path: Path, statement: str, record: type[T], *values: Any) -> list[T]:
-    """What a statement finds; empty when the database cannot say."""
+    """Reads what a statement selects. Empty when the database cannot be read."""
     if not path.is_file():
         return []
     try:

@@ -62,8 +62,8 @@ class Connection(aiosqlite.Connection):
     """A connection with a thread of its own, in which every statement runs."""
 
     async def at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` gives, run as a whole in the connection's thread: many statements cost one
-        way there and back. It runs to its end even when the caller is cancelled."""
+        """Runs `work` as a whole in the connection's thread, so that many statements cost one
+        change of threads. It runs to its end even when the caller is cancelled."""
         result: T = await self._execute(work, self._conn)  # type: ignore[no-untyped-call]
         return result
 
@@ -307,8 +307,7 @@ async def write(database: Database, name: str, *values: Any, **named: Any) -> in
 
 
 async def change(database: Database, work: Callable[[sqlite3.Connection], T]) -> T:
-    """What `work` gives, all of it in one transaction, in the writer's thread. Raises
-    StoreError."""
+    """Runs `work` in one transaction, in the writer's thread. Raises StoreError."""
 
     def whole(writer: sqlite3.Connection) -> T:
         with transaction(writer):
@@ -337,7 +336,8 @@ Make = Callable[[tuple[Any, ...]], Any]  # makes a value of a row of the databas
 
 @cache
 def _record_maker(record: Any, columns: tuple[str, ...]) -> Make | None:
-    """How a row with these columns becomes a record; None where it is one."""
+    """Returns the function that makes a record of a row with these columns, or None if the row is
+    one already."""
     if get_origin(record) is tuple:
         converters = [_converter(hint) for hint in get_args(record)]
         read = [_column(number, converter) for number, converter in enumerate(converters)]
@@ -382,7 +382,8 @@ def _column(number: int, converter: Callable[[Any], Any] | None) -> Make:
 
 
 def _converter(hint: Any) -> Callable[[Any], Any] | None:
-    """What makes a value of this type of what SQLite gives; None where nothing is to be done."""
+    """Returns the function that converts SQLite's value to this type, or None if none is
+    needed."""
     kind = _without_none(hint)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return {one.value: one for one in kind}.__getitem__
@@ -526,8 +527,8 @@ def schema_of(path: Path, connection: sqlite3.Connection, *, to_copy: bool = Fal
 
 
 def refuse_other_schemas(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether there is a schema: whoever makes the database may be killed. Raises as `schema_of`
-    does, and StoreOutdated for one that is older than this agac's."""
+    """True if there is a schema; a process that was killed may have left none. Raises as
+    `schema_of` does, and StoreOutdated for one that is older than this agac's."""
     version = schema_of(path, connection)
     if 0 < version < migrations()[-1][0]:
         what = f"{path} was written by an older agac"

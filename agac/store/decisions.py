@@ -48,7 +48,7 @@ class StoredDecision(NamedTuple):
         return canonical([None, inside(value, field.split(".") if field else ())])
 
     def repeats(self, other: StoredDecision) -> bool:
-        """Whether this was said before, by the same person."""
+        """True if the same person decided the same before."""
         said = (self.choice, self.value, self.reason, self.reviewer)
         same = said == (other.choice, other.value, other.reason, other.reviewer)
         return same and (self.forced or not other.forced)
@@ -88,7 +88,7 @@ def counting(found: Sequence[StoredDecision], since: float) -> list[StoredDecisi
 
 
 def is_known(counted: Sequence[StoredDecision], own: StoredDecision) -> bool:
-    """Whether a decision changes nothing beside those that count: it is the last word of its
+    """True if a decision changes nothing next to those that count: it is the last word of its
     person, and where it overrides, of all who did. One of a file is known wherever it was taken
     before: the file may be imported again."""
     if own.source == FILE and not own.forced:
@@ -170,7 +170,7 @@ rows_decided: Reads[[Sequence[int]], set[int]] = reads("reviews_decided", int, s
 """Those of these rows of which something was decided that no run has taken up."""
 
 any_decided: Reads[[int, int], bool] = reads("reviews_any_decided", int, bool)
-"""Whether there is such a row of a run that the stage at a position made."""
+"""True if there is such a row of a run that the stage at a position made."""
 
 
 def put_decision(writer: sqlite3.Connection, one: StoredDecision) -> None:
@@ -196,7 +196,7 @@ class Fixes:
     discarded: frozenset[bytes] = frozenset()
 
     def of(self, stage: str, row_id: RowId, fingerprint: bytes) -> StoredDecision | None:
-        """What is set for a task."""
+        """Returns what is set for a task."""
         if self.found:
             return self.found.get(review_key(self.workflow, stage, row_id, fingerprint, self.kind))
         return None

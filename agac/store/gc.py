@@ -217,15 +217,14 @@ class GarbageCollector:
             )
 
     async def read(self, name: str, record: type[T], *values: Any, **named: Any) -> list[T]:
-        """What a short statement finds, as `select` gives it; between two of them the leases are
-        kept alive."""
+        """Reads what a short statement selects. The leases are kept alive between two of them."""
         await self._stay()
         return await select(self._database, name, record, *values, **named)
 
     async def ranges(
         self, statement: str, workflow: str | None = None
     ) -> AsyncIterator[Iterable[Any]]:
-        """What a statement finds, range by range of the keys of the table that it reads."""
+        """Reads what a statement selects, by ranges of the keys of its table."""
         (last,) = await self.read("last_numbers", dict[str, int])
         for after in range(0, last[_RANGES[statement]], RANGE):
             yield await self.read(

@@ -189,7 +189,7 @@ async def rows_above(database: Database, row: StoredRow) -> list[StoredRow]:
 
 
 async def rows_below(database: Database, key: int, most: int) -> list[Below]:
-    """What stages made of a row, with so many ids of each stage at most."""
+    """Reads what stages made of a row, with at most so many ids of each stage."""
     found = await select(database, "rows_below", tuple[int, bool, int, int], key)
     counts = nested(((origin, parts), state, count) for origin, parts, state, count in found)
     below = []
@@ -201,8 +201,9 @@ async def rows_below(database: Database, key: int, most: int) -> list[Below]:
 
 
 async def origins(database: Database, results: Sequence[int]) -> dict[int, Origin]:
-    """Where results were asked: result → run and row. Reads all tasks, about half a second for a
-    million rows. A result is missing here when its row changed since or is no longer stored."""
+    """Finds where results were asked for: result → run and row. Reads all tasks, which takes
+    about half a second for a million rows. A result is missing here when its row changed since or
+    is no longer stored."""
     if results:
         found = await select(database, "results_asked", tuple[int, int, RowId], results)
     else:

@@ -90,7 +90,7 @@ async def holder_of(database: Database, workflow: str) -> str | None:
 
 
 def is_alive(holder: str, age: float) -> bool:
-    """Whether a live process holds a lease whose last sign of life is `age` seconds old. A clock
+    """True if a live process holds a lease whose last sign of life is `age` seconds old. A clock
     that was set back makes the age negative: that is no proof of death, so it counts as fresh."""
     return age < STALE_SECONDS and not is_dead(holder)
 
@@ -105,7 +105,7 @@ def this_process() -> str:
 
 
 def is_dead(holder: str) -> bool:
-    """Whether the holder surely no longer runs. Unknown (another machine) counts as alive."""
+    """True if the holder surely no longer runs. Unknown (another machine) counts as alive."""
     parts = holder.split(" ")
     if len(parts) != 4 or parts[0] != socket.gethostname():
         return False
@@ -127,7 +127,7 @@ def is_dead(holder: str) -> bool:
 
 
 def is_dead_here(holder: str) -> bool:
-    """Whether a holder ran on this machine since it was started, and no longer runs; another one
+    """True if a holder ran on this machine since it was started, and no longer runs; another one
     may have its name."""
     return f" {_boot_id()}/" in holder and is_dead(holder)
 
@@ -153,7 +153,7 @@ def _pid_namespace() -> str:
 
 
 def shown(holder: str) -> str:
-    """A holder in words."""
+    """Describes a holder in words."""
     parts = holder.split(" ")
     if len(parts) == 4:
         return f"process {parts[2]} on {parts[0]}"

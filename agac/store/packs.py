@@ -143,12 +143,12 @@ def refuse_unsound_sources(told: Any) -> None:
 
 
 def may_travel(one: PackedAnswer) -> bool:
-    """Whether those who read packs would take an answer."""
+    """True if readers of packs would accept an answer."""
     return len(one.line()) <= FULL_BYTES and not has_more_values(one.value, MAX_VALUES)
 
 
 def unzipped_pieces(content: bytes, most: int) -> Iterator[bytes]:
-    """What was compressed, piece by piece, of at most so many bytes. Raises Damaged."""
+    """Unpacks content piece by piece, up to so many bytes. Raises Damaged."""
     from zstandard import ZstdDecompressor, ZstdError
 
     size = 0
@@ -164,7 +164,7 @@ def unzipped_pieces(content: bytes, most: int) -> Iterator[bytes]:
 
 
 def unzipped(content: bytes, most: int = MAX_BYTES) -> bytes:
-    """What was compressed, of at most so many bytes. Raises Damaged."""
+    """Unpacks content, up to so many bytes. Raises Damaged."""
     return b"".join(unzipped_pieces(content, most))
 
 

@@ -117,8 +117,8 @@ _WORDS = {
 
 
 class QueryAnswer:
-    """What a query gives: the names of its columns, and its rows, each read when it is asked
-    for."""
+    """The answer to a query: the names of its columns, and its rows, each read when it is
+    needed."""
 
     def __init__(self, query: str, cursor: sqlite3.Cursor) -> None:
         self.columns = [str(column[0]) for column in cursor.description or ()]

@@ -54,7 +54,8 @@ async def _pages(
     position: str = "ordinal",
     **values: Any,
 ) -> AsyncIterator[list[T]]:
-    """What a statement finds after a position, at most EXPORT_RANGE at a time and never none."""
+    """Reads what a statement selects after a position, at most EXPORT_RANGE rows at a time
+    and never none."""
     while found := await select(
         database, statement, record, **values, after=after, limit=EXPORT_RANGE
     ):
@@ -196,7 +197,7 @@ async def kept_rows(database: Database, run: int, ids: Sequence[RowId]) -> dict[
 
 
 async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict[int, PriorTask]]:
-    """What became of the tasks of these rows: row key → stage → task."""
+    """Reads the outcomes of the tasks of these rows: row key → stage → task."""
     return nested(
         (one.row_key, one.stage, one)
         for one in await select(database, "tasks_of_rows", PriorTask, keys)
@@ -206,7 +207,7 @@ async def prior_tasks(database: Database, keys: Sequence[int]) -> dict[int, dict
 async def aged_rows(
     database: Database, keys: Sequence[int], cutoffs: Mapping[int, float]
 ) -> set[int]:
-    """Which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by
+    """Finds which of these rows have a result that is too old; `cutoffs` are seconds since 1970, by
     stage."""
     found: set[int] = set()
     for stage, cutoff in cutoffs.items():
@@ -258,7 +259,7 @@ that met the others, and how many at most: (key, state, error type)."""
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """Which rows a retry chooses: by ids (none: all), by stage and kind of error of failed ones;
+    """Chooses the rows of a retry: by ids (none: all), by stage and kind of error of failed ones;
     with `from_stage` done ones too. Also those that invocations from `since` (seconds since 1970)
     left open: the same retry opened them."""
 

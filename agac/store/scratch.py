@@ -116,11 +116,11 @@ class Scratch:
         return times
 
     def has_come(self, row_id: RowId) -> bool:
-        """Whether an id came by now."""
+        """True if an id came already."""
         return self._db.execute("SELECT 1 FROM seen WHERE id = ?", (row_id,)).fetchone() is not None
 
     def new(self, maker: int, digests: Iterable[bytes]) -> int:
-        """How many of these values did not come to the stage before, or among them."""
+        """Counts the values that did not come to the stage before, or among them."""
         statement = "INSERT OR IGNORE INTO candidate VALUES (?, ?)"
         return self._db.executemany(statement, [(maker, one) for one in digests]).rowcount
 
@@ -135,7 +135,7 @@ class Scratch:
         self._db.executemany("INSERT INTO member VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def at_once(self) -> AbstractContextManager[None]:
-        """What the block writes is written together, which is faster."""
+        """Writes all that the block writes in one transaction, which is faster."""
         return transaction(self._db)
 
     def groups(self, maker: int, some: int) -> Iterator[list[ForecastGroup]]:

@@ -233,7 +233,8 @@ def _take(writer: sqlite3.Connection, workflow: str, states: Mapping[str, State]
 
 
 def _value(name: str, column: str, past: Mapping[str, int]) -> str:
-    """What a column of a line is here; `past` are the last numbers of the tables."""
+    """Returns the value of a line's column in this store. `past` are the last numbers of the
+    tables."""
     table = name if _NUMBERED.get(name) == column else _NAMES.get(column)
     if table is not None and (name, column) != _JSON:
         return f"t.{column} + {past[table]}"
