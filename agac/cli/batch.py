@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -252,8 +252,11 @@ def status_word(batch: BatchView) -> str:
 
 
 def status_lines(report: BatchReport) -> Iterator[str]:
-    """The state of batches: one in full, several in a line each, with what needs attention below,
-    and the cost of their runs so far, with the most that open batches can add."""
+    """Yields the state of batches, and the cost of their runs so far with the most that open
+    batches can add.
+
+    One batch is described in full; several have a line each, with what needs attention below.
+    """
     yield from (f"not checked: {plain(terminal.first_line(reason))}" for reason in report.not_asked)
     lines = report.batches
     if len(lines) == 1:
@@ -262,32 +265,42 @@ def status_lines(report: BatchReport) -> Iterator[str]:
         for line in lines:
             yield _short(line, report.now)
             yield from (f"  {note}" for note in _attention(line, short=True))
-        done, failed = (
-            sum(getattr(line.batch, name) or 0 for line in lines) for name in ("done", "failed")
-        )
-        total = counted(sum(line.total for line in lines), "request")
-        ready = sum(line.ready for line in lines)
-        waiting = sum(line.waits is not None for line in lines)
-        todo = [
-            f"{count:,} {word}"
-            for count, word in ((ready, "ended"), (waiting, "not submitted"))
-            if count
-        ]
-        words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
-        yield f"{words}; {', '.join(todo)}: agac batch retrieve" if todo else words
-    for run, calls in (one.values() for one in report.runs):
-        own = [line for line in lines if line.batch.run_id == run and line.batch.open]
-        most = terminal.price(
-            sum(line.held_usd or 0.0 for line in own), simulated=any(line.simulated for line in own)
-        )
-        if any(line.held_usd is None for line in own):
-            unknown = ", and requests of unknown price"
-        else:
-            unknown = ""
-        still = f"; open batches: up to {most}{unknown}" if own else ""
-        yield f"Cost of run {run} so far: {terminal.cost_of(read_as(CallCost, calls))}{still}"
+        yield _all_batches_line(lines)
+    for run, calls in (facts.values() for facts in report.runs):
+        cost = terminal.cost_of(read_as(CallCost, calls))
+        yield f"Cost of run {run} so far: {cost}{_open_cost(lines, run)}"
     if report.elsewhere:
         yield f"Open batches of other runs: {report.elsewhere:,}; list them with: agac batch list"
+
+
+def _all_batches_line(lines: Sequence[BatchLine]) -> str:
+    """`3 batches, 12 done, 1 failed of 40 requests; 1 ended: agac batch retrieve`."""
+    done = sum(line.batch.done or 0 for line in lines)
+    failed = sum(line.batch.failed or 0 for line in lines)
+    total = counted(sum(line.total for line in lines), "request")
+    ended = sum(line.ready for line in lines)
+    unsent = sum(line.waits is not None for line in lines)
+    words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
+    to_do = []
+    if ended:
+        to_do.append(f"{ended:,} ended")
+    if unsent:
+        to_do.append(f"{unsent:,} not submitted")
+    if to_do:
+        return f"{words}; {', '.join(to_do)}: agac batch retrieve"
+    return words
+
+
+def _open_cost(lines: Sequence[BatchLine], run: int) -> str:
+    """`; open batches: up to $0.02`: the most that open batches of a run add to its cost."""
+    still_open = [line for line in lines if line.batch.run_id == run and line.batch.open]
+    if not still_open:
+        return ""
+    usd = sum(line.held_usd or 0.0 for line in still_open)
+    most = terminal.price(usd, simulated=any(line.simulated for line in still_open))
+    if any(line.held_usd is None for line in still_open):
+        return f"; open batches: up to {most}, and requests of unknown price"
+    return f"; open batches: up to {most}"
 
 
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:

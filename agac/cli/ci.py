@@ -269,7 +269,10 @@ def test_lines(report: WorkflowTestReport) -> Iterator[str]:
         yield f"{one.result}: {one.name}"
         yield from (f"  {line}" for line in split_lines(plain(one.error or "")))
         for what in one.failures:
-            yield f"  row {what.row}, stage {what.stage}" if what.row is not None else "  the run"
+            if what.row is not None:
+                yield f"  row {what.row}, stage {what.stage}"
+            else:
+                yield "  the run"
             yield from (f"    expected: {plain(what.expected)}", f"    got:      {plain(what.got)}")
             lines = split_lines(plain(what.prompt or ""))[:30]
             yield from (

@@ -50,7 +50,10 @@ def running_text() -> str:
 @click.command(help="Show the version of agac and of Python, and which agac it is that runs.")
 @main.json_option
 def version(as_json: bool) -> None:
-    print_json(running()) if as_json else print_text(running_text())
+    if as_json:
+        print_json(running())
+    else:
+        print_text(running_text())
 
 
 USED_FOR = {

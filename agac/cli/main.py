@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from agac import __version__
-from agac.cli import terminal
+from agac.cli import log, terminal
 from agac.cli.completion import VARIABLE, add_completions, named_here
 from agac.cli.usage_texts import AGAIN, usage_lines
 from agac.core.errors import AgacError, ExitCode, SpecError, UsageError, nearest
@@ -425,14 +425,14 @@ def cli(
     """Run LLM work over data: workflows in YAML, correct after any crash, nothing paid twice."""
     if shard is not None:
         os.environ["AGAC_SHARD"] = shard or "''"  # which names none
-    handler: logging.Handler = terminal.StandardError()
+    handler: logging.Handler = log.StandardError()
     if log_file:
         try:
-            handler = terminal.LogFile(log_file, encoding="utf-8", errors="backslashreplace")
+            handler = log.LogFile(log_file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise click.UsageError(f"--log-file {log_file}: {error.strerror}") from error
     handler.setFormatter(
-        terminal.JsonLines() if log_format == "json" else terminal.TextLines(terminal.TEXT_FORMAT)
+        log.JsonLines() if log_format == "json" else log.TextLines(log.TEXT_FORMAT)
     )
     logger = logging.getLogger("agac")
     logger.setLevel(max(logging.DEBUG, logging.getLevelName(log_level.upper()) - 10 * verbose))

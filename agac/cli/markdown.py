@@ -119,7 +119,8 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
         *(problem for one in report.workflows for problem in one.problems),
     ]
     for lines in (_problems(problems), _cost_table(report.workflows)):
-        yield from ("", *lines) if lines else ()
+        if lines:
+            yield from ("", *lines)
     if report.beside:
         yield from ("", "**Outside of workflows**", "", *_changes(report.beside))
     for one in report.workflows:
@@ -248,25 +249,21 @@ def comment_text(found: Findings) -> str:
 
 
 def _headline(found: Findings) -> str:
+    """`2 workflows changed · 40 of 60 tasks run again (+$0.02) · 3 tests passed`."""
+    parts = []
     errors = found.told("error")
     if errors:
-        parts = [f"**{counted(len(errors), 'error')}**"]
-    else:
-        parts = []
+        parts.append(f"**{counted(len(errors), 'error')}**")
     parts.append(f"**{counted(len(found.workflows), 'workflow')} changed**")
-    parts += (
-        [f"**{counted(len(found.beside), 'change')} outside of workflows**"] if found.beside else []
-    )
-    if any(one.plan for one in found.workflows):
-        more = summed(one.usd_more for one in found.workflows if one.plan)
-        if more and round(more, 4):
-            delta = f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
-        else:
-            delta = ""
-        parts.append(f"{figures.counts_words(found.all)}{delta}")
-    parts += [f"**breaking for {escaped(breaks)}**"] if (breaks := _breaks(found.workflows)) else []
+    if found.beside:
+        parts.append(f"**{counted(len(found.beside), 'change')} outside of workflows**")
+    if any(workflow.plan for workflow in found.workflows):
+        parts.append(f"{figures.counts_words(found.all)}{_cost_delta(found)}")
+    breaks = _breaks(found.workflows)
+    if breaks:
+        parts.append(f"**breaking for {escaped(breaks)}**")
     if found.tests:
-        failed = sum(one.result != "passed" for one in found.tests)
+        failed = sum(test.result != "passed" for test in found.tests)
         tests = counted(len(found.tests), "test")
         parts.append(f"**{failed:,} of {tests} failed**" if failed else f"{tests} passed")
     if found.max_usd is not None:
@@ -276,13 +273,27 @@ def _headline(found: Findings) -> str:
     return " · ".join(parts)
 
 
+def _cost_delta(found: Findings) -> str:
+    """` (+$0.02)`: how much more a change costs; empty where that is nothing or unknown."""
+    more = summed(workflow.usd_more for workflow in found.workflows if workflow.plan)
+    if not more or not round(more, 4):
+        return ""
+    return f" ({'-' if more < 0 else '+'}{dollars(abs(more))})"
+
+
 def _workflow(found: WorkflowFindings) -> Iterator[str]:
     changes = [counted(len(found.changes), "change")] if found.changes else []
     words = [", ".join([f"{found.workflow}: {found.how}", *changes])]
-    words += [figures.counts_words(found.plan)] if found.plan else []
-    words += [f"breaking for {breaks}"] if (breaks := _breaks([found])) else []
+    if found.plan:
+        words.append(figures.counts_words(found.plan))
+    breaks = _breaks([found])
+    if breaks:
+        words.append(f"breaking for {breaks}")
     said = cropped("; ".join(words), 500)
-    yield from fold(said, _changes(found.changes)) if changes else [escaped(said)]
+    if changes:
+        yield from fold(said, _changes(found.changes))
+    else:
+        yield escaped(said)
 
 
 def _breaks(found: Iterable[WorkflowFindings]) -> str:
@@ -320,7 +331,8 @@ def _changes(found: Sequence[Change]) -> list[str]:
 def _failures(tests: Iterable[CaseResult]) -> list[str]:
     cells = list[list[str]]()
     for one in (one for one in tests if one.result != "passed"):
-        cells += [[one.name, "", "", "", one.error]] if one.error else []
+        if one.error:
+            cells.append([one.name, "", "", "", one.error])
         cells += [
             [
                 one.name,

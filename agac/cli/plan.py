@@ -108,48 +108,58 @@ def _lines(workflows: Sequence[str], report: Any) -> Iterator[str]:
 
 
 def plan_lines(report: PlanReport, workflows: Sequence[str]) -> Iterator[str]:
-    """One plan: which rows, which run, the stages, why their tasks run, the cost, the rendered
-    prompts."""
-    rows = report.rows
-    facts = [counted(rows["total"], "row")]
-    facts += [f"{rows['unusable']:,} unusable"] if rows["unusable"] else []
-    facts += (
-        [f"{short:,} with fewer fields than the header"] if (short := rows.get("short", 0)) else []
-    )
-    facts += [f"{rows['dropped']:,} dropped by on_duplicate_id"] if rows["dropped"] else []
-    if report.continues is not None:
-        run = f"resumes run {report.continues}"
-    elif report.compared_with is not None:
-        changed = "".join(f"; input.{key} changed" for key in report.input_changes)
-        run = f"a new run, compared with run {report.compared_with}{changed}"
-    else:
-        run = "the first run"
-    yield f"{report.workflow}: {', '.join(facts)}; {run}"
-    paths = paths_of({found.name: found.stage.needs for found in report.stages})
-    if len(paths) == 1:
-        yield f"Stages: {paths[0]}"
-    else:
-        yield "Stages:"
-        yield from (f"  {path}" for path in paths[:MAX_PATHS])
-        if len(paths) > MAX_PATHS:
-            yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
+    """Yields one plan: its rows, its run, the stages, why their tasks run, the cost, prompts."""
+    yield f"{report.workflow}: {', '.join(_row_facts(report.rows))}; {_run_words(report)}"
+    yield from _path_lines(report)
     yield from ("", terminal.table(*plan_rows(report)), "")
-    for alias in {
-        alias["written"]: alias for stage in report.stages for alias in stage.aliases
-    }.values():
+    aliases = {alias["written"]: alias for stage in report.stages for alias in stage.aliases}
+    for alias in aliases.values():
+        before = ""
         if alias["meant"]:
             before = f"   (run {report.compared_with}: {alias['meant']})"
-        else:
-            before = ""
         yield terminal.short_name_line(alias) + before
     for stage in report.stages:
-        yield from (f"  {stage.name}: {line}" for line in reason_lines(stage, rows["total"]))
+        for line in reason_lines(stage, report.rows["total"]):
+            yield f"  {stage.name}: {line}"
     yield from total_lines(report, terminal.command_to_run(report.workflow, workflows))
     for number, prompt in enumerate(report.prompts, 1):
         yield f"--- prompt {number}: row {prompt.row!r}, stage {prompt.stage}"
         for message in prompt.messages:
             yield f"[{message.role}]"
             yield plain(message.text)
+
+
+def _row_facts(rows: Mapping[str, Any]) -> Iterator[str]:
+    """Yields how many rows the input has, and how many of them are odd."""
+    yield counted(rows["total"], "row")
+    if rows["unusable"]:
+        yield f"{rows['unusable']:,} unusable"
+    if rows.get("short", 0):
+        yield f"{rows['short']:,} with fewer fields than the header"
+    if rows["dropped"]:
+        yield f"{rows['dropped']:,} dropped by on_duplicate_id"
+
+
+def _run_words(report: PlanReport) -> str:
+    """`resumes run 3`, `a new run, compared with run 2`, or `the first run`."""
+    if report.continues is not None:
+        return f"resumes run {report.continues}"
+    if report.compared_with is not None:
+        changed = "".join(f"; input.{key} changed" for key in report.input_changes)
+        return f"a new run, compared with run {report.compared_with}{changed}"
+    return "the first run"
+
+
+def _path_lines(report: PlanReport) -> Iterator[str]:
+    """Yields the graph of the stages as its paths."""
+    paths = paths_of({forecast.name: forecast.stage.needs for forecast in report.stages})
+    if len(paths) == 1:
+        yield f"Stages: {paths[0]}"
+        return
+    yield "Stages:"
+    yield from (f"  {path}" for path in paths[:MAX_PATHS])
+    if len(paths) > MAX_PATHS:
+        yield f"  and {len(paths) - MAX_PATHS:,} more: agac graph -a {report.workflow}"
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
@@ -322,7 +332,7 @@ def _guessed(guess: Guess) -> str:
 
 
 def total_lines(report: PlanReport, command: str) -> Iterator[str]:
-    """The expected cost of the whole run, how exact that is, and what to do next."""
+    """Yields the expected cost of the whole run, how exact that is, and what to do next."""
     running = [stage for stage in report.stages if stage.run]
     if report.blocked is not None:
         yield (
@@ -332,21 +342,11 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
         return
     if not running:
         in_batch = any(stage.in_flight for stage in report.stages)
-        yield "No calls are needed." + (
-            " `agac batch retrieve` collects results." if in_batch else ""
-        )
+        retrieve = " `agac batch retrieve` collects results." if in_batch else ""
+        yield f"No calls are needed.{retrieve}"
         return
     simulated = any(stage.simulated for stage in running)
-    about = "" if report.exact else "~"
-    cost = "a cost that is not known (no price)"
-    if report.usd is not None:
-        cost = dollars(report.usd, simulated=simulated, about=about)
-    if report.usd_at_most is not None:
-        cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
-    calls = counted(report.calls, "call")
-    given = report.input_tokens
-    made = report.output_tokens
-    yield f"Expected: {about}{calls}, {about}{given:,} tokens in, {about}{made:,} out, {cost}"
+    yield _expected_line(report, simulated=simulated)
     if not report.exact:
         yield (
             "  ~ is an estimate: the number of rows is not known yet. The maximum cost is "
@@ -369,8 +369,21 @@ def total_lines(report: PlanReport, command: str) -> Iterator[str]:
     yield f"Run it with: {command}"
 
 
+def _expected_line(report: PlanReport, *, simulated: bool) -> str:
+    """`Expected: 12 calls, 800 tokens in, 90 out, $0.02, $0.05 at most`."""
+    about = "" if report.exact else "~"
+    cost = "a cost that is not known (no price)"
+    if report.usd is not None:
+        cost = dollars(report.usd, simulated=simulated, about=about)
+    if report.usd_at_most is not None:
+        cost += f", {dollars(report.usd_at_most, simulated=simulated, about=about)} at most"
+    calls = counted(report.calls, "call")
+    tokens = f"{about}{report.input_tokens:,} tokens in, {about}{report.output_tokens:,} out"
+    return f"Expected: {about}{calls}, {tokens}, {cost}"
+
+
 def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
-    """What nobody knows before these stages run: how long answers are, and how many turns and
+    """Yields what is unknown before these stages run: how long answers are, and how many turns and
     searches they take."""
     guessed = [stage.name for stage in running if stage.estimate.basis == "guess"]
     if guessed:
@@ -379,28 +392,29 @@ def _guesses(running: Sequence[StageForecast]) -> Iterator[str]:
             f"{', '.join(guessed)}"
         )
     for stage in running:
-        agent = stage.stage
-        if agent.asks and agent.agent_spec is not None:
-            guess = f"{'three' if agent.defers_form else 'two'} turns each are a guess"
-            if stage.estimate.basis == "guess":
-                often = guess
-            else:
-                often = "as many turns as before"
-            bound = f"{agent.most_turns} at most, with one call of a tool in each but the last"
-            yield f"  Conversations at {stage.name}: {often}; {bound}"
-        elif agent.asks and agent.runtime is not None:
-            if stage.estimate.basis == "guess":
-                often = "two calls in each are a guess"
-            else:
-                often = "with as much as before"
-            most = agent.tooling.max_turns + 1
-            yield (
-                f"  Sessions of OpenCode at {stage.name}: how often each asks is not "
-                f"known, {often}; {most} at most"
-            )
+        yield from _turn_guesses(stage)
     models = (
         (stage.name, model) for stage in running for model in getattr(stage.stage, "models", ())
     )
     searching = dict.fromkeys(name for name, model in models if model.server_tools)
     if searching:
         yield f"  What tools that providers run find and cost comes on top: {', '.join(searching)}"
+
+
+def _turn_guesses(stage: StageForecast) -> Iterator[str]:
+    """Yields how many turns the conversations of a stage take, as far as that is known."""
+    agent = stage.stage
+    is_guess = stage.estimate.basis == "guess"
+    if agent.asks and agent.agent_spec is not None:
+        often = "as many turns as before"
+        if is_guess:
+            often = f"{'three' if agent.defers_form else 'two'} turns each are a guess"
+        bound = f"{agent.most_turns} at most, with one call of a tool in each but the last"
+        yield f"  Conversations at {stage.name}: {often}; {bound}"
+    elif agent.asks and agent.runtime is not None:
+        often = "two calls in each are a guess" if is_guess else "with as much as before"
+        most = agent.tooling.max_turns + 1
+        yield (
+            f"  Sessions of OpenCode at {stage.name}: how often each asks is not "
+            f"known, {often}; {most} at most"
+        )

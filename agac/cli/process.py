@@ -433,11 +433,7 @@ def _run(
     `every`: how many rows a line of progress is for; 0 shows warnings alone. Several `models`
     are compared.
     """
-    folder: Path | str | None = settings.project_dir
-    for argument in arguments:
-        if isinstance(argument, api.ProcessOptions):
-            folder = argument.work_dir or folder
-    where = f" --project-dir {shlex.quote(str(folder))}" if folder else ""
+    where = _folder_option(settings, arguments)
     are_compared = len(models) > 1
 
     def began(alias: str) -> None:
@@ -471,6 +467,15 @@ def _run(
     if summary and _output_of(report) != "-":  # there are the results
         print_json(report.summary)
     return int(report.exit_code)
+
+
+def _folder_option(settings: Globals, arguments: tuple[Any, ...]) -> str:
+    """` --project-dir FOLDER`: the option that makes a command find the job; empty without one."""
+    folder: Path | str | None = settings.project_dir
+    for argument in arguments:
+        if isinstance(argument, api.ProcessOptions):
+            folder = argument.work_dir or folder
+    return f" --project-dir {shlex.quote(str(folder))}" if folder else ""
 
 
 def _progress(settings: Globals, every: int | None) -> Any:

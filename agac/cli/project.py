@@ -55,7 +55,10 @@ def init(
             "",
             "Make one: agac init --example NAME [DIR]",
         ]
-        print_json(found) if as_json else print_text("\n".join(lines))
+        if as_json:
+            print_json(found)
+        else:
+            print_text("\n".join(lines))
         return
     made = api.init(folder, example)
     name = example or "reviews"
@@ -239,7 +242,10 @@ def gc_lines(report: GcReport) -> Iterator[str]:
         yield f"Kept: {', '.join(map(_run_of, cleared.kept))}"
     before = megabytes(report.bytes_before)
     after = megabytes(report.bytes_after)
-    yield f"Store: {before}" if report.dry_run else f"Store: {after}, before: {before}"
+    if report.dry_run:
+        yield f"Store: {before}"
+    else:
+        yield f"Store: {after}, before: {before}"
 
 
 @click.command(help="Copy the database into FILE: whole and checked, also while a run is at work.")

@@ -29,7 +29,7 @@ from agac.engine.summary import RunSummary
 if TYPE_CHECKING:
     from agac.api.comparison import Agreement
     from agac.api.diff import DiffReport
-    from agac.api.evaluation import Evaluation
+    from agac.api.evaluation import Evaluation, ModelQuality
     from agac.api.run_compare import FieldChange, RunComparison
     from agac.api.trial import StageTrial
     from agac.core.statistics import Interval
@@ -160,12 +160,16 @@ def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -
     """What changed in the first rows, and rows of one run alone."""
     text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
     rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
-    yield "\n" + terminal.table(("row", "field", "difference"), rows) if rows else ""
+    if rows:
+        yield "\n" + terminal.table(("row", "field", "difference"), rows)
+    else:
+        yield ""
     shown = len({one.id for one in report.changed})
     if shown < report.rows["changed"]:
         yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: {more}"
     for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
-        yield from [f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"] if ids else []
+        if ids:
+            yield f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"
 
 
 _REMEDY = "Name a file elsewhere, or make room there."
@@ -388,57 +392,67 @@ def _interval(found: Interval | None, sign: str = "") -> str:
     return f"{found.middle:{sign}.1%} ({found.low:{sign}.1%} to {found.high:{sign}.1%})"
 
 
+EVALUATION_COLUMNS = (
+    "model",
+    "run",
+    "judged",
+    "failed",
+    "accuracy",
+    "to the first",
+    "replicas agree",
+    "1,000 rows",
+    "calls",
+)
+
+
 def evaluation_lines(report: Evaluation) -> Iterator[str]:
-    if report.field:
-        what = f"the field {report.field} of its answers"
-    else:
-        what = "its answers"
-    yield (
-        f"{report.workflow}, stage {report.stage}: {what} beside the labels in "
-        f"{plain(report.label)}"
-    )
+    """Yields how well the answers of models fit the labels: a table of all, then each by class."""
+    what = f"the field {report.field} of its answers" if report.field else "its answers"
+    label = plain(report.label)
+    yield f"{report.workflow}, stage {report.stage}: {what} beside the labels in {label}"
+    left = ""
     if report.unlabelled:
         left = f"; {counted(report.unlabelled, 'row')} without a label left out"
-    else:
-        left = ""
     yield f"{report.asked:,} of {counted(report.rows, 'row')} with a label asked{left}\n"
-    table = []
-    for one in report.models:
-        shares = _interval(one.accuracy), _interval(one.difference, "+"), _interval(one.agreement)
-        took = (
-            _known(one.usd_per_1000_rows, "${:,.4f}"),
-            _known(one.seconds_per_1000_rows, "{:,.1f} s"),
-        )
-        table.append((one.model, one.run, one.judged, one.failed, *shares, *took))
-    header = (
-        "model",
-        "run",
-        "judged",
-        "failed",
-        "accuracy",
-        "to the first",
-        "replicas agree",
-        "1,000 rows",
-        "calls",
-    )
-    yield terminal.table(header, table)
-    for one in report.models:
-        yield f"\n{one.model}{' (its dollars are simulated)' * one.simulated}"
-        missing = report.asked - one.judged
-        if missing:
-            why = one.stopped or "a guard kept them, or they wait for batches"
-            yield f"Not judged: {counted(missing, 'row')}: {why}"
-        rows = [
-            (label, *made.values(), _interval(one.precision[label]), _interval(one.recall[label]))
-            for label, made in one.confusion.items()
-        ]
-        answers = next(iter(one.confusion.values()), ())
-        yield (
-            terminal.table(("label", *answers, "precision", "recall"), rows)
-            if rows
-            else "  no classes"
-        )
+    yield terminal.table(EVALUATION_COLUMNS, [_model_cells(model) for model in report.models])
+    for model in report.models:
+        yield from _class_lines(model, report.asked)
     yield from (f"Below --min: {line}" for line in report.missed)
+
+
+def _model_cells(model: ModelQuality) -> list[object]:
+    """Makes the line of a model in the table of an evaluation."""
+    return [
+        model.model,
+        model.run,
+        model.judged,
+        model.failed,
+        _interval(model.accuracy),
+        _interval(model.difference, "+"),
+        _interval(model.agreement),
+        _known(model.usd_per_1000_rows, "${:,.4f}"),
+        _known(model.seconds_per_1000_rows, "{:,.1f} s"),
+    ]
+
+
+def _class_lines(model: ModelQuality, asked: int) -> Iterator[str]:
+    """Yields which answers a model gave for each label, with precision and recall."""
+    simulated = " (its dollars are simulated)" if model.simulated else ""
+    yield f"\n{model.model}{simulated}"
+    missing = asked - model.judged
+    if missing:
+        why = model.stopped or "a guard kept them, or they wait for batches"
+        yield f"Not judged: {counted(missing, 'row')}: {why}"
+    rows = []
+    for label, counts in model.confusion.items():
+        precision = _interval(model.precision[label])
+        recall = _interval(model.recall[label])
+        rows.append((label, *counts.values(), precision, recall))
+    if not rows:
+        yield "  no classes"
+        return
+    answers = next(iter(model.confusion.values()))
+    yield terminal.table(("label", *answers, "precision", "recall"), rows)
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
@@ -454,7 +468,8 @@ def diff_lines(report: DiffReport) -> Iterator[str]:
             *map(str, one.problems),
             *(change_words(change, as_text, plain) for change in one.changes),
         ]
-        lines += [counts_words(one.plan, stages=True)] if one.plan else []
+        if one.plan:
+            lines.append(counts_words(one.plan, stages=True))
         yield from (f"  {line}" for text in lines for line in split_lines(plain(text)))
     if report.unchanged:
         yield from ("", f"Unchanged: {', '.join(report.unchanged)}")

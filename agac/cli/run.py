@@ -132,10 +132,9 @@ def run(
         raise click.UsageError(
             "--show N prints prompts of a dry run: add --dry-run, or use `agac plan`"
         )
+    root = settings.project_dir
     if dry_run:
-        plans = [
-            api.plan(name, options, show=show, project=settings.project_dir) for name in workflows
-        ]
+        plans = [api.plan(name, options, show=show, project=root) for name in workflows]
         return print_plans(plans, workflows, as_json=as_json)
     reports: list[api.RunReport] = []
 
@@ -153,7 +152,7 @@ def run(
             workflows,
             options,
             tell=print_ended,
-            project=settings.project_dir,
+            project=root,
             progress=not settings.quiet,
             confirm=terminal.confirmed,
             handle_signals=True,

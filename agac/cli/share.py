@@ -33,7 +33,8 @@ def push(settings: main.Globals, as_json: bool) -> None:
 def _pushed(report: PushReport) -> Iterator[str]:
     cost = f" ({dollars(report.usd)})" if report.usd else ""
     yield f"Pushed {counted(report.answers, 'answer')}{cost} to {report.remote} as {report.writer}"
-    yield from [f"{report.there:,} were there"] if report.there else []
+    if report.there:
+        yield f"{report.there:,} were there"
     if report.kept:
         yield (
             f"{report.kept:,} stay here: too long, with a secret, or of an address that "

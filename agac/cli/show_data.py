@@ -118,7 +118,10 @@ def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
         [plain(value_text(row[name])) if name in row else "" for name in names]
         for row in report.rows
     ]
-    yield "First row:" if len(texts) == 1 else f"First {len(texts)} rows:"
+    if len(texts) == 1:
+        yield "First row:"
+    else:
+        yield f"First {len(texts)} rows:"
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
     # a wider table could not be read: one row is shown below the other instead
     if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):

@@ -120,7 +120,10 @@ def shards_lines(report: ShardsReport) -> Iterator[str]:
             if one["next"]:
                 why = f" ({plain(terminal.first_line(one['why']))})" if one["why"] else ""
                 yield f"Shard {one['shard']} is {one['state']}{why}. Go on with: {one['next']}"
-        yield f"All have finished. Write their results with: {run['next']}\n" if run["next"] else ""
+        if run["next"]:
+            yield f"All have finished. Write their results with: {run['next']}\n"
+        else:
+            yield ""
 
 
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:

@@ -83,10 +83,16 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
         )
     last = None
     for row in rows:
-        yield "[" if last is None else f"{last},"
+        if last is None:
+            yield "["
+        else:
+            yield f"{last},"
         found = dict(zip(columns, map(_json_value, row), strict=True))
         last = "  " + json.dumps(found, ensure_ascii=only_ascii, allow_nan=False)
-    yield from ["[]"] if last is None else [last, "]"]
+    if last is None:
+        yield "[]"
+    else:
+        yield from [last, "]"]
 
 
 def _json_value(value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 import select
@@ -18,7 +17,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -41,6 +39,7 @@ from agac.core.types import Shard, counted, dollars
 if TYPE_CHECKING:
     from agac.engine.stage_summary import CallCost
     from agac.engine.summary import RowCounts
+
 
 _OWN = f"<{os.urandom(8).hex()}>"
 """Stands for the escape character in what agac colours itself, until it is printed: no row and no
@@ -95,7 +94,10 @@ def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Ite
             if cut:
                 line = f"  {plain(name)}: {_cell(text)}"
                 note = f"… ({len(text):,} characters)"
-                yield line if cells(line) <= width else cropped(line, width - len(note), "") + note
+                if cells(line) <= width:
+                    yield line
+                else:
+                    yield cropped(line, width - len(note), "") + note
             else:
                 yield f"  {plain(name)}: " + text.rstrip("\n").replace("\n", "\n    ")
 
@@ -158,8 +160,6 @@ def selection_words(selection: dict[str, Any]) -> str:
     shard = selection.get("shard")
     if shard:
         many = f"shard {Shard(*shard)} of {many}"
-    else:
-        many = many
     return f"{many} from row {offset + 1:,}" if offset else many
 
 
@@ -208,63 +208,75 @@ def batch_name(number: object, provider_id: str | None) -> str:
 def spent_line(budget: Mapping[str, Any], simulated: bool) -> str:
     """`budget of the run: $0.0051 of $0.0060 spent, and at most $0.0002 by calls of unknown cost;
     12 of 40 calls`."""
-    units = []
-    for unit, amounts in budget.items():
-        if isinstance(amounts, dict):
-            spent, limit, unknown = (
-                dollars(amounts[key]) if unit == "usd" else f"{amounts[key]:,.0f}"
-                for key in ("spent", "limit", "held")
-            )
-            if unit == "usd":
-                what = f"{'simulated ' * simulated}{spent} of {limit}"
-            else:
-                what = f"{spent} of {limit} {unit}"
-            if amounts["held"]:
-                more = f", and at most {unknown} by calls of unknown cost"
-            else:
-                more = ""
-            units.append(f"{what} spent{more}")
+    units = [
+        _spent_words(unit, amounts, simulated=simulated)
+        for unit, amounts in budget.items()
+        if isinstance(amounts, dict)
+    ]
     return f"{budget['name']}: {'; '.join(units)}"
+
+
+def _spent_words(unit: str, amounts: Mapping[str, Any], *, simulated: bool) -> str:
+    """`12 of 40 calls spent`: how much of one unit of a budget is gone."""
+    if unit == "usd":
+        is_simulated = "simulated " if simulated else ""
+        what = f"{is_simulated}{dollars(amounts['spent'])} of {dollars(amounts['limit'])}"
+        held = dollars(amounts["held"])
+    else:
+        what = f"{amounts['spent']:,.0f} of {amounts['limit']:,.0f} {unit}"
+        held = f"{amounts['held']:,.0f}"
+    if amounts["held"]:
+        return f"{what} spent, and at most {held} by calls of unknown cost"
+    return f"{what} spent"
 
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, one_line: bool = False
 ) -> str:
-    """Columns as wide as their widest cell, numbers to the right. On a terminal the header is
-    bold, and where the table is too wide, cells wrap between words or, with `one_line`, are cut;
-    where they do not, the cells of each row stand below one another. Elsewhere it is plain text.
-    Nothing is ever cut off but there, and long values only."""
+    """Lays out columns as wide as their widest cell, with numbers to the right.
+
+    On a terminal the header is bold. Where the table is too wide for it, cells wrap between words
+    or, with `one_line`, are cut; where that is not enough, the cells of each row are printed below
+    one another. Elsewhere it is plain text, of which nothing is cut.
+    """
     if not sys.stdout.isatty():
         return "\n".join(table_lines(header, [rows]))
     width = shutil.get_terminal_size().columns
-    columns = [
-        *zip(
-            header, *([cropped(_cell(value), width) for value in row] for row in rows), strict=True
-        )
-    ]
+    lines = [[cropped(_cell(value), width) for value in row] for row in rows]
+    columns = [*zip(header, *lines, strict=True)]
     if one_line:
-        # the cells are cut so far that a row fits, where that leaves something of them to be read
-        widest = [max(map(cells, one)) for one in columns]
-        room = width - 2 * len(columns) + 2
-        fits = next(
-            (n for n in range(width, NARROW, -1) if sum(min(n, one) for one in widest) <= room),
-            width,
-        )
-        columns = [tuple(cropped(text, fits) for text in one) for one in columns]
-    least = [
+        columns = _cut_to_fit(columns, width)
+    longest_words = [
         max(cells(word) for text in column for word in [*text.split(), ""]) for column in columns
     ]
-    if sum(least) + 2 * (len(least) - 1) > width:
-        return "\n".join(
-            record_lines((zip(header, map(_cell, row), strict=True) for row in rows), cut=True)
-        )
+    if sum(longest_words) + 2 * (len(longest_words) - 1) > width:
+        records = (zip(header, map(_cell, row), strict=True) for row in rows)
+        return "\n".join(record_lines(records, cut=True))
+    return _wrapped(columns, longest_words, _are_numbers(header, rows), width)
+
+
+def _cut_to_fit(columns: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Cuts cells so far that a row fits, where that leaves something of them to be read."""
+    widest = [max(map(cells, column)) for column in columns]
+    room = width - 2 * len(columns) + 2
+    for most in range(width, NARROW, -1):
+        if sum(min(most, size) for size in widest) <= room:
+            return [tuple(cropped(text, most) for text in column) for column in columns]
+    return [tuple(cropped(text, width) for text in column) for column in columns]
+
+
+def _wrapped(
+    columns: list[tuple[str, ...]], least: list[int], are_numbers: list[bool], width: int
+) -> str:
+    """Lays out columns, each with its header first, that are at least so wide, for a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, smallest, to_right in zip(header, least, _are_numbers(header, rows), strict=True):
-        shown.add_column(Text(name), justify="right" if to_right else "left", min_width=smallest)
+    for column, smallest, is_number in zip(columns, least, are_numbers, strict=True):
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        shown.add_column(Text(column[0]), justify=justify, min_width=smallest)
     for row in zip(*(column[1:] for column in columns), strict=True):
         shown.add_row(*(Text(cell, STATE_COLOURS.get(cell, "")) for cell in row))
     console = Console(
@@ -274,9 +286,8 @@ def table(
     )
     with console.capture() as capture:
         console.print(shown)
-    return "\n".join(
-        line.rstrip() for line in capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n")
-    )
+    lines = capture.get().replace("\x1b", _OWN).rstrip("\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 NARROW = 8  # cells of a column that may be cut: of less nothing could be read
@@ -538,30 +549,41 @@ def without(command: str, *flags: str) -> str:
 
 
 def command_to_resume(workflow: str, workflows: Sequence[str], *, fresh: bool = False) -> str:
-    """The command as it was typed, without `--fresh`, which would start again, unless `fresh`; for
-    one workflow."""
+    """Makes the command that resumes one of several workflows, of that which was typed.
+
+    It has no `--fresh`, which would start again, unless `fresh`.
+    """
     words = [word for word in sys.argv[1:] if word != "--fresh" or fresh]
     if len(workflows) > 1:
-        flags = ("-a", "--workflow")
-        others = {
-            *flags,
-            *(form for name in workflows for form in (f"-a{name}", f"--workflow={name}")),
-        }
-        context = click.get_current_context(silent=True)
-        if context:
-            options = [one for one in context.command.params if isinstance(one, click.Option)]
-        else:
-            options = []
-        valued = {
-            flag for one in options if not (one.is_flag or one.count) for flag in one.opts
-        } - {*flags}
-        words = [
-            w
-            for before, w in zip(["", *words], words, strict=False)
-            if before in valued or not (w in others or w in workflows or before in flags)
-        ]
-        words += ["-a", workflow]
+        words = [*_without_workflows(words, workflows), "-a", workflow]
     return shlex.join(["agac", *words])
+
+
+def _without_workflows(words: list[str], workflows: Sequence[str]) -> Iterator[str]:
+    """Yields the words of a command that do not name a workflow."""
+    naming = {"-a", "--workflow", *workflows}
+    for name in workflows:
+        naming |= {f"-a{name}", f"--workflow={name}"}
+    with_value = _flags_with_value() - {"-a", "--workflow"}
+    before = ""
+    for word in words:
+        is_name = word in naming or before in ("-a", "--workflow")
+        if before in with_value or not is_name:
+            yield word
+        before = word
+
+
+def _flags_with_value() -> set[str]:
+    """Finds the flags of the command at work that take a value."""
+    context = click.get_current_context(silent=True)
+    if not context:
+        return set()
+    return {
+        flag
+        for option in context.command.params
+        if isinstance(option, click.Option) and not (option.is_flag or option.count)
+        for flag in option.opts
+    }
 
 
 def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
@@ -574,60 +596,3 @@ def command_to_run(workflow: str, workflows: Sequence[str]) -> str:
     if "plan" in words:
         words[words.index("plan")] = "run"
     return shlex.join(words)
-
-
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class TextLines(logging.Formatter):
-    """One line per record; a record of a call has its request and reply below, without control
-    characters."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
-        texts = [f"{message['role']}: {message['text']}" for message in fields.get("request", ())]
-        texts += [f"reply: {fields['reply']}"] if fields.get("reply") is not None else []
-        below = ["    " + harmless(text).replace("\n", "\n    ") for text in texts]
-        return "\n".join([harmless(super().format(record)), *below])
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per record: `time` (UTC), `level`, `logger`, `message`, then the record's
-    other fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {
-            "time": time.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
-class LogFile(logging.FileHandler):
-    """Says once that it cannot be written: a log must not end what it is about."""
-
-    can_be_written = True
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
-        if self.can_be_written:
-            self.can_be_written = False
-            say_error(
-                f"--log-file {self.baseFilename}: {sys.exc_info()[1]}",
-                word="warning",
-                colour="yellow",
-            )
-
-
-class StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment: while progress is shown, that writes above the
-    progress."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)

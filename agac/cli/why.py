@@ -106,7 +106,10 @@ def _fingerprint_lines(task: TaskInputs, facts: dict[str, Any]) -> Iterator[str]
     schema = parts["schema"]
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
-    yield f"  schema: {schema['name']} ({schema['hash']})" if schema else "  schema: none"
+    if schema:
+        yield f"  schema: {schema['name']} ({schema['hash']})"
+    else:
+        yield "  schema: none"
     replicas = replicas_words(parts)
     if replicas:
         yield f"  replicas: {replicas}"
