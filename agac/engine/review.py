@@ -251,28 +251,25 @@ class Reviews:
         task = asked.task
         assert isinstance(task, ReviewTask)
         own = self._own[stage.index]
-        asks = self._own[stage.index].asks
         known = await self.look_ups.get(task.fingerprint)
         row_id = row.new.row.id
         batch = self._ledger.batch
         now = self._now()
         since = self._since
-        stood = own.standing(task, row_id, known, since=since, now=now)
-        said = counting(known[0] if known else (), since)
-        source = next((one.name for one in own.asked if one.name in row.judged), "")
+        source = next((judged.name for judged in own.asked if judged.name in row.judged), "")
+        redo_key = b""
         if source:
             redo_key = review_key(own.workflow, source, row_id, row.judged[source][0], REDO)
-        else:
-            redo_key = b""
-        if self._discards is not None and any(one.at < self._discards for one in said):
+        decided = counting(known[0] if known else (), since)
+        if self._discards is not None and any(one.at < self._discards for one in decided):
             batch.decisions.append(own.entry(task, row_id, DISCARD, self._discards, "api"))
-            stood = own.standing(task, row_id, known, since=self._discards, now=now)
+            since = self._discards
         if redo_key in self._redos.discarded:
             discarded = own.entry(task, row_id, DISCARD, self._discards or now, REDO)
             batch.decisions.append(discarded._replace(key=redo_key, stage=source))
+        stood = own.standing(task, row_id, known, since=since, now=now)
         if stood.decision is not None and not stood.decision.id:
             batch.decisions.append(stood.decision)
-        about = task.fingerprint, own.workflow, stage.name
         batch.reviewed.append((own.workflow, stage.name, row_id, task.fingerprint))
         verdict = own.verdict(task, stood)
         if verdict.how == REDO and verdict.by is not None:
@@ -284,33 +281,14 @@ class Reviews:
             self.redo = True
             return Parked.REVIEW
         if verdict.how == "waiting":
-            if known and known[1]:
-                until = known[1]
-            elif asks.timeout is not None:
-                until = now + asks.timeout
-            else:
-                until = None
-            why = canonical(task.why or {})
-            state = "conflict" if stood.state == "conflict" else "waiting"
-            row.reviews.append(
-                NewReview(
-                    *about,
-                    row.new,
-                    task.seen,
-                    why,
-                    task.blind,
-                    stood.last,
-                    state,
-                    task.sure,
-                    until,
-                    now,
-                )
-            )
+            row.reviews.append(_question(own, asked, task, stood, known, now))
             return Parked.REVIEW
         state = "stale" if verdict.how == "auto" else "applied"
         batch.review_ends.append(ReviewEnd(task.fingerprint, row.new, stood.last, state))
-        if verdict.how == "rejected" and (refused := own.rejection(verdict)) is not None:
-            return refused
+        if verdict.how == "rejected":
+            rejection = own.rejection(verdict)
+            if rejection is not None:
+                return rejection
         return self._settled(row, stage, own, task, verdict)
 
     def _settled(
@@ -350,3 +328,33 @@ class Reviews:
         else:
             alone = not (row.waits or row.held or row.failed)
             batch.reviews += [(one, alone) for one in row.reviews]
+
+
+def _question(
+    own: Reviewing,
+    asked: TaskRequest,
+    task: ReviewTask,
+    stood: Standing,
+    known: Known | None,
+    now: float,
+) -> NewReview:
+    """Returns what people are asked about an answer, and until when."""
+    until = None
+    if known and known[1]:
+        until = known[1]
+    elif own.asks.timeout is not None:
+        until = now + own.asks.timeout
+    return NewReview(
+        task.fingerprint,
+        own.workflow,
+        asked.stage.name,
+        asked.row.new,
+        task.seen,
+        canonical(task.why or {}),
+        task.blind,
+        stood.last,
+        "conflict" if stood.state == "conflict" else "waiting",
+        task.sure,
+        until,
+        now,
+    )

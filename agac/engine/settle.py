@@ -262,23 +262,17 @@ class Settler:
         there. `voted`: it was made of the answers of replicas, and is kept already. A `replica`,
         from 1, brought one of these: the task alone is counted, once it is settled. `fixed`: the
         fingerprint of the task whose result a person set."""
-        batch = self._ledger.batch
         asked = outcome is Outcome.DONE
         fingerprint = fixed or result.fingerprint
         if asked:
-            if voted is None and not result.id:
-                batch.results.append(result)
-            if result.how and not isinstance(voted, Reviewed):
-                batch.tally((stage.name, HOW, result.how, "")).tasks += 1
+            self._keep_result(stage, result, voted)
         if replica:
             self._add(row, stage, outcome, fingerprint, result, replica=replica)
             return
-        leaves = is_leave(stage, result.value)
-        own = self._totals.stages[stage.name]
-        totals = self._totals
-        settled_as = outcome
         note = voted.note if voted else None
-        if leaves:
+        agreement = voted.agreement if voted else None
+        settled_as = outcome
+        if is_leave(stage, result.value):
             assert isinstance(stage, LocalStage)
             function = str(next(iter(stage.operation.body().values())))
             settled_as = Outcome.DROPPED
@@ -286,31 +280,45 @@ class Settler:
         if asked:
             self._stops.answered(stage.name)
         prior = row.prior.get(stage.index)
-        agreement = voted.agreement if voted else None
-        if prior is not None and not asked:
+        # whether the store says this of the task already
+        known = False
+        if result.id and prior is not None and not asked:
             stored = (prior.result_id, prior.fingerprint, prior.agreement)
-        else:
-            stored = None
-        known = bool(result.id) and stored == (result.id, fingerprint, agreement)
-        totals.tasks_done += asked
-        totals.tasks_reused += not asked and not (known and row.again)
-        if not (row.part or (known and row.again)):
-            own.done += settled_as is Outcome.DONE
-            own.reused += settled_as is Outcome.REUSED
-            own.dropped += leaves
+            known = stored == (result.id, fingerprint, agreement)
+        counted_before = known and row.again
+        self._totals.tasks_done += asked
+        self._totals.tasks_reused += not asked and not counted_before
+        if not row.part and not counted_before:
+            self._count_settled(stage, settled_as)
         if known:
-            return  # the store says this of the task already
+            return
         self._earlier_ends.pop(row.new.key, None)
         self._uncount(row, stage, prior)
+        batch = self._ledger.batch
         batch.tally((stage.name, PART if row.part else settled_as.value, "", "")).tasks += 1
         if agreement and not row.part:
             batch.tally((stage.name, AGREEMENT, agreement, "")).tasks += 1
         self._add(row, stage, settled_as, fingerprint, result, note=note)
         if stage.makes == "rows":  # which may turn out to be too many only when they are made
-            settled = PriorTask(
+            row.prior[stage.index] = PriorTask(
                 row.new.key, stage.index, fingerprint, settled_as, result.id, None, 0
             )
-            row.prior[stage.index] = settled
+
+    def _keep_result(self, stage: AnyStage, result: Result, voted: VoteResult | None) -> None:
+        """Stores a result that was asked for, unless it is stored already, and counts how it came
+        about."""
+        batch = self._ledger.batch
+        if voted is None and not result.id:
+            batch.results.append(result)
+        if result.how and not isinstance(voted, Reviewed):
+            batch.tally((stage.name, HOW, result.how, "")).tasks += 1
+
+    def _count_settled(self, stage: AnyStage, settled_as: Outcome) -> None:
+        """Counts a task of a stage. One whose row leaves is counted as dropped alone."""
+        totals = self._totals.stages[stage.name]
+        totals.done += settled_as is Outcome.DONE
+        totals.reused += settled_as is Outcome.REUSED
+        totals.dropped += settled_as is Outcome.DROPPED
 
     def not_asked(
         self, row: ActiveRow, stage: AnyStage, outcome: Outcome, note: Callable[[], str] | None
