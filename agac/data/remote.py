@@ -280,7 +280,7 @@ class RemoteContents:
         kept = KeptFile(self.root / FOLDER)
         try:
             await self._receive(response, end, kept, shown, what)
-            self._refuse_unpacked_size(kept.temporary, shown, what)
+            self._refuse_unpacked_size(kept, shown, what)
             path = kept.placed(self.root / FOLDER / kept.hash / content.name)
         finally:
             kept.abort()
@@ -316,15 +316,15 @@ class RemoteContents:
         end.reschedule(None)
         kept.finish()
 
-    def _refuse_unpacked_size(self, path: Path, shown: str, what: str) -> None:
+    def _refuse_unpacked_size(self, kept: KeptFile, shown: str, what: str) -> None:
         """Raises Refused for a packed file that is too large once it is unpacked. A few bytes may
         unpack to more than is allowed."""
-        with path.open("rb") as file:
+        with kept.temporary.open("rb") as file:
             is_packed = file.read(4).startswith((GZIP, ZSTANDARD))
         if not is_packed:
             return
         size = 0
-        with opened(path, shown) as unpacked:
+        with opened(kept.temporary, shown) as unpacked:
             for piece in iter(partial(unpacked.read1, 1 << 20), b""):
                 size += len(piece)
                 self._refuse_size(size, f"{shown}, unpacked,", what)
