@@ -38,7 +38,7 @@ def batch() -> None:
 
 
 def batch_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch may be given as argument or by a flag. Raises UsageError where two are given."""
+    """Makes a batch an argument or a flag. Raises UsageError where two are given."""
 
     @wraps(command)
     def with_one(*values: Any, batch_id: str | None, flag_id: str | None, **others: Any) -> Any:
@@ -242,7 +242,7 @@ STEP_WORDS = {"NEEDS_HUMAN": "needs a decision", "NOT_CREATED": "not created", "
 
 
 def status_word(batch: BatchView) -> str:
-    """The status of a batch: the same words for every provider, and others for steps that no
+    """Says the status of a batch: the same words for every provider, and others for steps that no
     provider has."""
     return (
         STEP_WORDS.get(batch.state)
@@ -468,7 +468,7 @@ def doctor_lines(report: DoctorReport) -> Iterator[str]:
 
 
 def in_batch_words(task: Mapping[str, Any]) -> str:
-    """The batch that has a row's task: `in batch 4 (batch_abc123) of run 1, submitted 2026-…`."""
+    """`in batch 4 (batch_abc123) of run 1, submitted 2026-…`: which batch has a row's task."""
     replica = f"replica {task['replica']}: " if "replica" in task else ""
     how = "waits for the same request in" if task["waits"] else "in"
     name = terminal.batch_name(task["batch"], task["provider_id"])

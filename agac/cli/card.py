@@ -84,7 +84,7 @@ def show(settings: main.Globals, name: str, variables: tuple[str, ...], as_json:
 
 
 def _part_lines(stages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The stages that a card becomes, in the order in which a row meets them."""
+    """Yields the stages that a card becomes, in the order in which a row meets them."""
     for one in stages:
         who = ", ".join(filter(None, (one["agent"], one["does"])))
         turns = f", up to {one['calls']} calls" if one["calls"] > 1 else ""

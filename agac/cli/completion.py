@@ -45,7 +45,7 @@ Values = Iterable[tuple[str, str | None]]  # values that a shell may offer, each
 
 
 def stages(context: click.Context, run: str | None = None) -> Values:
-    """The stages of the workflow on the command line; without one, of the run on it."""
+    """Lists the stages of the workflow on the command line; without one, of the run on it."""
     given = context.params.get("workflow") or context.params.get("workflows")
     if not given:  # before an option without its value, click leaves the words in `args`
         run = context.params.get("run") or next(iter(context.args), run)
@@ -75,7 +75,7 @@ def workflows(context: click.Context) -> Values:
 
 
 def batches(context: click.Context) -> Values:
-    """Open batches, the newest first: by our numbers, then by the provider's ids."""
+    """Lists open batches, the newest first: by agac's numbers, then by the provider's ids."""
     from agac.store.batches import at_a_glance
 
     found = at_a_glance(_root(context) / STORE, "batches_at_a_glance", tuple[int, str | None, str])
@@ -84,7 +84,7 @@ def batches(context: click.Context) -> Values:
 
 
 def _runs(context: click.Context) -> list[tuple[str, str]]:
-    """The runs, the one last worked on first, with the workflow of each."""
+    """Lists the runs, the one last worked on first, with the workflow of each."""
     from agac.store.batches import at_a_glance
     from agac.store.history import RunLine
 
@@ -118,8 +118,8 @@ PLACEHOLDERS: dict[str, Callable[[click.Context], Values]] = {
 
 
 def named_here(text: str, context: click.Context | None) -> str:
-    """A message that names what this project has, in place of WORKFLOW, STAGE, CARD and FILE,
-    where it has one."""
+    """Replaces WORKFLOW, STAGE, CARD and FILE in a message by what this project has, where it has
+    one."""
     for word, values in PLACEHOLDERS.items():
         if context is not None and re.search(rf"\b{word}\b", text):
             with suppress(AgacError, OSError, ValueError):
@@ -130,7 +130,7 @@ def named_here(text: str, context: click.Context | None) -> str:
 
 
 def add_completions(command: click.Command, path: str) -> click.Command:
-    """The command `path`, with completions for the parameters that take a name of the project."""
+    """Gives the command `path` completions for the parameters that take a name of the project."""
     for parameter in command.params:
         values = COMPLETIONS.get(f"{path} {parameter.name}") or COMPLETIONS.get(
             parameter.name or ""
@@ -187,8 +187,8 @@ def _root(context: click.Context) -> Path:
 
 
 def _files(context: click.Context, kind: str, *suffixes: str) -> list[Path]:
-    """The files in a folder of the project, which is named by its key under `paths`; workflows lie
-    also below it."""
+    """Lists the files in a folder of the project, which is named by its key under `paths`;
+    workflows lie also below it."""
     root = _root(context)
     named = _as_mapping(_mapping(root / PROJECT_FILE, root).get("paths")).get(kind)
     folder = inside(root, named if isinstance(named, str) else kind)

@@ -51,7 +51,7 @@ def change_words(
     shown: Callable[[str], str],
     most: int | None = None,
 ) -> str:
-    """A change with what differs of its text, or of an answer's fields and readers. `most`:
+    """Says a change with what differs of its text, or of an answer's fields and readers. `most`:
     characters of each text."""
     before = change.before
     now = change.now
@@ -71,7 +71,7 @@ def change_words(
 
 
 def counts_words(plan: PlanReport | PlanFigures, *, stages: bool = False) -> str:
-    """What stays valid, what would run (at which `stages`), and at what price."""
+    """Says what stays valid, what would run (at which `stages`), and at what price."""
     parts = [
         f"{one.name} {bounds_words(one)}" for one in plan.stages if one.run_mode and one.most != 0
     ]
@@ -96,7 +96,7 @@ def bounds_words(found: StageForecast | PlanReport | PlanFigures | StageFigures)
 
 
 def cost_words(plan: PlanReport | PlanFigures) -> str:
-    """What a plan is expected to cost."""
+    """Says what a plan is expected to cost."""
     if plan.usd is None:
         return "price not known"
     simulated = any(one.simulated for one in plan.stages if one.run)
@@ -104,7 +104,7 @@ def cost_words(plan: PlanReport | PlanFigures) -> str:
 
 
 def plan_rows(report: PlanReport) -> tuple[list[str], list[list[object]]]:
-    """The names of the columns, and a row for each stage."""
+    """Returns the names of the columns, and a row for each stage."""
     names = terminal.outcome_names(list(COUNTS), report.stages)
     if not any(stage.in_flight for stage in report.stages):
         names.remove("in_flight")
@@ -146,7 +146,7 @@ TOTALS = ("rows", "reuse", "run", "calls", "tokens in", "out", "cost")
 
 
 def comparison_rows(report: PlanComparison) -> list[list[object]]:
-    """What both versions come to, and the difference."""
+    """Returns what both versions come to, and the difference."""
     from agac.api.diff import totals
 
     simulated = any(one.simulated for one in report.now.stages)
@@ -177,7 +177,7 @@ WAYS = {"sync": "by calls", "batch": "in batches", "flex": "with service_tier=fl
 
 
 def priced(found: CostEstimate | PlanReport, *, simulated: bool, basis: str = "") -> str:
-    """What calls and batches cost side by side, what that rests on, and how long it takes."""
+    """Says what calls and batches cost side by side, what that rests on, and how long it takes."""
     ways = ((usd, WAYS[way]) for way, usd in found.ways.items() if usd is not None)
     said = [f"{dollars(usd, simulated=simulated, about='~')} {words}" for usd, words in ways]
     if found.seconds is None:

@@ -24,8 +24,8 @@ from agac.core.text import plain
 
 
 def running() -> dict[str, Any]:
-    """Which agac runs, by which Python; the command `agac` that a shell finds, and whether it
-    starts this one."""
+    """Finds which agac runs, by which Python; the command `agac` that a shell finds, and whether
+    it starts this one."""
     command = shutil.which("agac")
     package = Path(api.__file__ or "").parents[1]
     if command and os.access(command, os.R_OK):
@@ -81,8 +81,8 @@ def _use_of(needed: Requirement) -> str:
 
 
 def print_installation(*, as_json: bool) -> int:
-    """What agac needs, and what of it is missing or too old. Exit 1 when agac cannot do without
-    it."""
+    """Prints what agac needs, and what of it is missing or too old. Returns exit code 1 when agac
+    cannot do without it."""
     found = requirements()
     if not found:
         folder = shlex.quote(str(Path(running()["package"]).parent))

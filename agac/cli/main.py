@@ -102,7 +102,7 @@ class Globals:
 
 
 def workflow_options(text: str, *, required: bool = True) -> Callable[[Function], Function]:
-    """The workflows of a command, as arguments or after -a."""
+    """Adds the workflows of a command, as arguments or after -a."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -273,7 +273,7 @@ class LazyGroup(CommandGroup):
     """Imports a command's module when the command is used."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The flags of `agac` itself come before the command, wherever they were given."""
+        """Moves the flags of `agac` itself before the command, wherever they were given."""
         flags = self.global_flags()
         ours = []
         others = []
@@ -446,10 +446,13 @@ _to_the_end = ExitStack()  # what is entered here is left when the command has e
 
 
 def long_running(function: Function) -> Function:
-    """A function of the API whose call takes long. Garbage is collected from now on, but not among
-    the modules that are loaded: `main` disables it while modules are loaded, and short commands
-    end before there is garbage worth collecting. Functions of the project may run: from now on
-    they print to standard error, to their last thread."""
+    """Prepares the process for a function of the API whose call takes long, and returns the
+    function.
+
+    Garbage is collected from now on, but not among the modules that are loaded: `main` disables it
+    while modules are loaded, and short commands end before there is garbage worth collecting.
+    Functions of the project may run: from now on they print to standard error, to their last
+    thread."""
     from agac.tools.functions import exchanged  # loads asyncio
 
     terminal.keep_output()
@@ -462,7 +465,7 @@ def long_running(function: Function) -> Function:
 
 
 def main() -> NoReturn:
-    """The command. Every exit of agac is here, but one while it is loaded."""
+    """Runs the command. Every exit of agac is here, except those while it is loaded."""
     gc.disable()
     terminal.prepare_streams()
     code: int = ExitCode.FAILED

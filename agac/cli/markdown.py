@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def code(text: str) -> str:
-    """A name or a value within a line, in backticks: nothing in it is read as Markdown."""
+    """Writes a name or a value within a line in backticks: nothing in it is read as Markdown."""
     shown = squeezed(text) or "(empty)"
     ticks = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     if "`" in shown:
@@ -37,8 +37,8 @@ def code(text: str) -> str:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()
 ) -> str:
-    """A table of cells that are Markdown already (`escaped`, `code`) or numbers; `numbers` stand
-    at the right."""
+    """Makes a table of cells that are Markdown already (`escaped`, `code`) or numbers; the columns
+    `numbers` are aligned to the right."""
     at_right = set(numbers)
     marks = ["---:" if place in at_right else "---" for place in range(len(header))]
     lines = [header, marks, *([_cell(one) for one in row] for row in rows)]
@@ -62,7 +62,7 @@ def fold(summary: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
-    """Of stages: what each comes to by calls, in batches and so on, and how long it takes."""
+    """Returns what each stage comes to by calls, in batches and so on, and how long it takes."""
     ways = [
         way for way in figures.WAYS if any(one.estimate.ways.get(way) is not None for one in found)
     ]
@@ -77,8 +77,7 @@ def _prices(found: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _cost_table(workflows: Iterable[Any]) -> list[str]:
-    """The lines of a table of all stages that ask models, of workflows with a `plan` and
-    `changes`."""
+    """Yields a table of all stages that ask models, of workflows with a `plan` and `changes`."""
     stages = [
         (some, one) for some in workflows if some.plan for one in some.plan.stages if one.run_mode
     ]
@@ -109,7 +108,7 @@ def _cost_table(workflows: Iterable[Any]) -> list[str]:
 
 
 def diff_lines(report: DiffReport) -> Iterator[str]:
-    """The summary of `agac diff` first; what changed in each workflow is folded."""
+    """Yields the summary of `agac diff` first; what changed in each workflow is folded."""
     yield (
         f"**{counted(len(report.workflows), 'workflow')} changed: "
         f"{figures.counts_words(report.all)}**"
@@ -138,7 +137,7 @@ def _problems(problems: Iterable[Problem], kind: str = "") -> list[str]:
 
 
 def plan_lines(report: Any) -> Iterator[str]:
-    """A plan, or two of them side by side."""
+    """Yields a plan, or two of them side by side."""
     plan = getattr(report, "now", report)
     (header, rows), (more, prices) = figures.plan_rows(plan), _prices(plan.stages)
     yield (
@@ -185,7 +184,7 @@ class _Section:
     left: int = 0
 
     def text(self) -> str:
-        """What it says; nothing where there are no blocks."""
+        """Writes the section; nothing where there are no blocks."""
         if self.left:
             more = ["", f"*{self.left:,} more are not shown: {_REST}.*"]
         else:
@@ -200,8 +199,8 @@ class _Section:
 
 
 def comment_text(found: Findings) -> str:
-    """The comment: its marker, a summary on a line, then details, the longest of which is cut
-    where needed."""
+    """Writes the comment: its marker, a summary on a line, then details, the longest of which is
+    cut where needed."""
     marker = f"<!-- agac:{quote(cropped(found.project, 200), safe='/')} -->"
     footer = _footer(found)
     if found.quiet:
@@ -306,7 +305,7 @@ def _breaks(found: Iterable[WorkflowFindings]) -> str:
 
 
 def _changes(found: Sequence[Change]) -> list[str]:
-    """A line for each change, as far as there is room."""
+    """Returns a line for each change, as far as there is room."""
     lines = list[str]()
     room = _MOST_FOLD
     for one in found:

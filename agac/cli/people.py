@@ -186,7 +186,7 @@ def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
 def _queue(
     project: Path | None, who: str, which: dict[str, Any]
 ) -> Iterator[tuple[ReviewItem, int]]:
-    """What waits for somebody who has not said anything of it, each with how many rows wait;
+    """Lists what waits for somebody who has not decided on it, each with how many rows wait;
     disputes come last."""
     for state in ("waiting", "conflict"):
         after = None
@@ -222,14 +222,14 @@ MOST_SHOWN = 100
 
 
 def _shown(value: Any) -> str:
-    """A value, of which a terminal gets the beginning where it is long."""
+    """Shows a value, of which a terminal gets the beginning where it is long."""
     return terminal.shortened(
         terminal.value_text(value), whole="in the file of `agac review export`"
     )
 
 
 def _more(count: int, what: str) -> Iterator[str]:
-    """How many of these are not shown, if any."""
+    """Says how many of these are not shown, if any."""
     if count > MOST_SHOWN:
         yield (
             f"  and {counted(count - MOST_SHOWN, f'more {what}')}: see the file of `agac "
@@ -238,7 +238,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
-    """What is decided; None: nothing yet."""
+    """Asks for a decision; None: there is none yet."""
     if choice in ("skip", "quit"):
         return None
     value: Any = None

@@ -75,8 +75,8 @@ def plan(
 def print_plans(
     reports: Sequence[Any], workflows: Sequence[str], *, as_json: bool, markdown: bool = False
 ) -> ExitCode:
-    """Plans, or comparisons of two: all of one kind. Gives the exit code: no row of a plan may
-    come to a result."""
+    """Prints plans, or comparisons of two: all of one kind. Returns USAGE where no row of a plan
+    may come to a result."""
     if any(getattr(one, "now", one).blocked for one in reports):
         code = ExitCode.USAGE
     else:
@@ -163,8 +163,8 @@ def _path_lines(report: PlanReport) -> Iterator[str]:
 
 
 def paths_of(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """A graph as its paths, from needs to forks and joins. `needs`: of each stage, in the order a
-    row meets them."""
+    """Writes a graph as its paths, from needs to forks and joins. `needs`: of each stage, in the
+    order a row meets them."""
     followers: dict[str, list[str]] = {name: [] for name in needs}
     for name, needed in needs.items():
         for need in needed:
@@ -265,8 +265,8 @@ def _volume_lines(forecast: StageForecast) -> Iterator[str]:
 
 
 def _review_lines(does: Any, found: StageForecast) -> Iterator[str]:
-    """Who waits for people, of rows whose answers are not there yet; and how often they may be
-    given again."""
+    """Yields which rows wait for people, of those whose answers are not there yet, and how often
+    they may be given again."""
     if found.undecided:
         drawn = f"a sample of {100 * does.sample:.4g} %" if does.sample else "each"
         unknown = "its `when` says who waits for a decision, by an answer that is not known yet"
@@ -304,7 +304,7 @@ def _batches(batches: PlannedBatches) -> str:
 
 
 def _rounds(rounds: PlannedRounds) -> str:
-    """How many rounds of batches conversations take."""
+    """Says how many rounds of batches conversations take."""
     wait = "each waits in the provider's queue"
     if rounds.wait_s is not None:
         wait = f"together {duration(rounds.wait_s)}, as batches took before"
@@ -315,7 +315,7 @@ def _rounds(rounds: PlannedRounds) -> str:
 
 
 def _guessed(guess: Guess) -> str:
-    """What is taken for the number of rows that a stage makes, and from where."""
+    """Says how many rows a stage is assumed to make, and on what that rests."""
     makes, source, number, run = guess
     after = "it was called" if makes == "rows" else f"`{source}` has answered"
     if run is None:

@@ -365,7 +365,8 @@ def resume(
 
 
 def _options(given: dict[str, Any]) -> tuple[api.ProcessOptions, tuple[str, ...], int | None]:
-    """The options of a job, its models, and after how many rows progress is printed (0: never)."""
+    """Makes the options of a job, its models, and after how many rows progress is printed (0:
+    never)."""
     given["vars"] = _variables(given.pop("vars_json"), given.pop("var_files"), given["vars"])
     given["budget"], given["read"] = (
         read_budget(given["budget"]),
@@ -399,7 +400,7 @@ def _places(places: tuple[str, ...], source: str | None, output: str | None) -> 
 
 
 def _variables(file: str | None, files: tuple[str, ...], pairs: tuple[str, ...]) -> dict[str, str]:
-    """The variables of all three options; `--var` wins over `--var-file`, and that over
+    """Reads the variables of all three options; `--var` wins over `--var-file`, and that over
     `--vars-json`."""
     found: Any = {}
     try:
@@ -495,34 +496,37 @@ def _output_of(report: Any) -> Any:
 
 
 def _model_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    rows = []
-    for one in models:
-        if "error" in one:
-            rows.append([one["model"], "error", *[""] * 6])
-            continue
-        calls = read_as(CallCounts, one["calls"])
-        times = read_as(CallTimes, one["timing_ms"]).duration
-        share = (one["agreement"] or {}).get("share")
-        took = ["" if time is None else call_time(time) for time in (times.p50, times.p95)]
-        cells = [
-            "" if share is None else f"{share:.0%}",
-            price(calls.cost.usd, simulated=calls.cost.is_simulated),
-            calls.tokens.input,
-            calls.tokens.output,
-            *took,
-        ]
-        rows.append([one["model"], row_words(RowCounts(**one["rows"])), *cells])
-    yield from (
-        "",
-        table(["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"], rows),
-    )
-    for one in models:
-        fields = (one.get("agreement") or {}).get("fields")
+    """Yields a table of the models that were compared, then how far each agrees by field."""
+    header = ["model", "rows", "agrees", "cost", "tokens in", "out", "p50", "p95"]
+    yield from ("", table(header, [_model_cells(model) for model in models]))
+    for model in models:
+        fields = (model.get("agreement") or {}).get("fields")
         if fields:
-            yield (
-                f"{one['model']} agrees: "
-                f"{', '.join(f'{name} {share:.0%}' for name, share in fields.items())}"
-            )
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in fields.items())
+            yield f"{model['model']} agrees: {shares}"
+
+
+def _model_cells(model: dict[str, Any]) -> list[object]:
+    """Makes the line of a model in the table of a comparison."""
+    if "error" in model:
+        return [model["model"], "error", *[""] * 6]
+    calls = read_as(CallCounts, model["calls"])
+    times = read_as(CallTimes, model["timing_ms"]).duration
+    share = (model["agreement"] or {}).get("share")
+    return [
+        model["model"],
+        row_words(RowCounts(**model["rows"])),
+        "" if share is None else f"{share:.0%}",
+        price(calls.cost.usd, simulated=calls.cost.is_simulated),
+        calls.tokens.input,
+        calls.tokens.output,
+        _time_cell(times.p50),
+        _time_cell(times.p95),
+    ]
+
+
+def _time_cell(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else call_time(milliseconds)
 
 
 def _ended_lines(report: RunReport, command: str) -> Iterator[str]:

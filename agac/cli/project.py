@@ -131,8 +131,8 @@ def lint(settings: main.Globals, workflows: tuple[str, ...], form: str, as_json:
 
 
 def _annotation(found: Problem, settings: main.Globals) -> str:
-    """A line that GitHub Actions shows beside that of the file, whose path is relative to the
-    folder of the job."""
+    """Writes a line that GitHub Actions shows next to that of the file, whose path is relative to
+    the folder of the job."""
     rule = getattr(found, "rule", None)
     where = found.where
     file = terminal.from_here(project_root(settings.project_dir) / where.file)

@@ -111,7 +111,7 @@ def compare(
 
 
 def comparison_lines(report: RunComparison) -> Iterator[str]:
-    """Counts, how far each stage and field agrees, and what the runs took."""
+    """Yields counts, how far each stage and field agrees, and what the runs took."""
     runs = (report.first, report.second)
     records = [read_as(RunSummary, one) for one in runs]
     rows = report.rows
@@ -157,7 +157,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -> Iterator[str]:
-    """What changed in the first rows, and rows of one run alone."""
+    """Yields what changed in the first rows, and rows of one run alone."""
     text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
     rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
     if rows:

@@ -162,9 +162,17 @@ def run(
         if reports:  # without one the command was refused as a whole
             _say_not_run(workflows, len(reports) + raised)
         if as_json and reports:
-            summaries = [report.as_json() for report in reports]
-            terminal.print_json(summaries if len(workflows) > 1 else summaries[0])
+            _print_summaries(reports, workflows)
     return code
+
+
+def _print_summaries(reports: list[api.RunReport], workflows: tuple[str, ...]) -> None:
+    """Prints the summary of a run as JSON; a list where several workflows were asked for."""
+    summaries = [report.as_json() for report in reports]
+    if len(workflows) > 1:
+        terminal.print_json(summaries)
+    else:
+        terminal.print_json(summaries[0])
 
 
 def _say_not_run(workflows: tuple[str, ...], begun: int) -> None:

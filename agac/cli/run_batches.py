@@ -113,7 +113,7 @@ def next_lines(
 
 def _earlier_run_lines(invocation: InvocationSummary, command: str) -> Iterator[str]:
     """Yields which batches of an earlier run have requests that this run needs too."""
-    awaited = [facts["batch"] for facts in invocation.batches.waits_for]
+    awaited = [batch["batch"] for batch in invocation.batches.waits_for]
     if not awaited:
         return
     numbers = ", ".join(map(str, awaited))

@@ -39,7 +39,7 @@ _MADE_ROW = {"items": "child row", "rows": "listed row", "kept": "kept row", "gr
 
 
 def level_line(level: MadeRows, so_far: bool = False) -> str:
-    """The rows that a stage made, or those that it made `so_far`, and their outcomes."""
+    """Counts the rows that a stage made, or those that it made `so_far`, by outcome."""
     rows = level.rows
     counts = f", {terminal.row_words(rows)}" if rows.total else ""
     made = counted(rows.total, _MADE_ROW[level.makes])
@@ -59,7 +59,8 @@ def agreement_lines(stages: Iterable[StageSummary]) -> Iterator[str]:
 
 
 def review_lines(summary: RunSummary) -> Iterator[str]:
-    """How rows passed the stages at which people decide, and what to type where some wait."""
+    """Yields how rows passed the stages at which people decide, and what to type where some
+    wait."""
     for stage in summary.stages:
         if stage.review is None:
             continue
@@ -154,7 +155,7 @@ def _timing_words(stage: StageSummary) -> str:
 
 
 def _known_time(milliseconds: float | None) -> str:
-    """The time of a call, or `unknown`: several shards do not tell it."""
+    """Says the time of a call, or `unknown`: several shards do not record it."""
     return "unknown" if milliseconds is None else call_time(milliseconds)
 
 
@@ -183,7 +184,7 @@ def serving_lines(serving: ServingSummary) -> Iterator[str]:
 
 
 def call_time(milliseconds: float) -> str:
-    """The time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
+    """Writes the time of a call in two digits: `7 ms`, `0.41 s`, `12 s`, `310 s`."""
     if milliseconds < 100:
         if milliseconds >= 1:
             return f"{milliseconds:.0f} ms"

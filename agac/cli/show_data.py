@@ -76,31 +76,10 @@ def data(settings: main.Globals, /, inputs: tuple[str, ...], as_json: bool, **ho
 
 
 def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
-    """An input: its size, a table of its columns, its first rows. `cut`: whether to cut long
+    """Yields the size of an input, a table of its columns, and its first rows. `cut`: cut long
     values off."""
-    files = f"{counted(report.files, 'file')}, " if report.files != 1 else ""
-    scanned = counted(report.looked_at, "row")
-    size = report.size
-    bytes_ = counted(size, "byte")
-    if size >= 10_000:
-        if size < 1e6:
-            bytes_ = f"{size / 1e3:,.0f} kB"
-        elif size < 1e9:
-            bytes_ = megabytes(size)
-        else:
-            bytes_ = f"{size / 1e9:,.1f} GB"
-    rows = scanned if report.complete else f"more than {scanned}"
-    yield f"{plain(report.input)}: {report.format}, {files}{bytes_}, {rows}\n"
-    if report.columns:
-        if report.complete:
-            over = ""
-        else:
-            over = f", over the first {counted(report.looked_at - report.unusable, 'row')}"
-        yield f"Columns{over}:"
-        known = [[plain(c.name), c.type, c.nulls, c.empty, c.missing] for c in report.columns]
-        yield table(["column", "type", "null", "empty", "missing"], known)
-    else:
-        yield "No columns: no row was read."
+    yield f"{_size_words(report)}\n"
+    yield from _column_lines(report)
     if report.rows:
         yield ""
         yield from _first_rows(report, cut)
@@ -110,6 +89,44 @@ def data_lines(report: DataReport, *, cut: bool) -> Iterator[str]:
         some = "" if report.unusable == len(report.problems) else ", the first"
         yield f"\n{counted(report.unusable, 'row')} cannot be used{some}:"
         yield from (f"  {plain(problem)}" for problem in report.problems)
+
+
+def _size_words(report: DataReport) -> str:
+    """`reviews.csv: csv, 12 kB, more than 1,000 rows`."""
+    rows = str(counted(report.looked_at, "row"))
+    if not report.complete:
+        rows = f"more than {rows}"
+    facts = [report.format, _bytes_words(report.size), rows]
+    if report.files != 1:
+        facts.insert(1, counted(report.files, "file"))
+    return f"{plain(report.input)}: {', '.join(facts)}"
+
+
+def _bytes_words(size: int) -> str:
+    """`9,999 bytes`, `12 kB`, `3.4 MB` or `1.2 GB`."""
+    if size < 10_000:
+        return counted(size, "byte")
+    if size < 1e6:
+        return f"{size / 1e3:,.0f} kB"
+    if size < 1e9:
+        return megabytes(size)
+    return f"{size / 1e9:,.1f} GB"
+
+
+def _column_lines(report: DataReport) -> Iterator[str]:
+    """Yields a table of the columns with their types, and how many values lack."""
+    if not report.columns:
+        yield "No columns: no row was read."
+        return
+    over = ""
+    if not report.complete:
+        over = f", over the first {counted(report.looked_at - report.unusable, 'row')}"
+    yield f"Columns{over}:"
+    rows = [
+        [plain(column.name), column.type, column.nulls, column.empty, column.missing]
+        for column in report.columns
+    ]
+    yield table(["column", "type", "null", "empty", "missing"], rows)
 
 
 def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:

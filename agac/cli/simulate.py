@@ -30,7 +30,7 @@ class WithKinds(click.Command):
 
 
 def setting_options(function: Callable[..., None]) -> Callable[..., None]:
-    """An option for each setting of the simulator, as it is declared there."""
+    """Adds an option for each setting of the simulator, as it is declared there."""
     for name, flag, default in reversed([*setting_flags()]):
         default = PORT if name == "port" else default
         if flag.kind is bool:

@@ -217,7 +217,8 @@ def _size_line(report: StatusReport | RunsReport) -> str:
 
 
 def changes_of(run: dict[str, Any]) -> str:
-    """The selection of rows if not all, and the changes since the run before, in a few words."""
+    """Says in a few words which rows were selected if not all, and what changed since the run
+    before."""
     some = terminal.selection_words(run["selection"])
     if some:
         words = [f"only {some}"]
@@ -242,7 +243,7 @@ def run_status_lines(report: StatusReport) -> Iterator[str]:
 
 
 def run_lines(run: dict[str, Any]) -> Iterator[str]:
-    """A run: its state, its rows and stages, its calls, its last invocations."""
+    """Yields a run: its state, its rows and stages, its calls, its last invocations."""
     summary = read_as(RunSummary, run)
     request = summary.request
     some = terminal.selection_words(dict(request.selection))
@@ -271,7 +272,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
 
 
 def _row_lines(run: dict[str, Any], summary: RunSummary) -> Iterator[str]:
-    """The rows of the input, and those that stages made, by outcome."""
+    """Yields the rows of the input, and those that stages made, by outcome."""
     rows = summary.rows
     is_read = run["input_read_at"] is not None
     so_far = "" if is_read else " read so far"
@@ -284,7 +285,7 @@ def _row_lines(run: dict[str, Any], summary: RunSummary) -> Iterator[str]:
 
 
 def _stage_lines(summary: RunSummary) -> Iterator[str]:
-    """A table of the stages, how their rows failed, and what else they did."""
+    """Yields a table of the stages, how their rows failed, and what else they did."""
     stages = summary.stages
     names = terminal.outcome_names(terminal.TASK_OUTCOMES, [stage.tasks for stage in stages])
     table = []
@@ -404,7 +405,7 @@ def _unfinished_lines(run: Mapping[str, Any], last: Mapping[str, Any]) -> Iterat
 
 
 def _finished_lines(report: StatusReport) -> Iterator[str]:
-    """Where the results of a finished run are, and what to do about its failed rows."""
+    """Yields where the results of a finished run are, and what to do about its failed rows."""
     run = report.runs[0]
     number = run["run"]
     failed = read_as(RunSummary, run).failed_rows
@@ -439,7 +440,7 @@ def _finished_lines(report: StatusReport) -> Iterator[str]:
 
 
 def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
-    """What to do about failed rows, as the end of a sentence that says how many they are."""
+    """Says what to do about failed rows, as the end of a sentence that says how many they are."""
     left = (run["last_invocation"] or {}).get("rows_left_failed", 0)
     again = run["go_on"]
     if by_remedy["again"] > left:

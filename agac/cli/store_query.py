@@ -74,7 +74,8 @@ BLOCK_ROWS = (
 
 
 def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
-    """One JSON array, one object per line. Raises UsageError where two columns have one name."""
+    """Yields one JSON array, one object per line. Raises UsageError where two columns have one
+    name."""
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
         what = f"several columns are called {twice[0]}, and a JSON object has each name once"
@@ -104,7 +105,7 @@ def _json_value(value: Any) -> Any:
 
 
 def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
-    """A header, then one line per row, as in RFC 4180; null is empty."""
+    """Yields a header, then one line per row, as in RFC 4180; null is empty."""
     # its line end makes it quote every line end in a value
     writer: Any = csv.writer(SimpleNamespace(write=str))
     for row in chain([columns], rows):
@@ -112,8 +113,8 @@ def csv_lines(columns: Sequence[str], rows: Rows) -> Iterator[str]:
 
 
 def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iterator[str]:
-    """A table. On a terminal of `width` columns that is too narrow for it, the values of each row
-    below one another."""
+    """Yields a table. On a terminal of `width` columns that is too narrow for it, the values of
+    each row are printed below one another."""
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
     if (

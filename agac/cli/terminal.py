@@ -47,12 +47,12 @@ model knows it."""
 
 
 def harmless(text: str) -> str:
-    """The same for text that agac may have coloured itself: its own colours stay."""
+    """Does the same for text that agac may have coloured itself: its own colours stay."""
     return plain(text).replace(_OWN, "\x1b")
 
 
 def first_line(text: str, limit: int = 300) -> str:
-    """A message on one line, of at most `limit` characters."""
+    """Puts a message on one line, of at most `limit` characters."""
     line = squeezed(text)
     return line if len(line) <= limit else f"{line[:limit]}…"
 
@@ -65,7 +65,7 @@ LONG_LINES = 100
 def shortened(
     text: str, characters: int = LONG_CHARACTERS, whole: str = "with --json, or in a pipe"
 ) -> str:
-    """The text or, on a terminal, the beginning of a long one and where the `whole` is."""
+    """Returns the text or, on a terminal, the beginning of a long one and where the `whole` is."""
     some = "\n".join(text[:characters].split("\n")[:LONG_LINES])
     if some == text or not sys.stdout.isatty():
         return text
@@ -73,20 +73,20 @@ def shortened(
 
 
 def value_text(value: Any) -> str:
-    """A text as it is, another value as JSON."""
+    """Returns a text as it is, another value as JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def printable(line: str) -> str:
-    """A line as it is shown. Its texts may be cut already, and say so at its end."""
+    """Makes a line fit to be shown. Its texts may be cut already, and say so at its end."""
     return plain(shortened(line, 2 * LONG_CHARACTERS))
 
 
 def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Iterator[str]:
-    """The fields of each row below one another, a value's lines indented; with `cut`, each cut to
-    one line."""
+    """Yields the fields of each row below one another, a value's lines indented; with `cut`, each
+    cut to one line."""
     width = shutil.get_terminal_size().columns
     for number, row in enumerate(rows, start=1):
         yield f"row {number}"
@@ -103,7 +103,7 @@ def record_lines(rows: Iterable[Iterable[tuple[str, str]]], *, cut: bool) -> Ite
 
 
 def sentence(text: str) -> str:
-    """A message with a capital letter, on a line of its own."""
+    """Gives a message a capital letter, on a line of its own."""
     return plain(text[:1].upper() + text[1:])
 
 
@@ -121,7 +121,7 @@ def outcome_names(names: Sequence[str], counts: Sequence[object]) -> list[str]:
 
 
 def calls_remedy(run: int, workflow: str) -> str:
-    """What answers whether calls of tools were made of which nobody knows."""
+    """Says how to decide on calls of tools that may or may not have happened."""
     retry = f"agac retry {run} --error ToolOutcomeUnknown"
     command = f"{f'agac resume {job_alias(run)}' if is_job(workflow) else retry} --repeat-calls"
     return (
@@ -147,7 +147,7 @@ def run_name(workflow: str, run: int) -> str:
 
 
 def selection_words(selection: dict[str, Any]) -> str:
-    """The rows of the input that take part; empty for all."""
+    """Says which rows of the input take part; empty for all."""
     if not selection:
         return ""
     limit = selection.get("limit")
@@ -164,7 +164,7 @@ def selection_words(selection: dict[str, Any]) -> str:
 
 
 def shard_line(complete: bool, command: str) -> str:
-    """Where the rows of a shard's run are, and what to do next; `command` goes on with it."""
+    """Says where the rows of a shard's run are, and what to do next; `command` resumes it."""
     there = "Its rows are in the remote" if complete else "It is not complete"
     return (
         f"{there}. All shards: agac status --shards; once they are complete: "
@@ -184,8 +184,8 @@ def price(usd: float | None, *, simulated: bool) -> str:
 
 
 def cost_of(cost: CallCost) -> str:
-    """The cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls have no
-    known price."""
+    """Says the cost of calls, never guessed: `$0.0123`, `simulated $0.0123`, and how many calls
+    have no known price."""
     unpriced = counted(cost.unpriced, "call") + " of unknown cost"
     if cost.usd is None:
         return unpriced
@@ -316,9 +316,9 @@ def table_lines(
     blocks: Iterable[Sequence[Sequence[object]]],
     cell: Callable[[object], object] = lambda v: v,
 ) -> Iterator[str]:
-    """The plain table of any number of rows: columns are as wide as the widest cell so far, and
-    only a block is kept. `cell` makes a text of a value, where its number with `,` is not enough.
-    """
+    """Yields the plain table of any number of rows: columns are as wide as the widest cell so far,
+    and only a block is kept. `cell` makes a text of a value, where its number with `,` is not
+    enough."""
     names = [_cell(name) for name in header]
     widths = [cells(name) for name in names]
     right = None
@@ -341,7 +341,7 @@ _plain_only = False
 
 
 def use_no_colour() -> None:
-    """From now on text is plain, on a terminal too."""
+    """Makes text plain from now on, on a terminal too."""
     global _plain_only
     _plain_only = True
 
@@ -370,8 +370,10 @@ STANDARD_OUTPUT = "standard output"
 
 
 def prepare_streams() -> None:
-    """A terminal or a pipe that cannot show a character gets an escape for it, never a crash. In
-    place of a stream that the caller has closed is one that nothing can be written to; a file
+    """Prepares the standard streams: a terminal or a pipe that cannot show a character gets an
+    escape for it, never a crash.
+
+    A stream that the caller has closed is replaced by one that nothing can be written to; a file
     opened later would take its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -392,7 +394,7 @@ def _stream(file: Any, like: Any) -> _Stream:
 
 
 def keep_output() -> None:
-    """From now on standard output is for agac's own results: what other code writes goes to
+    """Keeps standard output for agac's own results from now on: what other code writes goes to
     standard error."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "wb")
@@ -401,20 +403,20 @@ def keep_output() -> None:
 
 
 def print_text(text: str, *, flush: bool = False) -> None:
-    """Print a result for people on standard output."""
+    """Prints a result for people on standard output."""
     print(_for_people(text), flush=flush)
 
 
 def print_data(lines: Iterable[str], *, is_json: bool = False, flush: bool = False) -> None:
-    """Print lines for machines, such as those of CSV or, with `is_json`, of JSON: exact, unless it
-    is a terminal."""
+    """Prints lines for machines, such as those of CSV or, with `is_json`, of JSON: exact, unless
+    it is a terminal."""
     shown = json_shown if is_json else plain
     for line in lines:
         print(shown(line) if sys.stdout.isatty() else line, flush=flush)
 
 
 def print_markdown(text: str) -> None:
-    """Print Markdown, in which the texts of others have their escapes already; what agac joins
+    """Prints Markdown, in which the texts of others have their escapes already; what agac joins
     them with stays."""
     print(_of_this_shard(text))
 
@@ -425,7 +427,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result for machines on standard output."""
+    """Prints a result for machines on standard output."""
     # a stream without all characters gets JSON's own escapes, so that it stays JSON
     text = json.dumps(
         value, ensure_ascii=not is_unicode(sys.stdout.encoding), indent=2, allow_nan=False
@@ -437,8 +439,8 @@ def print_report(
     report: Any, lines: Callable[[Any], Iterable[str]], *, as_json: bool, quiet: bool = False,
     text: Callable[[str], None] = print_text,
 ) -> None:  # fmt: skip
-    """Print a report of the API: with `as_json` its JSON, else the `text` of the lines made of it,
-    unless `quiet`."""
+    """Prints a report of the API: with `as_json` its JSON, else the `text` of the lines made of
+    it, unless `quiet`."""
     if as_json:
         print_json(report.as_json())
     elif not quiet:
@@ -452,13 +454,13 @@ def print_problems(problems: Sequence[Problem], stream: TextIO) -> None:
 
 
 def say(text: str) -> None:
-    """Print on standard error, after the results printed before, where both end in one file."""
+    """Prints on standard error, after the results printed before, where both end in one file."""
     _flush_results()
     print(_for_people(text), file=sys.stderr)
 
 
 def say_error(message: str, *more: str, word: str = "error", colour: str = "red") -> None:
-    """Say `error: message`, then further lines below it."""
+    """Says `error: message`, then further lines below it."""
     say("\n".join([styled(f"{word}: ", colour) + message, *(f"  {line}" for line in more)]))
 
 
@@ -480,7 +482,7 @@ _OF_A_STORE = re.compile(
 
 
 def _of_this_shard(text: str) -> str:
-    """The text as it is, but that its commands name the shard whose store they are about."""
+    """Adds to the commands in a text the shard whose store they are about."""
     shard = os.environ.get("AGAC_SHARD")
     if shard:
         return _OF_A_STORE.sub(f"agac --shard {shard} ", text)
@@ -488,20 +490,19 @@ def _of_this_shard(text: str) -> str:
 
 
 def _for_people(text: str) -> str:
-    """The same with an escape for every character of replies, rows, files and names that would not
-    be seen."""
+    """Escapes every character of replies, rows, files and names that would not be seen."""
     return harmless(_of_this_shard(text))
 
 
 def _flush_results() -> None:
-    """Text that cannot be written here stays in the buffer and is reported at the end of the
-    program."""
+    """Flushes standard output. Text that cannot be written here stays in the buffer and is
+    reported at the end of the program."""
     with suppress(OSError):
         sys.stdout.flush()
 
 
 def confirmed(question: Any) -> bool | Literal["batch"] | None:
-    """Ask the user, a text or a `Quote`. None: there is no user at a terminal. Ctrl-C ends the
+    """Asks the user, a text or a `Quote`. None: there is no user at a terminal. Ctrl-C ends the
     command at once."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
@@ -525,7 +526,7 @@ def confirmed(question: Any) -> bool | Literal["batch"] | None:
 
 
 def from_here(path: Path) -> str:
-    """A path as it can be typed in the current folder."""
+    """Writes a path as it can be typed in the current folder."""
     return os.path.relpath(path)
 
 

@@ -40,21 +40,21 @@ def why(settings: Globals, run: str, row: str, stage: str, as_json: bool) -> Non
 def why_lines(report: WhyReport) -> Iterator[str]:
     """Yields the request of a row at a stage, its outcome, and what changed since the last time."""
     now = report.now
-    facts = now.as_json()
+    task_json = now.as_json()
     name = terminal.run_name(report.workflow, now.run)
     yield f"{name}, row {report.row_id!r}, stage {report.stage}"
     yield ""
-    if facts["passed_over"]:
-        yield f"outcome: {facts['outcome']}, {facts['settled_at']}"
-        yield skip_words(facts["passed_over"])
+    if task_json["passed_over"]:
+        yield f"outcome: {task_json['outcome']}, {task_json['settled_at']}"
+        yield skip_words(task_json["passed_over"])
     else:
-        yield from _task_lines(now, facts)
+        yield from _task_lines(now, task_json)
     yield ""
     again = report.again
     if again is not None:
         when = f"This run ran it before, {again.as_json()['asked_at']}"
         because = ", ".join(again.because)
-        if facts["passed_over"]:
+        if task_json["passed_over"]:
             yield f"{when}; since then: {because}."
         elif again.same_question:
             yield f"{when}, with the same request; run again because {because}."
@@ -64,24 +64,24 @@ def why_lines(report: WhyReport) -> Iterator[str]:
     yield from _change_lines(report)
 
 
-def _task_lines(task: TaskInputs, facts: dict[str, Any]) -> Iterator[str]:
-    """Yields how a task ended, and what its fingerprint is made of. `facts`: the task as JSON."""
+def _task_lines(task: TaskInputs, task_json: dict[str, Any]) -> Iterator[str]:
+    """Yields how a task ended, and what its fingerprint is made of. `task_json`: its JSON."""
     operation = task.stage.operation
-    if operation is None or facts["fingerprint"]:
-        yield f"fingerprint: {facts['fingerprint'] or 'none: no request could be made'}"
-    if facts["in_batch"]:
-        yield in_batch_words(facts["in_batch"])
-    if facts["outcome"] is not None:
-        yield f"outcome: {facts['outcome']}, {facts['settled_at']}"
-    elif facts["in_batch"] or task.turns:
+    if operation is None or task_json["fingerprint"]:
+        yield f"fingerprint: {task_json['fingerprint'] or 'none: no request could be made'}"
+    if task_json["in_batch"]:
+        yield in_batch_words(task_json["in_batch"])
+    if task_json["outcome"] is not None:
+        yield f"outcome: {task_json['outcome']}, {task_json['settled_at']}"
+    elif task_json["in_batch"] or task.turns:
         yield "outcome: none yet"
     else:
         yield "outcome: not run yet"
-    if facts["error"]:
-        yield f"error: {facts['error']['type']}: {facts['error']['message']}"
-    if facts["answered_by"] and operation is None:
-        how = f" ({facts['how']})" if facts["how"] else ""
-        yield f"answered by: {facts['answered_by']}{how}, {facts['answered_at']}"
+    if task_json["error"]:
+        yield f"error: {task_json['error']['type']}: {task_json['error']['message']}"
+    if task_json["answered_by"] and operation is None:
+        how = f" ({task_json['how']})" if task_json["how"] else ""
+        yield f"answered by: {task_json['answered_by']}{how}, {task_json['answered_at']}"
     if task.turns:
         yield _conversation_line(task)
     yield ""
@@ -89,7 +89,7 @@ def _task_lines(task: TaskInputs, facts: dict[str, Any]) -> Iterator[str]:
         yield f"This stage calls no model. It does: {compact_json(operation.body())}"
         return
     yield "The fingerprint is made of:"
-    yield from _fingerprint_lines(task, facts)
+    yield from _fingerprint_lines(task, task_json)
 
 
 def _conversation_line(task: TaskInputs) -> str:
@@ -100,9 +100,9 @@ def _conversation_line(task: TaskInputs) -> str:
     return f"conversation: {turns}, {tools}; see {row_command(task.run, task.history.row.id)}"
 
 
-def _fingerprint_lines(task: TaskInputs, facts: dict[str, Any]) -> Iterator[str]:
+def _fingerprint_lines(task: TaskInputs, task_json: dict[str, Any]) -> Iterator[str]:
     """Yields the parts of a request that make its fingerprint."""
-    parts = facts["made_of"]
+    parts = task_json["made_of"]
     schema = parts["schema"]
     yield f"  model: {parts['model']}"
     yield f"  params: {json.dumps(parts['params']) if parts['params'] else 'none'}"
@@ -116,7 +116,7 @@ def _fingerprint_lines(task: TaskInputs, facts: dict[str, Any]) -> Iterator[str]
     if parts["salt"]:
         yield f"  reuse: {parts['reuse']}, separated by {parts['salt']}"
     if parts["messages"] is None:
-        lack = "none" if facts["outcome"] is None else "cannot be shown"
+        lack = "none" if task_json["outcome"] is None else "cannot be shown"
         yield f"  messages: {lack}: {task.missing}"
     for message in parts["messages"] or ():
         yield f"  {message['role']}:"
