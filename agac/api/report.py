@@ -54,13 +54,13 @@ from agac.engine.batch.coordinator import Stale, batch_counts
 from agac.engine.export import Exported, export_run, table_of
 from agac.engine.finishing import Finishing, finishing
 from agac.engine.invocation import Work
-from agac.engine.limits import StopReason
 from agac.engine.limits import facts as budget_facts
 from agac.engine.output_lines import Lines
 from agac.engine.replay import FinalRows
 from agac.engine.run_outputs import Outputs, is_shown
 from agac.engine.run_state import Invocation
 from agac.engine.settle import StageTotals, Totals
+from agac.engine.stop_rules import StopReason
 from agac.engine.summary import RowCounts, RunSummary
 from agac.engine.telemetry import cost_of, summarise
 from agac.plan.plan import Plan, Selection

@@ -20,9 +20,10 @@ from agac.engine.attempts import CapReached, NextTurn, TaskAttempts
 from agac.engine.caller import Caller
 from agac.engine.connections import ModelConnection, request_for_model
 from agac.engine.context import InvocationContext
-from agac.engine.limits import BlockedByBatches, RowBudgetExceeded, RunStopped
+from agac.engine.limits import BlockedByBatches, RowBudgetExceeded
 from agac.engine.retry_policy import RowDeadlineExceeded
 from agac.engine.settle import how_answered, stored_reply
+from agac.engine.stop_rules import RunStopped
 from agac.engine.task_conversation import ASK_FORM, End, TaskConversation, Turn, how_ended, shown
 from agac.plan.render import Preparer
 from agac.providers.citations import sources_of_turns

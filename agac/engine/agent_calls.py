@@ -13,7 +13,7 @@ from agac.core.keys import is_job, job_alias
 from agac.core.types import JSONValue, ToolCall, ToolResult
 from agac.engine.attempts import TaskAttempts
 from agac.engine.context import InvocationContext
-from agac.engine.limits import RunStopped
+from agac.engine.stop_rules import RunStopped
 from agac.engine.task_conversation import TaskConversation, Turn, shown, told
 from agac.plan.stage import PlannedStage
 from agac.spec.tools import ToolSpec

@@ -20,7 +20,7 @@ from agac.engine.attempts import CapReached, TaskAttempts, call_of, fields, log_
 from agac.engine.connections import CallResult, ModelConnection, request_for_model
 from agac.engine.context import InvocationContext
 from agac.engine.invocation import OutgoingCall, ShownReplies
-from agac.engine.limits import RowBudgetExceeded, RunStopped
+from agac.engine.limits import RowBudgetExceeded
 from agac.engine.retry_policy import (
     FailTask,
     RetryAfter,
@@ -31,6 +31,7 @@ from agac.engine.retry_policy import (
     with_end_of_pause,
 )
 from agac.engine.settle import how_answered
+from agac.engine.stop_rules import RunStopped
 from agac.engine.validate import ValidReply, repair_request
 from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage

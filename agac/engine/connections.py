@@ -18,10 +18,11 @@ from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Fault, Reply, Request, ToolDefinition
 from agac.engine import limits
 from agac.engine.invocation import Work
-from agac.engine.limits import Amount, StopSignal, WorstCase
+from agac.engine.limits import Amount, WorstCase
 from agac.engine.prefix import Prefix, prefix_of
 from agac.engine.rate_limiter import CallLimit, Lane, LanePermit
 from agac.engine.retry_policy import RowDeadline
+from agac.engine.stop_rules import StopSignal
 from agac.engine.validate import Checker, ValidReply
 from agac.plan.render import RowView
 from agac.plan.stage import PlannedModel, PlannedStage

@@ -16,10 +16,11 @@ from agac.engine.decide.failures import stays_failed
 from agac.engine.derived_rows import RowDeriver
 from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.limits import AcceptedKeys, BudgetLimiter, StopRules, StopSignal
+from agac.engine.limits import BudgetLimiter
 from agac.engine.notify import Notifier
 from agac.engine.replay import RowViews
 from agac.engine.settle import Settler, Totals
+from agac.engine.stop_rules import AcceptedKeys, StopRules, StopSignal
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage

@@ -14,7 +14,7 @@ from agac.core.errors import ErrorType, RowError
 from agac.core.keys import id_order, member_hash, snapshot
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import JSONValue, Row, RowId
-from agac.engine.baseline import ForecastRow, StoredAnswers, source_of
+from agac.engine.baseline import ForecastRow, source_of
 from agac.engine.derived_rows import DerivationFailed, RowDeriver, inner
 from agac.engine.effects import descended
 from agac.engine.estimate import TEXT, USUAL_LENGTH, dummy_answer
@@ -22,6 +22,7 @@ from agac.engine.executor import LevelStages
 from agac.engine.forecasts import Guess
 from agac.engine.groups import NodeId, TreeNode, call_size, part_id, tree, unusable
 from agac.engine.replay import array
+from agac.engine.stored_answers import StoredAnswers
 from agac.plan import diff as why
 from agac.plan.render import Prepared, RowView
 from agac.plan.stage import AnyStage, PlannedStage

@@ -23,7 +23,7 @@ from itertools import count, islice
 
 from agac.core.errors import ErrorType, Problem
 from agac.core.types import Outcome, Row
-from agac.engine.baseline import Baseline, ForecastRow, StoredAnswers
+from agac.engine.baseline import Baseline, ForecastRow
 from agac.engine.decide.dedupe import decide as decide_on_equals
 from agac.engine.decide.duplicates import first_free_id, occurrence_of, state_of_repetition
 from agac.engine.decide.unfinished import is_finished
@@ -36,6 +36,7 @@ from agac.engine.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.engine.invocation import Retry
 from agac.engine.past_usage import PastUsage
 from agac.engine.planned_batches import planned_batches, planned_rounds
+from agac.engine.stored_answers import StoredAnswers
 from agac.engine.telemetry import mean_asked
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, LocalStage, PlannedStage

@@ -16,9 +16,9 @@ from agac.engine.answers import Answer, LocalCall, Parked, ReviewTask, RowReject
 from agac.engine.context import InvocationContext
 from agac.engine.derived_rows import DerivationFailed
 from agac.engine.effects import ActiveRow, RowProgress, answered, is_leave
-from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import RowDeadline
 from agac.engine.review import reviewings
+from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.engine.tasks import Tasks
 from agac.plan import diff as why
 from agac.plan.plan import Plan

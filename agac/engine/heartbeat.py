@@ -15,8 +15,8 @@ from agac.engine.batch.coordinator import Batches
 from agac.engine.batch.submit import UNSURE
 from agac.engine.connections import ModelConnection
 from agac.engine.context import InvocationContext
-from agac.engine.limits import StopReason
 from agac.engine.rate_limiter import Lane
+from agac.engine.stop_rules import StopReason
 from agac.store.db import fetch, select, sql
 
 EVERY = 2.0  # seconds; a lease shows a sign of life every five

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, RateState, Reply
-from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S
+from agac.engine.stop_rules import RunStopped, StopSignal
 from agac.store.records import LaneSample
 
 # The curve is that of CUBIC (RFC 9438), which finds the rate of a network path in the same way.

@@ -14,7 +14,7 @@ from agac.engine.effects import ActiveRow
 from agac.engine.executor import Executor, RowSource, run_workers
 from agac.engine.groups import Deduplicator, Groups
 from agac.engine.input_rows import InputRows
-from agac.engine.limits import RunStopped, StopReason
+from agac.engine.stop_rules import RunStopped, StopReason
 from agac.engine.stored_rows import ChildFeeds, LevelPass, has_work, open_rows, retried_rows
 from agac.engine.tasks import Tasks
 from agac.store.db import write

@@ -13,11 +13,12 @@ from agac.core.types import Outcome
 from agac.engine.batch.coordinator import has_batches
 from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.limits import BudgetLimiter, StopRules, balances_of
+from agac.engine.limits import BudgetLimiter, balances_of
 from agac.engine.replay import RowViews
 from agac.engine.review import Reviews, reviewings
 from agac.engine.run_state import Invocation, invocation_facts
 from agac.engine.settle import Settler, StageTotals, Totals
+from agac.engine.stop_rules import StopRules
 from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from agac.engine.otlp import Traces
 
 from agac.engine.invocation import Retry
-from agac.engine.limits import StopSignal
+from agac.engine.stop_rules import StopSignal
 from agac.plan.plan import Plan
 from agac.store.runs import Count
 

@@ -16,7 +16,8 @@ from agac.core.types import Outcome, RowId
 from agac.engine.decide.failures import FURTHER_RUNS
 from agac.engine.decide.votes import Reviewed, VoteResult
 from agac.engine.effects import ActiveRow, is_leave
-from agac.engine.limits import StopRules, is_free
+from agac.engine.limits import is_free
+from agac.engine.stop_rules import StopRules
 from agac.engine.telemetry import bucket_of
 from agac.engine.validate import ValidReply
 from agac.plan.stage import AnyStage, LocalStage

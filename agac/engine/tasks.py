@@ -27,9 +27,9 @@ from agac.engine.decide.failures import binding_failure, is_shared, kept_failure
 from agac.engine.decide.reuse import answers_since, keeps_old_answer, taken_answer
 from agac.engine.decide.votes import VoteResult, outcome_of_vote
 from agac.engine.effects import ActiveRow
-from agac.engine.limits import RunStopped
 from agac.engine.lookups import LookupBatcher
 from agac.engine.retry_policy import RowDeadlineExceeded
+from agac.engine.stop_rules import RunStopped
 from agac.engine.validate import checks_of
 from agac.plan.render import Prepared
 from agac.plan.stage import AnyStage, PlannedStage

@@ -12,7 +12,7 @@ import agac
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
 from agac.engine import context, input_rows
-from agac.engine.limits import StopReason, StopSignal
+from agac.engine.stop_rules import StopReason, StopSignal
 from agac.store import lease
 from agac.store.writer import Ledger
 

@@ -16,9 +16,9 @@ from agac.api.report import RowCount, Snapshot, WatchedRun
 from agac.cli.terminal import harmless
 from agac.core.errors import ErrorType, RowError
 from agac.core.text import cells, cropped, duration, on_one_line
-from agac.engine.limits import StopReason
 from agac.engine.run_state import Invocation
 from agac.engine.settle import StageTotals
+from agac.engine.stop_rules import StopReason
 
 MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")
 

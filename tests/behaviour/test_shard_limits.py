@@ -9,10 +9,11 @@ import pytest
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
-from agac.engine.limits import Amount, BudgetBalance, RunStopped, StopReason, StopRules, StopSignal
+from agac.engine.limits import Amount, BudgetBalance
 from agac.engine.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
 from agac.engine.sharding.leases import SETTLED, SharedLimits
+from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.workflow import Budget
 
 REFUSED = RowError(ErrorType.REFUSED, "no")

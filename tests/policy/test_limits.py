@@ -10,9 +10,9 @@ from support.virtual import loop_time, run_virtually
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
-from agac.engine.limits import RunStopped, StopSignal
 from agac.engine.rate_limiter import CallLimit, Lane
 from agac.engine.retry_policy import MAX_RETRY_DELAY_S, RowDeadline, RowDeadlineExceeded
+from agac.engine.stop_rules import RunStopped, StopSignal
 
 FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")
 REFUSED = Fault(FaultKind.PAUSE, ErrorType.RATE_LIMITED, "slow down", delay=0.1, status=429)

@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
 
-from agac.engine.limits import (
-    Amount,
-    BudgetBalance,
-    BudgetLimiter,
-    RowBudgetExceeded,
-    RunStopped,
-    StopReason,
-    StopSignal,
-)
+from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter, RowBudgetExceeded
+from agac.engine.stop_rules import RunStopped, StopReason, StopSignal
 from agac.spec.workflow import Budget
 
 CALLS = 256

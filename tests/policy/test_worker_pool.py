@@ -15,7 +15,7 @@ from support.virtual import loop_time, run_virtually
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, FaultKind
-from agac.engine.limits import RunStopped
+from agac.engine.stop_rules import RunStopped
 from agac.engine.workers.pool import (
     BEAT,
     SILENT,

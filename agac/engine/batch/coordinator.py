@@ -18,7 +18,8 @@ from agac.engine.batch.poll import NOT_CANCELLED, collect
 from agac.engine.batch.submit import deadline, look_for, send
 from agac.engine.caller import Caller
 from agac.engine.context import InvocationContext
-from agac.engine.limits import NOTHING, Amount, RunStopped
+from agac.engine.limits import NOTHING, Amount
+from agac.engine.stop_rules import RunStopped
 from agac.plan.plan import Plan
 from agac.store import batches
 from agac.store.batches import AT_PROVIDER, WAITING, BatchRecord, BatchStep

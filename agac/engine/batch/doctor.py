@@ -17,8 +17,8 @@ from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe,
 from agac.engine.batch.submit import UNSURE, deadline, look_for, look_once, order_of
 from agac.engine.context import accepted_keys
 from agac.engine.invocation import Batching, Clocks
-from agac.engine.limits import StopSignal
 from agac.engine.settle import Totals
+from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
 from agac.spec.workflow import DEFAULT_BATCH
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, BatchView, known_ids, read_batch

@@ -19,19 +19,12 @@ from agac.core.types import Fault, Params, Reply
 from agac.engine.connections import Route
 from agac.engine.context import WriteProof
 from agac.engine.invocation import Batching, Clocks
-from agac.engine.limits import (
-    NOTHING,
-    AcceptedKeys,
-    Amount,
-    BudgetLimiter,
-    RunStopped,
-    StopSignal,
-    WorstCase,
-)
+from agac.engine.limits import NOTHING, Amount, BudgetLimiter, WorstCase
 from agac.engine.notify import Notifier
 from agac.engine.planned_batches import most_bytes, most_requests
 from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
 from agac.engine.settle import Totals
+from agac.engine.stop_rules import AcceptedKeys, RunStopped, StopSignal
 from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage

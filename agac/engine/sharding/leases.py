@@ -14,17 +14,10 @@ from typing import Any
 from agac.core.errors import AgacError
 from agac.core.types import dollars
 from agac.data.shared_log import Count, Dollars, Line, SharedObject
-from agac.engine.limits import (
-    NOTHING,
-    Amount,
-    BudgetBalance,
-    RunStopped,
-    StopReason,
-    StopRules,
-    StopSignal,
-)
+from agac.engine.limits import NOTHING, Amount, BudgetBalance
 from agac.engine.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardLease, ShardStatus
+from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.workflow import Budget
 
 # Budgets: one log a run, whose last entry says how much of each every holder (a shard's store) may

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agac.core.errors import AgacError, LeaseLost
 from agac.core.reading import read_as
 from agac.data.sources import InputDigest
-from agac.engine.limits import BudgetLimiter, RunStopped, StopRules, StopSignal
+from agac.engine.limits import BudgetLimiter
 from agac.engine.rate_limiter import Lane
 from agac.engine.settle import Totals
 from agac.engine.sharding.folder import (
@@ -26,6 +26,7 @@ from agac.engine.sharding.folder import (
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
 from agac.engine.stage_summary import CallCounts
+from agac.engine.stop_rules import RunStopped, StopRules, StopSignal
 from agac.engine.summary import RunSummary, added_records
 from agac.engine.telemetry import calls_of
 from agac.store import runs

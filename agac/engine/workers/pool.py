@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Fault, FaultKind
-from agac.engine.limits import RunStopped
+from agac.engine.stop_rules import RunStopped
 from agac.providers.http import HttpReply
 from agac.spec.project_models import ExecutorFile, ProviderSpec
 from agac.spec.python_code import FunctionInput, FunctionRef
