@@ -89,16 +89,16 @@ class Invocation:
 
 def invocation_facts(invocation: Invocation) -> dict[str, Any]:
     """Returns what is stored of an invocation from its beginning on."""
-    facts: dict[str, Any] = {
+    stored: dict[str, Any] = {
         "concurrency": invocation.concurrency,
         "billed_a_row": invocation.billed_a_row,
         "lost_calls": invocation.lost_calls,
         "given": invocation.given,
     }
     if invocation.retry:
-        facts["retry"] = invocation.retry.filters()
+        stored["retry"] = invocation.retry.filters()
     if invocation.retrieves:
-        facts["retrieves"] = True
+        stored["retrieves"] = True
     if invocation.accepted:
-        facts["accepted"] = invocation.accepted
-    return facts
+        stored["accepted"] = invocation.accepted
+    return stored
