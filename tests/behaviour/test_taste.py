@@ -231,7 +231,7 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "data/files.py": ({"file.open", "os.open", "os.scandir"}, "outputs, and temporary files beside them"),
     "data/object_store.py": ({"open", "os.open", "os.scandir"}, "a remote, which a user names"),
     "data/own_files.py": ({"os.open", "table.read_text"}, "files of this machine, with their owners"),
-    "data/remote.py": ({"(root / FOLDER).glob", "path.open", "self._index(reference).read_text"},
+    "data/remote.py": ({"(root / FOLDER).glob", "kept.temporary.open", "path.open", "self._index(reference).read_text"},
                        "what agac fetched and keeps"),
     "data/sources.py": ({"folder.glob", "path.open"}, "inputs that agac kept, or that were looked at"),
     "data/sql.py": ({"folder.glob"}, "what agac spilled"),
