@@ -484,9 +484,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (
-            OSError
-        ):  # nor may its text be written at exit: Python would complain, and exit with 120
+        except OSError:
+            # nor may its text be written at exit: Python would complain, and exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     # functions of the project ran: what they left behind may still print
     if sys.stdout is not sys.__stdout__:

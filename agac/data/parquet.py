@@ -519,7 +519,8 @@ def _durations(connection: DuckDBPyConnection, path: Path) -> Durations:
         LookupError,
         RecursionError,
         struct.error,
-    ):  # another form than the one that is known: then they stay integers
+    ):
+        # another form than the one that is known: then they stay integers
         return {}
 
 

@@ -211,9 +211,8 @@ def _brace_marks(text: str) -> Iterator[_Mark]:
             found.append(_Mark(start, at, match["name"]))
         elif match[0][0] == "{":
             opened.append((start, doubled))
-        elif not doubled or (
-            opened and not opened[-1][1]
-        ):  # ends a single one, and doubled ones in that have no end
+        elif not doubled or (opened and not opened[-1][1]):
+            # ends a single one, and doubled ones in that have no end
             at = start + 1
             single = next(
                 (place for place in reversed(range(len(opened))) if not opened[place][1]),
@@ -535,9 +534,8 @@ def text_or_file(value: str, root: Path, where: Where) -> PlacedText:
         return own
     try:
         is_file = inside(root, value).is_file()
-    except (
-        OutsideProject
-    ):  # a text that may not be a path, unless it happens to be one, or behind a link
+    except OutsideProject:
+        # a text that may not be a path, unless it happens to be one, or behind a link
         is_file = "\0" not in value and os.path.lexists(root / value)
     if is_file:
         return template_file(value, root, where)

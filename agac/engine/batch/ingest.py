@@ -338,9 +338,8 @@ class ResultReader:
         call = self._call(task, line, answer, checked)
         if line.ended == "too_large":
             call = call._replace(body=None, **self._held())
-        elif _is_good(
-            line
-        ):  # what an answer cost that tells no counts is unknown: its part stays set aside
+        elif _is_good(line):
+            # what an answer cost that tells no counts is unknown: its part stays set aside
             _, unknown = counted(call, self._share())
             call = call._replace(held_usd=unknown.usd, held_tokens=unknown.tokens)
         self._keep(task, call)

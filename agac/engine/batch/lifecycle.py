@@ -475,9 +475,8 @@ class BatchContext:
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
         """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when
         the run stops, which it does here for a fault that every further request would meet."""
-        match decide(
-            fault, attempt, 0, self.clocks.jitter(), has_alternative=True
-        ):  # another command may come later
+        match decide(fault, attempt, 0, self.clocks.jitter(), has_alternative=True):
+            # another command may come later
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.batching.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
