@@ -257,6 +257,7 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
     logger = logging.getLogger("agac")
     words, before, level, handlers = sys.argv, dict(os.environ), logger.level, [*logger.handlers]
     keep, kept = terminal.keep_output, list[TextIO]()
+    logger.handlers = []  # other tests may have left theirs, which would write into the command's streams
     here, patch = os.open(".", os.O_RDONLY), pytest.MonkeyPatch()
     terminal.keep_output = keep_output
     module.gc = SimpleNamespace(**dict.fromkeys(("disable", "enable", "freeze", "unfreeze", "set_threshold"), _nothing))
@@ -275,9 +276,9 @@ def _surroundings(arguments: Sequence[str], folder: Path, env: Mapping[str, str]
         _set_environment(before)
         os.fchdir(here)
         os.close(here)
-        for handler in [handler for handler in logger.handlers if handler not in handlers]:
-            logger.removeHandler(handler)
+        for handler in logger.handlers:
             handler.close()
+        logger.handlers = handlers
         logger.setLevel(level)
         terminal._plain_only = False
         terminal.keep_output = keep
