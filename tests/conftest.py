@@ -31,7 +31,7 @@ from support.server import Faulty, Server, simulator
 from support.services import mark_users, runs, starts_service
 from support.virtual import run_virtually
 
-from agac.engine import retry_policy
+from agac.engine.ask import retry_policy
 from agac.store import db
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     )
     from agac.core.types import WebSource
     from agac.data.frames import GivenRows
-    from agac.engine.forecasts import PlanReport
+    from agac.engine.forecast.forecasts import PlanReport
     from agac.engine.invocation import Retry
     from agac.engine.summary import RowCounts, RunSummary
     from agac.simulator.server import embedded_simulator

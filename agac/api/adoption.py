@@ -17,8 +17,8 @@ from agac.core.errors import Problem, RowError, UsageError, Where
 from agac.core.text import cropped, plain
 from agac.core.types import JSONValue, Message, counted
 from agac.data.json_formats import encode
-from agac.engine.run_outputs import PLAIN_MERGES
-from agac.engine.validate import Checker
+from agac.engine.ask.validate import Checker
+from agac.engine.output.run_outputs import PLAIN_MERGES
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.plan.render import Preparer
 from agac.plan.stage import PlannedStage

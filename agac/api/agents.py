@@ -47,8 +47,8 @@ from agac.core.keys import job_name
 from agac.core.types import Report, RowId, Usage, WebSource, counted, usd
 from agac.data.frames import GivenRows, each_row
 from agac.data.sources import keep_rows
-from agac.engine.replay import FinalRows
 from agac.engine.stop_rules import StopReason
+from agac.engine.walk.replay import FinalRows
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import BuiltWorkflow, WorkflowSource
 from agac.spec.paths import project_root

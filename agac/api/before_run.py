@@ -12,8 +12,8 @@ from agac.api.status import shard_folders
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest, is_job
 from agac.core.types import Row, counted
-from agac.engine.baseline import meant_before
-from agac.engine.input_rows import LeftRows, left_rows, moved_rows
+from agac.engine.forecast.baseline import meant_before
+from agac.engine.walk.input_rows import LeftRows, left_rows, moved_rows
 from agac.plan.plan import Plan, remote_of
 from agac.spec.paths import STORE, Refused, RemoteContent, home_of
 from agac.spec.workflow import Workflow

@@ -37,8 +37,8 @@ from agac.core.errors import (
     any_error,
     key_path,
 )
-from agac.engine.estimate import CostEstimate, summed
-from agac.engine.forecasts import PlanTotals
+from agac.engine.forecast.estimate import CostEstimate, summed
+from agac.engine.forecast.forecasts import PlanTotals
 from agac.plan.changes import Change
 from agac.spec import loader
 from agac.spec.git import Repository

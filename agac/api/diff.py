@@ -30,7 +30,7 @@ from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, refuse_empty, version_of
 from agac.core.errors import AgacError, Problem, SpecError, UsageError, Where, any_error
 from agac.core.types import JSONValue, Report, RowId, Schema
-from agac.engine.forecasts import PlanReport
+from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
 from agac.plan.changes import Change, changes_of, settings_changes
 from agac.plan.plan import Plan, Selection, make_plan, run_settings

@@ -35,13 +35,13 @@ from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
 from agac.data.sinks import FORMATS
+from agac.engine.ask.validate import complaint, stored_failure
 from agac.engine.decide.votes import votes
-from agac.engine.export import export_file, export_run
-from agac.engine.output_lines import Lines
-from agac.engine.replay import FinalRows, RowHistory
-from agac.engine.run_outputs import Outputs
-from agac.engine.telemetry import calls_of, output_of, share, summarise
-from agac.engine.validate import complaint, stored_failure
+from agac.engine.output.export import export_file, export_run
+from agac.engine.output.output_lines import Lines
+from agac.engine.output.run_outputs import Outputs
+from agac.engine.output.telemetry import calls_of, output_of, share, summarise
+from agac.engine.walk.replay import FinalRows, RowHistory
 from agac.plan.changes import changes_of
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.operations import Vote

@@ -19,10 +19,10 @@ from agac.core.types import json_form
 from agac.data.files import PREVIOUS, explained, growing_mark, refuse_target
 from agac.data.sinks import FORMATS, file_of
 from agac.data.tables import Observed
-from agac.engine.export import export_file
-from agac.engine.output_lines import Lines
-from agac.engine.replay import FinalRows, sources_of_rows
-from agac.engine.run_outputs import GROWING, PLAIN_MERGES, Outputs
+from agac.engine.output.export import export_file
+from agac.engine.output.output_lines import Lines
+from agac.engine.output.run_outputs import GROWING, PLAIN_MERGES, Outputs
+from agac.engine.walk.replay import FinalRows, sources_of_rows
 from agac.plan.stage import recorded_stages
 from agac.spec.agent_cards import chosen_card
 from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database

@@ -22,9 +22,10 @@ from agac.core.keys import canonical, is_job
 from agac.core.reading import read_as
 from agac.core.types import Report, Shard
 from agac.data.sources import InputDigest
-from agac.engine.export import export_run
+from agac.engine.ask.validate import Checker
 from agac.engine.invocation import Clocks
-from agac.engine.run_outputs import outputs_text, target_of
+from agac.engine.output.export import export_run
+from agac.engine.output.run_outputs import outputs_text, target_of
 from agac.engine.sharding.folder import (
     ShardFolder,
     ShardLease,
@@ -37,7 +38,6 @@ from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
 from agac.engine.sharding.shard_run import ShardRun
 from agac.engine.summary import RunRequest, RunSummary, added
-from agac.engine.validate import Checker
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource
 from agac.spec.paths import STORE

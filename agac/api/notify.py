@@ -27,9 +27,9 @@ from agac.core.keys import canonical
 from agac.core.redact import Redactor
 from agac.core.types import Report, counted, iso
 from agac.data.remote import apart
+from agac.engine.ask.retry_policy import backoff
 from agac.engine.batch.doctor import stuck_seconds
 from agac.engine.invocation import Work
-from agac.engine.retry_policy import backoff
 from agac.plan.plan import Plan
 from agac.spec.loader import (
     load_project,

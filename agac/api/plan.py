@@ -24,18 +24,18 @@ from agac.core.text import CHARACTERS_A_TOKEN, cropped, duration, plain
 from agac.core.types import RowId, counted, dollars
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
-from agac.engine.baseline import Baseline, BaselineRun, RemoteAnswers
-from agac.engine.dry_run import Rows, dry_run
-from agac.engine.estimate import call_seconds, estimate
-from agac.engine.forecasts import PlanReport, needed
+from agac.engine.ask.limits import Amount, balances_of
+from agac.engine.ask.limits import facts as budget_facts
+from agac.engine.forecast.baseline import Baseline, BaselineRun, RemoteAnswers
+from agac.engine.forecast.dry_run import Rows, dry_run
+from agac.engine.forecast.estimate import call_seconds, estimate
+from agac.engine.forecast.forecasts import PlanReport, needed
+from agac.engine.forecast.past_usage import PastRun, PastUsage
 from agac.engine.invocation import Retry, Scope, Work
-from agac.engine.limits import Amount, balances_of
-from agac.engine.limits import facts as budget_facts
-from agac.engine.output_folder import lost_store
-from agac.engine.past_usage import PastRun, PastUsage
-from agac.engine.replay import FinalRows
-from agac.engine.run_outputs import target_of
+from agac.engine.output.output_folder import lost_store
+from agac.engine.output.run_outputs import target_of
 from agac.engine.summary import RunSummary
+from agac.engine.walk.replay import FinalRows
 from agac.plan.changes import changes_of
 from agac.plan.checks import missing_variables, outside_strict
 from agac.plan.plan import Plan, make_plan

@@ -33,7 +33,6 @@ from agac.core.types import Row
 from agac.data.sources import place_of
 from agac.engine.batch.control import Control
 from agac.engine.batch.coordinator import Stale
-from agac.engine.input_rows import LeftRows
 from agac.engine.invocation import (
     Answers,
     Batching,
@@ -45,8 +44,9 @@ from agac.engine.invocation import (
     UnknownCalls,
     Work,
 )
-from agac.engine.run_outputs import target_of
-from agac.engine.telemetry import otel_settings
+from agac.engine.output.run_outputs import target_of
+from agac.engine.output.telemetry import otel_settings
+from agac.engine.walk.input_rows import LeftRows
 from agac.plan.checks import missing_variables
 from agac.plan.plan import Plan, make_plan
 from agac.plan.stage import LocalStage

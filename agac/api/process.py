@@ -36,9 +36,9 @@ from agac.data.files import stamp, write_whole
 from agac.data.frames import GivenRows
 from agac.data.json_formats import encode
 from agac.data.sources import keep_rows
-from agac.engine.forecasts import PlanReport
+from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import UnknownCalls
-from agac.engine.output_folder import read_summary
+from agac.engine.output.output_folder import read_summary
 from agac.plan.stage import model_of
 from agac.providers.model_string import write_query
 from agac.spec.inputs import INPUTS, PIPED, SCHEME

@@ -55,7 +55,7 @@ from agac.data.sources import (
 )
 from agac.data.text_formats import DelimitedSource, separator_hint
 from agac.engine.invocation import Scope, UnknownCalls
-from agac.engine.output_checks import refusals
+from agac.engine.output.output_checks import refusals
 from agac.plan.checks import (
     check_batches,
     check_budgets,

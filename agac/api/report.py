@@ -50,19 +50,19 @@ from agac.core.types import JSONValue, Outcome, Report, RowId, WebSource, iso, j
 from agac.data.frames import frame
 from agac.data.sources import estimated_rows
 from agac.data.tables import TableColumn
+from agac.engine.ask.limits import facts as budget_facts
 from agac.engine.batch.coordinator import Stale, batch_counts
-from agac.engine.export import Exported, export_run, table_of
 from agac.engine.finishing import Finishing, finishing
 from agac.engine.invocation import Work
-from agac.engine.limits import facts as budget_facts
-from agac.engine.output_lines import Lines
-from agac.engine.replay import FinalRows
-from agac.engine.run_outputs import Outputs, is_shown
+from agac.engine.output.export import Exported, export_run, table_of
+from agac.engine.output.output_lines import Lines
+from agac.engine.output.run_outputs import Outputs, is_shown
+from agac.engine.output.telemetry import cost_of, summarise
 from agac.engine.run_state import Invocation
 from agac.engine.settle import StageTotals, Totals
 from agac.engine.stop_rules import StopReason
 from agac.engine.summary import RowCounts, RunSummary
-from agac.engine.telemetry import cost_of, summarise
+from agac.engine.walk.replay import FinalRows
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.providers.provider import Provider

@@ -43,7 +43,7 @@ from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up
 from agac.engine.batch.doctor import Finding, adopt_as, batch_maintenance, compare, end, resubmit_as
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.invocation import Clocks, Scope
-from agac.engine.output_folder import lost_store
+from agac.engine.output.output_folder import lost_store
 from agac.engine.run_state import Invocation
 from agac.providers.provider import Provider
 from agac.spec.loader import load_workflow, workflow_names

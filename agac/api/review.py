@@ -28,8 +28,8 @@ from agac.core.arguments import refuse_fields
 from agac.core.errors import RowError, UsageError
 from agac.core.keys import seen_hash, snapshot
 from agac.core.types import JSONValue, Moment, Report
-from agac.engine.replay import RowViews
-from agac.engine.validate import Checker
+from agac.engine.ask.validate import Checker
+from agac.engine.walk.replay import RowViews
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.guards import STORED, Check, compile_guard
 from agac.spec.loader import load_project, read_workflow, workflow_files

@@ -27,8 +27,8 @@ from agac.core.types import Finish, JSONValue, Reply, Report, RowId, Usage
 from agac.data.files import AtomicFile, refuse_target
 from agac.data.sources import open_source
 from agac.data.text_formats import safe_cell_text
-from agac.engine.replay import RowHistory
-from agac.engine.validate import Checker, ResultChecks, ValidReply, parsed
+from agac.engine.ask.validate import Checker, ResultChecks, ValidReply, parsed
+from agac.engine.walk.replay import RowHistory
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, PlannedStage, recorded_stages
 from agac.spec.git import user_name

@@ -22,7 +22,7 @@ from agac.core.errors import AgacError, ExitCode, Problem
 from agac.data.frames import GivenRows
 from agac.data.sinks import drop_previous
 from agac.engine.invocation import Work
-from agac.engine.output_folder import keep_previous
+from agac.engine.output.output_folder import keep_previous
 from agac.engine.run import run_once
 from agac.engine.run_state import Invocation
 from agac.spec.loader import BuiltWorkflow, WorkflowSource

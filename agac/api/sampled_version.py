@@ -19,8 +19,8 @@ from agac.api.sync import interruptible
 from agac.core.errors import SpecError, UsageError
 from agac.core.types import Row, RowId, counted, dollars
 from agac.data.sources import place_of
-from agac.engine.estimate import summed
-from agac.engine.forecasts import PlanReport
+from agac.engine.forecast.estimate import summed
+from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Scope
 from agac.engine.run_state import Invocation
 from agac.plan.checks import missing_variables

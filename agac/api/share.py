@@ -29,11 +29,11 @@ from agac.api.sync import blocking
 from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where
 from agac.core.types import Report, Usd, counted
 from agac.data.object_store import ObjectStore
-from agac.engine.baseline import Baseline, BaselineRun
+from agac.engine.ask.validate import Checker
 from agac.engine.batch.control import Control
-from agac.engine.dry_run import dry_run
+from agac.engine.forecast.baseline import Baseline, BaselineRun
+from agac.engine.forecast.dry_run import dry_run
 from agac.engine.invocation import Scope
-from agac.engine.validate import Checker
 from agac.plan.plan import make_plan
 from agac.plan.stage import LocalStage, PlannedStage
 from agac.providers.table import build_providers

@@ -30,9 +30,9 @@ from agac.core.types import (
     json_form,
     waits_left,
 )
+from agac.engine.output.telemetry import calls_of, summarise
 from agac.engine.stage_summary import StageDetails, StageSummary
 from agac.engine.summary import ErrorSummary, RunSummary, WrittenSummary
-from agac.engine.telemetry import calls_of, summarise
 from agac.spec.paths import PROJECT_FILE, STORE, YAML_SUFFIXES, Unusable, home_of, project_root
 from agac.spec.project_files import files_in, read_bytes
 from agac.store import batches, history, runs

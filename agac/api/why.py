@@ -14,7 +14,7 @@ from agac.api.status import find_rows, position_of, stored_run
 from agac.api.sync import blocking
 from agac.core.keys import digest, reuse_salt
 from agac.core.types import Message, Moment, Outcome, Report, RowId, iso, json_form
-from agac.engine.replay import RowHistory
+from agac.engine.walk.replay import RowHistory
 from agac.plan.diff import REDO, text_diff, value_changes
 from agac.plan.stage import RecordedStage, recorded_stages
 from agac.spec.paths import project_root

@@ -37,7 +37,7 @@ from agac.core.word_diff import as_text, word_diff
 from agac.data.files import refuse_target, write_in_project, write_whole
 from agac.data.frames import GivenRows
 from agac.engine.invocation import Answers
-from agac.engine.replay import FinalRows, RowViews
+from agac.engine.walk.replay import FinalRows, RowViews
 from agac.plan.stage import recorded_stages
 from agac.spec.graph import StageNode, amended_by
 from agac.spec.guards import Evaluator, GuardFailed

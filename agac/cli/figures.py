@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from agac.api.ci import PlanFigures, StageFigures
     from agac.api.diff import PlanComparison
     from agac.api.versions import Version
-    from agac.engine.estimate import CostEstimate
-    from agac.engine.forecasts import PlanReport, StageForecast
+    from agac.engine.forecast.estimate import CostEstimate
+    from agac.engine.forecast.forecasts import PlanReport, StageForecast
     from agac.plan.changes import Change
 
 COUNTS = {

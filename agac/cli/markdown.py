@@ -16,7 +16,7 @@ from agac.core.errors import Problem
 from agac.core.text import LINE_END, cropped, duration, escaped, squeezed, unlinked
 from agac.core.types import counted, dollars
 from agac.core.word_diff import as_markdown
-from agac.engine.estimate import summed
+from agac.engine.forecast.estimate import summed
 
 if TYPE_CHECKING:
     from agac.api.ci import Findings, WorkflowFindings

@@ -23,8 +23,8 @@ from agac.core.text import duration, plain
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
-    from agac.engine.forecasts import Guess, PlanReport, StageForecast
-    from agac.engine.planned_batches import PlannedBatches, PlannedRounds
+    from agac.engine.forecast.forecasts import Guess, PlanReport, StageForecast
+    from agac.engine.forecast.planned_batches import PlannedBatches, PlannedRounds
 
 MAX_PATHS = (
     20  # lines of a graph's paths that are printed; a wider graph is better looked at as a picture

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from agac.core.errors import ErrorType
 from agac.data.files import prove_writable
+from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.decide.failures import stays_failed
-from agac.engine.derived_rows import RowDeriver
-from agac.engine.effects import ActiveRow
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.limits import BudgetLimiter
 from agac.engine.notify import Notifier
-from agac.engine.replay import RowViews
 from agac.engine.settle import Settler, Totals
 from agac.engine.stop_rules import AcceptedKeys, StopRules, StopSignal
+from agac.engine.walk.derived_rows import RowDeriver
+from agac.engine.walk.effects import ActiveRow
+from agac.engine.walk.replay import RowViews
 from agac.plan.plan import Plan
 from agac.plan.render import Preparer, RowView
 from agac.plan.stage import AnyStage
@@ -33,8 +33,8 @@ from agac.store.rows import PriorTask, StoredRow, prior_tasks
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
-    from agac.engine.otlp import Traces
-    from agac.engine.review import Reviews
+    from agac.engine.ask.review import Reviews
+    from agac.engine.output.otlp import Traces
 
 
 @dataclass(slots=True)

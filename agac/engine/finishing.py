@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from agac.core.types import Report, Usd
-from agac.engine.forecasts import PlanReport, needed
-from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter
+from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter
+from agac.engine.forecast.forecasts import PlanReport, needed
 
 MARGIN = 1.2  # a limit that is proposed has a fifth more than the estimate says: rows differ
 

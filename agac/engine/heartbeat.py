@@ -11,11 +11,11 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from agac.engine.ask.connections import ModelConnection
+from agac.engine.ask.rate_limiter import Lane
 from agac.engine.batch.coordinator import Batches
 from agac.engine.batch.submit import UNSURE
-from agac.engine.connections import ModelConnection
 from agac.engine.context import InvocationContext
-from agac.engine.rate_limiter import Lane
 from agac.engine.stop_rules import StopReason
 from agac.store.db import fetch, select, sql
 

@@ -25,8 +25,8 @@ from agac.store.rows import RowChoice
 if TYPE_CHECKING:
     from agac.data.remote import RemoteContents
     from agac.engine.batch.control import Control
+    from agac.engine.output.telemetry import OtelSettings
     from agac.engine.sharding.shard_run import ShardRun
-    from agac.engine.telemetry import OtelSettings
     from agac.engine.workers.pool import RunExecutor
     from agac.spec.workflow import Timeout
 

@@ -11,8 +11,8 @@ from typing import Any
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, message_id, snapshot
 from agac.core.types import counted, iso
+from agac.engine.output.telemetry import calls_of
 from agac.engine.stop_rules import StopReason
-from agac.engine.telemetry import calls_of
 from agac.spec.notify import NotifyKind, NotifyTarget
 from agac.store import runs
 from agac.store.batches import BatchRecord, BatchStep, project_token

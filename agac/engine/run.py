@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
-from agac.engine.agent import Agents, open_agents
-from agac.engine.answers import AnswerSource
-from agac.engine.attempts import fields
+from agac.engine.ask.agent import Agents, open_agents
+from agac.engine.ask.answers import AnswerSource
+from agac.engine.ask.attempts import fields
+from agac.engine.ask.caller import Caller
+from agac.engine.ask.connections import Connections, open_connections
+from agac.engine.ask.local_functions import FunctionAnswers, open_functions
+from agac.engine.ask.prefix import Prefix, engine_tokens, serving_facts
+from agac.engine.ask.rate_limiter import CallLimit, Lane
+from agac.engine.ask.retry_policy import max_billed_calls
+from agac.engine.ask.review import Reviews
+from agac.engine.ask.tasks import Tasks
 from agac.engine.batch.coordinator import Batches, batches_of
 from agac.engine.batch.enrol import Enrolment
-from agac.engine.caller import Caller
-from agac.engine.connections import Connections, open_connections
 from agac.engine.context import InvocationContext
+from agac.engine.forecast.past_usage import PastUsage
 from agac.engine.heartbeat import Heartbeat
-from agac.engine.input_rows import InputRows
 from agac.engine.invocation import Retry, Work
-from agac.engine.local_functions import FunctionAnswers, open_functions
 from agac.engine.notify import Notifier
-from agac.engine.past_usage import PastUsage
-from agac.engine.prefix import Prefix, engine_tokens, serving_facts
-from agac.engine.rate_limiter import CallLimit, Lane
-from agac.engine.retry_policy import max_billed_calls
-from agac.engine.review import Reviews
-from agac.engine.row_walk import RowWalk
+from agac.engine.output.run_outputs import outputs_text
 from agac.engine.run_context import open_context
 from agac.engine.run_end import assert_accounted, end_invocation
-from agac.engine.run_outputs import outputs_text
 from agac.engine.run_state import Invocation, invocation_facts
-from agac.engine.tasks import Tasks
+from agac.engine.walk.input_rows import InputRows
+from agac.engine.walk.row_walk import RowWalk
 from agac.plan.plan import run_settings
 from agac.plan.stage import AnyStage, LocalStage, PlannedStage
 from agac.spec.operations import Python, Review

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from agac.core.keys import canonical
 from agac.core.types import Outcome
+from agac.engine.ask.limits import BudgetLimiter, balances_of
+from agac.engine.ask.review import Reviews, reviewings
 from agac.engine.batch.coordinator import has_batches
 from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.limits import BudgetLimiter, balances_of
-from agac.engine.replay import RowViews
-from agac.engine.review import Reviews, reviewings
 from agac.engine.run_state import Invocation, invocation_facts
 from agac.engine.settle import Settler, StageTotals, Totals
 from agac.engine.stop_rules import StopRules
+from agac.engine.walk.replay import RowViews
 from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
@@ -27,7 +27,7 @@ from agac.store.rows import first_event_since
 from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
-    from agac.engine.otlp import Traces
+    from agac.engine.output.otlp import Traces
 
 from agac.engine.invocation import Retry
 from agac.engine.stop_rules import StopSignal
@@ -135,7 +135,7 @@ async def _traces(work: Work, places: InvocationRef, totals: Totals) -> Traces |
     try:
         if not lack:
             # an extra, which takes a quarter of a second to load
-            from agac.engine.otlp import Traces
+            from agac.engine.output.otlp import Traces
 
             return Traces(settings, work, places, await project_token(places.database), totals)
     except ModuleNotFoundError as missing:

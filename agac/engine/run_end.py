@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agac.core.keys import canonical
-from agac.engine.attempts import fields
+from agac.engine.ask.attempts import fields
 from agac.engine.context import InvocationContext
-from agac.engine.estimate import estimate, request_characters
+from agac.engine.forecast.estimate import estimate, request_characters
+from agac.engine.output.telemetry import cost_of
 from agac.engine.run_state import Invocation, invocation_facts
 from agac.engine.settle import Totals
-from agac.engine.telemetry import cost_of
 from agac.plan.plan import Plan
 from agac.store import runs
 from agac.store.decisions import asked_by

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agac.core.errors import ExitCode
+from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.batch.coordinator import BatchActivity
+from agac.engine.forecast.past_usage import PastUsage
 from agac.engine.invocation import Retry
-from agac.engine.limits import BudgetLimiter
 from agac.engine.notify import Notifier
-from agac.engine.past_usage import PastUsage
 from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopReason, StopSignal
 from agac.store.writer import Ledger

@@ -13,13 +13,13 @@ from math import inf
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import Outcome, RowId
+from agac.engine.ask.limits import is_free
+from agac.engine.ask.validate import ValidReply
 from agac.engine.decide.failures import FURTHER_RUNS
 from agac.engine.decide.votes import Reviewed, VoteResult
-from agac.engine.effects import ActiveRow, is_leave
-from agac.engine.limits import is_free
+from agac.engine.output.telemetry import bucket_of
 from agac.engine.stop_rules import StopRules
-from agac.engine.telemetry import bucket_of
-from agac.engine.validate import ValidReply
+from agac.engine.walk.effects import ActiveRow, is_leave
 from agac.plan.stage import AnyStage, LocalStage
 from agac.spec.workflow import KeepReplies
 from agac.store.records import (

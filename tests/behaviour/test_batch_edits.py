@@ -46,7 +46,7 @@ def test_answers_that_a_broken_schema_held_up_are_taken_in_once_it_is_mended(
     broken = stages({"type": "string", "pattern": "(?>.)"})
     with monkeypatch.context() as older:  # an agac whose validator took what today's refuses
         older.setattr("agac.spec.output_schema.schema_faults", lambda _: [])
-        older.setattr("agac.engine.validate.compiled", lambda _, **rest: compiled({}))
+        older.setattr("agac.engine.ask.validate.compiled", lambda _, **rest: compiled({}))
         project.submit(*broken)
     advance(project.server, SECONDS)
     held = project.agac("batch", "retrieve", code=2)

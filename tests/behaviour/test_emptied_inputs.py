@@ -73,7 +73,7 @@ def test_an_input_may_be_empty_where_the_workflow_says_so(finished: ProjectFolde
 def test_an_emptied_input_that_was_read_for_another_folder(
     finished: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.engine.input_rows.CLOCK_GRAIN", 0)
+    monkeypatch.setattr("agac.engine.walk.input_rows.CLOCK_GRAIN", 0)
     finished.write("data/rows.csv", HEADER)
     assert finished.run(workflow(finished), output="output/other").exit_code == 0
     with pytest.raises(UsageError, match="nothing is replaced"):

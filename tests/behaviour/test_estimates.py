@@ -12,7 +12,7 @@ from support.soak import SOAK, few
 from test_costs import served
 
 import agac
-from agac.engine.past_usage import usage_of
+from agac.engine.forecast.past_usage import usage_of
 from agac.plan.stage import PlannedStage
 from agac.store.runs import Count
 

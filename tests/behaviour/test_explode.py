@@ -16,7 +16,7 @@ from support.soak import SOAK
 import agac
 from agac.api import report
 from agac.api.report import WatchedRun
-from agac.engine import derived_rows
+from agac.engine.walk import derived_rows
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"

@@ -11,7 +11,7 @@ from support.project import ProjectFolder
 from support.server import Server
 
 import agac
-from agac.engine import groups
+from agac.engine.walk import groups
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"

@@ -12,7 +12,7 @@ from support.project import ProjectFolder
 from support.server import Faulty
 from support.soak import SOAK
 
-from agac.engine import groups
+from agac.engine.walk import groups
 
 ECHO = {"model": "local/echo"}
 PATH = "data/rows.jsonl"

@@ -11,7 +11,7 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
-from agac.engine.task_conversation import MOST_CALLS
+from agac.engine.ask.task_conversation import MOST_CALLS
 from agac.testing import simulator
 
 SCRIPT = Path(__file__).parents[1] / "support" / "mcp_server.py"

@@ -9,7 +9,7 @@ from behaviour.scripted_server import Step, scripted
 from support.project import SENTIMENT, ProjectFolder, Ran
 
 from agac.core.redact import Redactor
-from agac.engine import attempts, caller
+from agac.engine.ask import attempts, caller
 
 GOOD = '{"sentiment":"positive","reason":"it is"}'
 BAD = '{"sentiment":"excellent","reason":"r"}'

@@ -11,8 +11,9 @@ from support.server import Server
 import agac
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.engine import context, input_rows
+from agac.engine import context
 from agac.engine.stop_rules import StopReason, StopSignal
+from agac.engine.walk import input_rows
 from agac.store import lease
 from agac.store.writer import Ledger
 

@@ -16,7 +16,7 @@ from support.project import SENTIMENT, ProjectFolder
 from support.server import Faulty
 
 from agac.core.keys import share_of
-from agac.engine.telemetry import OtelSettings, otel_settings
+from agac.engine.output.telemetry import OtelSettings, otel_settings
 from agac.spec.workflow import RunRules
 from agac.testing import simulator
 
@@ -316,7 +316,7 @@ def test_a_collector_in_trouble_stops_nothing_and_is_told_once(
     project: ProjectFolder, collector: Collector, trouble: str, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("agac.engine.otlp.AT_THE_END", 0.2)
+    monkeypatch.setattr("agac.engine.output.otlp.AT_THE_END", 0.2)
     if trouble == "refuses":
         collector.answers = 400
     elif trouble == "hangs":
@@ -343,7 +343,7 @@ def test_a_missing_package_and_grpc_are_told_and_the_run_goes_on(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     project.run()
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_PROTOCOL")
-    monkeypatch.delitem(sys.modules, "agac.engine.otlp", raising=False)
+    monkeypatch.delitem(sys.modules, "agac.engine.output.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     assert project.run(fresh=True).exit_code == 0
     first, second = [one.getMessage() for one in caplog.records if "no traces" in one.getMessage()]

@@ -17,7 +17,7 @@ import agac
 from agac.api.plan import planned as what_is_left
 from agac.api.status import database_path
 from agac.core.errors import UsageError
-from agac.engine.forecasts import PlanReport
+from agac.engine.forecast.forecasts import PlanReport
 from agac.engine.invocation import Retry, Scope
 from agac.store.db import open_for_reading
 

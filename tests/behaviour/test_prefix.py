@@ -13,7 +13,7 @@ from support.canned import Answer, Talk, completion, serving
 from support.project import ProjectFolder
 
 from agac.core.types import Finish, Reply, Usage
-from agac.engine.prefix import PrefixGate
+from agac.engine.ask.prefix import PrefixGate
 from agac.providers.openai import ChatAssembly
 from agac.testing import simulator
 

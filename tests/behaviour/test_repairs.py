@@ -88,7 +88,7 @@ def test_every_question_of_a_task_is_tried_again_on_its_own_account(project: Pro
 
 
 def test_no_task_is_sent_more_often_than_its_cap(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.caller.max_calls", lambda *_: 4)
+    monkeypatch.setattr("agac.engine.ask.caller.max_calls", lambda *_: 4)
     report, asked = run_at(project, Step(**FREE), rows=2, stages=[STAGE])
     assert (report.exit_code, len(asked)) == (3, 2 * 4)
     assert project.query("SELECT count(*) FROM attempt") == [(8,)]

@@ -14,8 +14,8 @@ from support.soak import only_in_soak
 
 import agac
 from agac.api import monitor
-from agac.engine.effects import ActiveRow
-from agac.engine.executor import Executor
+from agac.engine.walk.effects import ActiveRow
+from agac.engine.walk.executor import Executor
 from agac.store.snapshot import make_snapshot, take_snapshot
 
 SCHEMA = {

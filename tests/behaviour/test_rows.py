@@ -19,7 +19,7 @@ from support.soak import campaign, few
 import agac
 from agac.api.report import WatchedRun
 from agac.core.types import counted
-from agac.engine import input_rows
+from agac.engine.walk import input_rows
 
 ECHO = {"model": "local/echo"}
 DRAFT = {"name": "draft", "prompt": "Draft: ${text}"}

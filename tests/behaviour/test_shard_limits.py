@@ -9,8 +9,8 @@ import pytest
 from agac.core.errors import AgacError, ErrorType, RowError
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
-from agac.engine.limits import Amount, BudgetBalance
-from agac.engine.rate_limiter import Lane
+from agac.engine.ask.limits import Amount, BudgetBalance
+from agac.engine.ask.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
 from agac.engine.sharding.leases import SETTLED, SharedLimits
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal

@@ -88,7 +88,7 @@ def test_stop_loss_says_what_fails_where_and_how_to_turn_it_off(project: Project
 def test_calls_in_flight_at_a_limit_finish_however_long_they_take(
     rules: dict[str, Any], project: ProjectFolder, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.engine.row_walk.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
+    monkeypatch.setattr("agac.engine.walk.row_walk.DRAIN_SECONDS", 0.0)  # what calls in flight get after a Ctrl-C
     project.asks(faulty([{"kind": "refusal", "match": "number 1"}, {"kind": "slow_first_byte", "seconds": 0.4}]))
     report = project.run(project.workflow(rows=9, **rules), concurrency=4)
     assert report.exit_code == ExitCode.LIMIT

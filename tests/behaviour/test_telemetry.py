@@ -15,8 +15,8 @@ from support.server import Faulty, Server
 
 from agac.cli.run_counts import timing_line
 from agac.core.reading import read_as
+from agac.engine.output.telemetry import RELATIVE_ERROR
 from agac.engine.summary import RunSummary
-from agac.engine.telemetry import RELATIVE_ERROR
 
 TWO_STAGES = [
     {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT},
@@ -278,7 +278,7 @@ def test_times_have_two_digits_that_mean_something_and_the_slowest_stages_are_na
 def test_a_large_run_has_the_file_only_when_it_is_asked_for(
     project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.engine.run_outputs.TELEMETRY_ROWS", 5)
+    monkeypatch.setattr("agac.engine.output.run_outputs.TELEMETRY_ROWS", 5)
     file = project.root / "output/reviews/telemetry.jsonl"
     project.workflow(rows=5)
     assert file in project.run().files

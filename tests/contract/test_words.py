@@ -24,7 +24,7 @@ from support.words import ANSWER, APIS, KEYS, SENT, TABLES, Line, answer_of, lin
 from agac.core.errors import ErrorType, ExitCode
 from agac.core.redact import Redactor
 from agac.core.types import About, Fault, FaultKind, Message, RateState, Reply, Request
-from agac.engine.retry_policy import FailTask, RetryAfter, StopRun, decide
+from agac.engine.ask.retry_policy import FailTask, RetryAfter, StopRun, decide
 from agac.providers.bodies import encode
 from agac.providers.dialect import Dialect
 from agac.providers.http import Events, HttpReply, Sender

@@ -336,7 +336,7 @@ def test_the_picture_says_what_it_shows_which_is_there_and_needs_nothing_else() 
     assert not re.search(r"href|<image|@import|url\((?!#)", text)
     assert "assets/architecture.svg" in (ROOT / "docs/architecture.md").read_text("utf-8")
     names = re.findall(r'class="name"[^>]*>([^<]+)<', text)
-    engine = {path.stem for path in (ROOT / "agac/engine").glob("*.py")}
+    engine = {path.stem for path in (ROOT / "agac/engine").rglob("*.py")}
     folders = {path.name for path in (ROOT / "agac").iterdir()}
     outside = {"files in git", "rows", "provider", "results"}
     found = {word for name in names if name not in outside for word in name.partition(":")[0].split(", ")}

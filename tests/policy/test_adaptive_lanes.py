@@ -10,7 +10,7 @@ from support.limited import Crowd, Limited, crowd, per_second
 from support.soak import few
 from support.virtual import loop_time, run_virtually
 
-from agac.engine.rate_limiter import CUT, Adaptive, LanePhase, TriedBound
+from agac.engine.ask.rate_limiter import CUT, Adaptive, LanePhase, TriedBound
 
 LATENCIES = [(0.001, 64), (0.05, 64), (0.5, 64), (5.0, 256)]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.engine.retry_policy import (
+from agac.engine.ask.retry_policy import (
     MAX_AMBIGUOUS,
     MAX_RATE_LIMIT_RETRIES,
     MAX_RETRY_DELAY_S,

@@ -10,8 +10,8 @@ from support.virtual import loop_time, run_virtually
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
-from agac.engine.rate_limiter import CallLimit, Lane
-from agac.engine.retry_policy import MAX_RETRY_DELAY_S, RowDeadline, RowDeadlineExceeded
+from agac.engine.ask.rate_limiter import CallLimit, Lane
+from agac.engine.ask.retry_policy import MAX_RETRY_DELAY_S, RowDeadline, RowDeadlineExceeded
 from agac.engine.stop_rules import RunStopped, StopSignal
 
 FATAL = Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, "no")

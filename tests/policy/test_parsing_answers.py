@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agac.core.errors import ErrorType, RowError, Where
 from agac.core.keys import Fingerprinter
 from agac.core.types import Finish, Message, Params, Reply, Request, Schema, Usage
-from agac.engine.mended_json import MAX_READS, mended_json
-from agac.engine.validate import MAX_ERRORS, Checker, ValidReply, complaint, parsed, repair_request
+from agac.engine.ask.mended_json import MAX_READS, mended_json
+from agac.engine.ask.validate import MAX_ERRORS, Checker, ValidReply, complaint, parsed, repair_request
 from agac.plan.stage import ExtraCheck, PlannedModel, PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.field_shapes import WholeNumbers

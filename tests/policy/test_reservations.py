@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.soak import campaign
 
-from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter, RowBudgetExceeded
+from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter, RowBudgetExceeded
 from agac.engine.stop_rules import RunStopped, StopReason, StopSignal
 from agac.spec.workflow import Budget
 

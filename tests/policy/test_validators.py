@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_parsing_answers import error_of, reply, stage, values
 
 from agac.core.errors import ErrorType, RowError, UsageError
-from agac.engine.validate import Checker, ValidReply
+from agac.engine.ask.validate import Checker, ValidReply
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.schema_checks import schema_faults
 from agac.spec.schema_errors import TOO_MANY

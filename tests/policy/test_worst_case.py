@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import Params, Usage
-from agac.engine.limits import NOTHING, Amount, WorstCase, counted, max_price_steps
+from agac.engine.ask.limits import NOTHING, Amount, WorstCase, counted, max_price_steps
 from agac.plan.stage import PlannedModel
 from agac.providers.known_providers import SHIPPED, SIMULATOR
 from agac.providers.prices import cost, price_of

@@ -13,7 +13,7 @@ from support.soak import campaign
 
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
-from agac.engine.limits import Amount, BudgetBalance, BudgetLimiter, Reservation
+from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter, Reservation
 from agac.engine.sharding.folder import ShardFolder, ShardLease
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal

@@ -7,8 +7,8 @@ from random import Random
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind, Finish, RateState, Reply, Usage
-from agac.engine.rate_limiter import Lane
-from agac.engine.retry_policy import RetryAfter, decide
+from agac.engine.ask.rate_limiter import Lane
+from agac.engine.ask.retry_policy import RetryAfter, decide
 from agac.engine.stop_rules import StopSignal
 from support.virtual import loop_time
 

@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from agac.core.errors import AgacError
-from agac.engine.agent import Agents
+from agac.engine.ask.agent import Agents
+from agac.engine.ask.caller import Caller
+from agac.engine.ask.limits import NOTHING, Amount
 from agac.engine.batch.enrol import Enrolment, OpenBatch
 from agac.engine.batch.ingest import STRANGE
 from agac.engine.batch.lifecycle import BatchContext
 from agac.engine.batch.poll import NOT_CANCELLED, collect
 from agac.engine.batch.submit import deadline, look_for, send
-from agac.engine.caller import Caller
 from agac.engine.context import InvocationContext
-from agac.engine.limits import NOTHING, Amount
 from agac.engine.stop_rules import RunStopped
 from agac.plan.plan import Plan
 from agac.store import batches

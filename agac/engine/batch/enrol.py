@@ -16,18 +16,18 @@ from agac.core.state_files import make_folder, opener
 from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Reply, Request
 from agac.data.files import explained, sync_folder
-from agac.engine.agent import Agents
-from agac.engine.answers import Answer, Parked, TaskRequest
-from agac.engine.attempts import NextTurn
+from agac.engine.ask.agent import Agents
+from agac.engine.ask.answers import Answer, Parked, TaskRequest
+from agac.engine.ask.attempts import NextTurn
+from agac.engine.ask.caller import Caller
+from agac.engine.ask.connections import request_for_model
+from agac.engine.ask.limits import NOTHING, Amount, BlockedByBatches
+from agac.engine.ask.lookups import LookupBatcher
+from agac.engine.ask.validate import repair_request
 from agac.engine.batch.lifecycle import BatchContext, BatchFormat
-from agac.engine.caller import Caller
-from agac.engine.connections import request_for_model
 from agac.engine.decide.reuse import failure_of_batch
-from agac.engine.effects import ActiveRow
-from agac.engine.limits import NOTHING, Amount, BlockedByBatches
-from agac.engine.lookups import LookupBatcher
-from agac.engine.planned_batches import most_requests
-from agac.engine.validate import repair_request
+from agac.engine.forecast.planned_batches import most_requests
+from agac.engine.walk.effects import ActiveRow
 from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage
 from agac.providers.batch import ResultLine

@@ -16,11 +16,11 @@ from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.keys import canonical, read_custom_id
 from agac.core.state_files import opener
 from agac.core.types import About, Fault, FaultKind, Reply, Row, Usage
+from agac.engine.ask.limits import NOTHING, Amount, counted
+from agac.engine.ask.validate import ValidReply
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, BatchFormat, Intake
-from agac.engine.limits import NOTHING, Amount, counted
-from agac.engine.replay import RowViews
 from agac.engine.settle import how_answered, record_call, stored_reply
-from agac.engine.validate import ValidReply
+from agac.engine.walk.replay import RowViews
 from agac.plan.render import RowView
 from agac.providers.batch import BatchState, ResultLine, UnreadableLine, result_lines
 from agac.providers.dialect import beginning_of

@@ -16,16 +16,16 @@ from agac.core.errors import AgacError, RowError, UsageError
 from agac.core.keys import batch_intent, custom_id
 from agac.core.redact import Redactor
 from agac.core.types import Fault, Params, Reply
-from agac.engine.connections import Route
+from agac.engine.ask.connections import Route
+from agac.engine.ask.limits import NOTHING, Amount, BudgetLimiter, WorstCase
+from agac.engine.ask.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
+from agac.engine.ask.validate import Checker
 from agac.engine.context import WriteProof
+from agac.engine.forecast.planned_batches import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
-from agac.engine.limits import NOTHING, Amount, BudgetLimiter, WorstCase
 from agac.engine.notify import Notifier
-from agac.engine.planned_batches import most_bytes, most_requests
-from agac.engine.retry_policy import FailTask, RetryAfter, decide, with_end_of_pause
 from agac.engine.settle import Totals
 from agac.engine.stop_rules import AcceptedKeys, RunStopped, StopSignal
-from agac.engine.validate import Checker
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import ProviderBatch, ResultLine, UnreadableLine
@@ -44,7 +44,7 @@ from agac.store.writer import Ledger
 
 if TYPE_CHECKING:
     from agac.engine.batch.control import Control
-    from agac.engine.otlp import Traces
+    from agac.engine.output.otlp import Traces
 
 AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from agac.core.errors import ANSWER_FAILURES, ErrorType, RowError
-from agac.engine.validate import is_of_row
+from agac.engine.ask.validate import is_of_row
 from agac.spec.operations import Vote
 from agac.spec.workflow import Stage
 from agac.store.rows import Failures, PriorTask, StoredRow

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from agac.core.errors import RowError
 from agac.core.types import Outcome
-from agac.engine.validate import is_of_row
+from agac.engine.ask.validate import is_of_row
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.workflow import Stage
 from agac.store.batches import ReadyTask

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import canonical
 from agac.core.types import JSONValue, inside
-from agac.engine.telemetry import share
-from agac.engine.validate import parsed
+from agac.engine.ask.validate import parsed
+from agac.engine.output.telemetry import share
 from agac.spec.operations import Vote
 
 ReplicaAnswers = Sequence[str | None]

@@ -20,9 +20,9 @@ from agac.core.keys import canonical, digest, member_hash, shard_of
 from agac.core.types import Shard, strict_json
 from agac.data.shared_log import Line, SharedObject
 from agac.engine.context import InvocationContext
-from agac.engine.replay import GroupContents
 from agac.engine.sharding.folder import PackNames, ShardFolder, ShardManifest, other_inputs
 from agac.engine.sharding.shard_run import ShardRun
+from agac.engine.walk.replay import GroupContents
 from agac.plan.stage import AnyStage
 from agac.store import rows as store
 from agac.store.batches import project_token

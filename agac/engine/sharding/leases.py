@@ -14,8 +14,8 @@ from typing import Any
 from agac.core.errors import AgacError
 from agac.core.types import dollars
 from agac.data.shared_log import Count, Dollars, Line, SharedObject
-from agac.engine.limits import NOTHING, Amount, BudgetBalance
-from agac.engine.rate_limiter import Lane
+from agac.engine.ask.limits import NOTHING, Amount, BudgetBalance
+from agac.engine.ask.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardLease, ShardStatus
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.workflow import Budget

@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 
 from agac.core.errors import AgacError, ErrorType
 from agac.core.types import Shard, strict_json
-from agac.engine.export import rows_of_run
-from agac.engine.output_lines import filtered_lines, order_key
-from agac.engine.run_outputs import PLAIN_MERGES, Outputs
+from agac.engine.output.export import rows_of_run
+from agac.engine.output.output_lines import filtered_lines, order_key
+from agac.engine.output.run_outputs import PLAIN_MERGES, Outputs
 from agac.engine.sharding.folder import ShardFolder, ShardManifest
 from agac.store.db import Database
 from agac.store.packs import MAX_VALUES, refuse_unsound_sources

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from agac.core.errors import AgacError, LeaseLost
 from agac.core.reading import read_as
 from agac.data.sources import InputDigest
-from agac.engine.limits import BudgetLimiter
-from agac.engine.rate_limiter import Lane
+from agac.engine.ask.limits import BudgetLimiter
+from agac.engine.ask.rate_limiter import Lane
+from agac.engine.output.telemetry import calls_of
 from agac.engine.settle import Totals
 from agac.engine.sharding.folder import (
     ITS_BATCHES,
@@ -28,7 +29,6 @@ from agac.engine.sharding.row_packs import put_rows
 from agac.engine.stage_summary import CallCounts
 from agac.engine.stop_rules import RunStopped, StopRules, StopSignal
 from agac.engine.summary import RunSummary, added_records
-from agac.engine.telemetry import calls_of
 from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database

@@ -15,11 +15,11 @@ from agac.core.errors import RowError
 from agac.core.keys import bytes_digest, digest
 from agac.core.types import Fault, JSONValue, Row
 from agac.data.object_store import ObjectStore
-from agac.engine import limits
-from agac.engine.attempts import TaskAttempts, call_of
-from agac.engine.connections import CallResult, ModelConnection
+from agac.engine.ask import limits
+from agac.engine.ask.attempts import TaskAttempts, call_of
+from agac.engine.ask.connections import CallResult, ModelConnection
+from agac.engine.ask.limits import Reservation
 from agac.engine.context import InvocationContext
-from agac.engine.limits import Reservation
 from agac.engine.settle import record_call
 from agac.engine.workers.pool import CallItem, FunctionItem, RunExecutor, WorkerPool
 from agac.engine.workers.work import FOLDER, unpacked_replies

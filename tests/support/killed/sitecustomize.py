@@ -88,7 +88,7 @@ def begin() -> None:
     if umask := os.environ.get("AGAC_TEST_UMASK"):
         os.umask(int(umask, 8))
     if pause := os.environ.get("AGAC_TEST_BACK_OFF"):
-        from agac.engine import retry_policy
+        from agac.engine.ask import retry_policy
 
         retry_policy._backoff.multiplier = 2 * float(pause)
     if os.environ.get("AGAC_TEST_REAL"):

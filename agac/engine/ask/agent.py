@@ -1,0 +1,408 @@
+"""Conversations: a stage with tools asks its model, calls the tools that it asks for, tells it
+what they gave, and so on until it answers. What decides the next request is in
+`TaskConversation`. `Agents` sends, calls and stores. A reply is durable before the next request is
+made of it, and before a call that must not be repeated; that is stored as intended first, once
+nothing is waited for but the call itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from agac.core.errors import ErrorType, RowError
+from agac.core.keys import called_agent
+from agac.core.types import Fault, JSONValue, Request, ToolCall, ToolResult
+from agac.engine.ask.agent_calls import BeginAnew, StoredIntent, ToolCalls
+from agac.engine.ask.answers import Answer, TaskRequest
+from agac.engine.ask.attempts import CapReached, NextTurn, TaskAttempts
+from agac.engine.ask.caller import Caller
+from agac.engine.ask.connections import ModelConnection, request_for_model
+from agac.engine.ask.limits import BlockedByBatches, RowBudgetExceeded
+from agac.engine.ask.retry_policy import RowDeadlineExceeded
+from agac.engine.ask.task_conversation import (
+    ASK_FORM,
+    End,
+    TaskConversation,
+    Turn,
+    how_ended,
+    shown,
+)
+from agac.engine.context import InvocationContext
+from agac.engine.settle import how_answered, stored_reply
+from agac.engine.stop_rules import RunStopped
+from agac.plan.render import Preparer
+from agac.providers.citations import sources_of_turns
+from agac.spec.tools import ToolSpec
+from agac.spec.workflow import RowBudget, family
+from agac.store.records import FIRST, TURN, AgentTurn, Result
+from agac.store.rows import (
+    RecordedCall,
+    StoredCall,
+    StoredTurn,
+    calls_since,
+    newest_turns,
+    recorded_calls,
+    turns_used,
+)
+from agac.store.writer import ToolCache
+from agac.tools.pool import CallScope, Elsewhere, ToolContext, ToolOutcome, ToolPool, open_tools
+from agac.tools.tool_functions import Intent
+
+# where results of tools are noted, a file a workflow (`tools_mode: record`)
+RECORDED = Path("tools") / "recorded"
+
+MOST_AT_ONCE = 8  # calls of one turn that are made at the same time
+MOST_ANEW = 2  # so often a conversation begins anew whose server lost its session
+
+
+@asynccontextmanager
+async def open_agents(
+    context: InvocationContext, caller: Caller, since: float, elsewhere: Elsewhere | None = None
+) -> AsyncIterator[Agents | None]:
+    """Opens the tools of a plan's stages and what asks those stages by a caller; None: no stage
+    has tools. Raises UsageError when a tool cannot be had. `since`: earlier conversations count
+    that began then or later, in seconds since 1970."""
+    work = context.work
+    stages = [stage for stage in context.plan.asking if stage.agent_spec is not None]
+    if not stages:
+        yield None
+        return
+    agents = Agents(context, caller, since)
+    database = context.places.database
+    clock = work.clocks.wall
+    tools = ToolContext(
+        root=work.root,
+        redactor=work.redactor,
+        monotonic=work.clocks.monotonic,
+        env=work.env,
+        web=work.web,
+        functions=work.functions,
+        run_child=agents.run_child,
+        sleep=context.stop_signal.sleep,
+        go_on=context.stop_signal.check,
+        stops=RunStopped,
+        later=ToolCache(database, context.ledger, clock, clock() if work.refresh_tools else 0.0),
+        recorded=agents.recorded,
+        elsewhere=elsewhere,
+        record=(work.answers and work.answers.calls)
+        or work.root / RECORDED / f"{context.plan.workflow}.jsonl",
+    )
+    async with agents.at_work(open_tools(stages, tools)):
+        yield agents
+
+
+class Agents:
+    """Asks the models of stages with tools."""
+
+    def __init__(self, context: InvocationContext, caller: Caller, since: float) -> None:
+        plan = context.plan
+        self._caller = caller
+        self._since = since
+        self._budget = plan.rules.row or RowBudget()
+        self._children = {
+            child.name: child
+            for stage in plan.asking
+            for child in family(stage)
+            if child is not stage
+        }
+        self.calls = ToolCalls(context, self._children)
+        self._preparer = Preparer(tuple(self._children.values()), plan.vars, context.places.run)
+        self._database = context.places.database
+        self._workflow = context.plan.workflow
+        self._run = context.places.run
+        self._ledger = context.ledger
+        self._stop_signal = context.stop_signal
+        self._clocks = context.work.clocks
+        self._stored: dict[bytes, tuple[list[StoredTurn], list[StoredCall]]] = {}
+        self._open: dict[bytes, TaskConversation] = {}
+        self.durable = context.ledger.durable
+
+    @asynccontextmanager
+    async def at_work(self, tools: AbstractAsyncContextManager[ToolPool]) -> AsyncIterator[None]:
+        """Opens the tools, some of which ask these agents."""
+        async with tools as self.calls.pool:
+            yield
+
+    def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
+        """Asks a stage with tools. See AnswerSource."""
+        return self.answer(self._caller.begin(asked))
+
+    async def answer(self, attempts: TaskAttempts) -> Answer | RowError:
+        """Gets the answer at the end of a conversation: of one that is stored and not at its end,
+        or of a new one."""
+        models = self._caller.connections[attempts.connection.stage.index]
+        attempts.position = await self._found(attempts, models)
+        attempts.connection = models[attempts.position]
+        await self._count_earlier(attempts)
+        return await self._caller.in_turn(attempts, self._ask_model)
+
+    async def _count_earlier(self, attempts: TaskAttempts) -> None:
+        """Counts the turns and the calls of tools that the row made in earlier invocations."""
+        active = attempts.active
+        own = attempts.fingerprint
+        if self._budget.turns is None and self._budget.tool_calls is None:
+            return
+        index, (_, calls) = attempts.stage.index, self._stored.get(own, ((), ()))
+        stages = active.settled.union([index] if own in self._stored else ()) - active.counted
+        active.counted |= stages | {index}
+        for stage, turns, made in await turns_used(self._database, active.new.key, own):
+            active.turns += turns * (stage in stages)
+            active.tool_calls += made * (stage in stages)
+        active.tool_calls = max(active.tool_calls, sum(call.state != "refused" for call in calls))
+
+    async def _found(self, attempts: TaskAttempts, models: Sequence[ModelConnection]) -> int:
+        """Looks for the stored conversation that goes on: the position of its model."""
+        own = attempts.fingerprint
+        index = attempts.connection.stage.index
+        turns = await newest_turns(self._database, own, self._workflow)
+        if not turns:
+            return attempts.position
+        first = turns[0]
+        last = turns[-1]
+        attempts.turns = last.number
+        active = attempts.active
+        stage = attempts.stage
+        old = stage.max_age is not None and first.at < self._clocks.wall() - stage.max_age
+        again = first.at < active.takes_since(stage.index, self._since)
+        if again or last.ended == "lost" or (old and last.ended == "done"):
+            return attempts.position
+        calls = await calls_since(self._database, own, self._workflow, first.number)
+        forgotten = False
+        for call in calls:
+            found = self.calls.pool.check(index, call.name, call.arguments)
+            if call.state == "refused" or isinstance(found, str):
+                continue
+            forgotten |= (
+                last.ended != "done"
+                and self.calls.choice != "skip"
+                and self.calls.pool.remembers(index, found[0])
+            )
+            if self.calls.changes(attempts.connection.stage, found[0]):
+                attempts.changed = shown([ToolCall("", call.name, call.arguments)])
+        lanes = [connection.model.lane for connection in models]
+        # of which a part was dropped
+        broken = last.ended == "failed" or first.number != first.conversation
+        if broken or old or forgotten or first.model not in lanes[attempts.position :]:
+            return attempts.position
+        self._stored[own] = turns, calls
+        return lanes.index(first.model, attempts.position)
+
+    async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
+        """One model's answer, at the end of a conversation."""
+        opening = request_for_model(
+            attempts.connection.model, request, attempts.position, attempts.replica
+        )
+        known = self._stored.pop(attempts.fingerprint, None)
+        if known is None and attempts.changed:
+            if self.calls.choice != "repeat":
+                what = (
+                    f"{attempts.changed} was called in a conversation without an answer; a "
+                    "new one may call it again"
+                )
+                return self.calls.undecided(attempts, what, "--repeat-calls begins a new one")
+            attempts.changed = ""
+        answer: Answer | RowError | None = None
+        for tried in range(MOST_ANEW + 1):
+            talk = TaskConversation(attempts, opening, attempts.turns + 1)
+            if known is not None:
+                talk.first = known[0][0].number
+                talk.replay(*known)
+                known = None
+            self._open[attempts.fingerprint] = talk
+            try:
+                answer = await self._to_the_end(talk)
+            except BeginAnew as lost:
+                answer = self._lost(talk, lost.error, tried)
+            except (RowDeadlineExceeded, RowBudgetExceeded, CapReached, BlockedByBatches):
+                await self.durable()
+                raise
+            finally:
+                del self._open[attempts.fingerprint]
+                await self.calls.pool.end(attempts.fingerprint)
+            if answer is not None:
+                break
+        assert answer is not None
+        if isinstance(answer, RowError):  # an equal task may be next, and goes by what is stored
+            await self.durable()
+        return answer
+
+    async def run_child(
+        self, tool: ToolSpec, arguments: Mapping[str, JSONValue], scope: CallScope, intent: Intent
+    ) -> ToolOutcome:
+        """An agent's answer to what another one asks it, for the row that asks. What it changes,
+        its own calls change, which begin the `intent`, too; all else goes on from the store."""
+        talk = self._open[scope.fingerprint]
+        child = self._children[f"{talk.stage.name}/{tool.source}"]
+        active = talk.attempts.active
+        prepared = self._preparer.prepare(
+            child, self._preparer.view(dict(arguments)), active.new.row.id
+        )
+        if isinstance(prepared, RowError):
+            return ToolOutcome(prepared.message, error=True)
+        refusal = prepared.refusal
+        if refusal is not None:
+            return ToolOutcome(refusal.message, error=True)
+        own = called_agent(scope.fingerprint, scope.turn, scope.call, prepared.fingerprint)
+        if isinstance(intent, StoredIntent):
+            self.calls.intents[own] = intent
+        if active.notes is not None:
+            active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
+        try:
+            attempts = self._caller.begin(TaskRequest(active, child, prepared, own))
+            attempts.of = talk.attempts.stage
+            answer = await self.answer(attempts)
+        except (RunStopped, BlockedByBatches) as stopped:
+            talk.raised = stopped
+            # with no result
+            return ToolOutcome("", lost=RowError(ErrorType.PROVIDER_ERROR, "the run stops"))
+        finally:
+            self.calls.intents.pop(own, None)
+        if isinstance(answer, Answer):
+            return ToolOutcome(
+                answer.value if isinstance(answer.value, str) else answer.result.value
+            )
+        ends_row = answer.type in (ErrorType.BUDGET_EXCEEDED, ErrorType.TOOL_OUTCOME_UNKNOWN)
+        lost = answer if ends_row or active.deadline.over else None
+        return ToolOutcome(f"{tool.source} gave no answer: {answer.message}", error=True, lost=lost)
+
+    async def recorded(
+        self, run: int, scope: CallScope
+    ) -> tuple[list[RecordedCall], list[ToolCall]]:
+        """The calls that a run recorded for the task whose conversation this is, and those before
+        this call in it."""
+        talk = self._open[scope.fingerprint]
+        of, new, (*earlier, now) = talk.attempts, talk.attempts.active.new, talk.turns
+        where = {
+            "stage": of.stage.name,
+            "replica": of.replica,
+            "agent": talk.stage.name if of.of else "",
+        }
+        calls = await recorded_calls(
+            self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where
+        )
+        return calls, [
+            *(call for turn in earlier for call in turn.reply.calls),
+            *now.reply.calls[: scope.call],
+        ]
+
+    def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
+        """Why a conversation whose server lost its session ends; None: it begins anew."""
+        attempts = talk.attempts
+        if attempts.changed and (talk.changed or self.calls.choice != "repeat"):
+            what = (
+                f"{error.message}; {attempts.changed} was called before, and a new "
+                "conversation may call it again"
+            )
+            return self.calls.undecided(
+                attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session"
+            )
+        self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
+        attempts.changed = ""
+        return error if tried == MOST_ANEW else None
+
+    async def _to_the_end(self, talk: TaskConversation) -> Answer | RowError:
+        """Takes turns until the conversation ends, or cannot go on for now."""
+        end = talk.end
+        self._note_end(talk, end)  # where a batch brought it
+        while end is None:
+            last = talk.turns[-1] if talk.turns else None
+            if last is not None and last.results is None:
+                end = await self._use_tools(talk, last)
+            if end is None:
+                end = await self._ask(talk)
+        if isinstance(end, RowError):
+            return end
+        attempts = talk.attempts
+        reply = talk.turns[-1].reply
+        how = how_answered("repair" if talk.was_asked_again else "ask", attempts.position, end)
+        endpoint = talk.connection.endpoint(reply)
+        now = self._clocks.wall()
+        sources = sources_of_turns(turn.reply for turn in talk.turns)
+        return Answer(
+            Result(attempts.fingerprint, end.text, endpoint, now, how=how, sources=sources),
+            end.value,
+        )
+
+    async def _ask(self, talk: TaskConversation) -> End | None:
+        """One more turn; the error with which it cannot be had leaves the conversation open."""
+        if not talk.durable:
+            await self.durable()
+        attempts = talk.attempts
+        first = not talk.turns
+        most = self._budget.turns
+        if most is not None:
+            left = most - max(attempts.active.turns, len(talk.turns))
+            used = f"row_budget: the {most} turns of the row"
+            if left <= 0:
+                return RowError(
+                    ErrorType.BUDGET_EXCEEDED, f"{used} are used up; raise row_budget.turns"
+                )
+            talk.bound = talk.bound or (used if left == 1 else "")
+        attempts.active.turns += 1
+        if attempts.in_batch:
+            raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
+        attempts.request = talk.next_request()
+        attempts.ambiguous = 0
+        purpose = "ask" if not attempts.position else "fallback"
+        if first or talk.turns[-1].said in ("", ASK_FORM):
+            next_turn = "turn"
+        else:
+            next_turn = "repair"
+        if attempts.of:
+            attempts.purpose = "child"
+        else:
+            attempts.purpose = purpose if first else next_turn
+        reply, judged = await self._caller.reply(attempts, talk.judge)
+        if isinstance(reply, Fault):
+            return judged
+        call = attempts.last
+        attempts.turns = attempts.turns + 1
+        talk.durable = False
+        assert call is not None
+        end = talk.take(Turn(attempts.turns, reply), judged)
+        batch, stage, child = (
+            self._ledger.batch,
+            attempts.stage,
+            talk.stage.name if attempts.of else "",
+        )
+        batch.turns.append(
+            AgentTurn(
+                attempts.active.new, stage.index, attempts.fingerprint, attempts.turns, talk.first,
+                talk.connection.model.lane, child, call.number, self._clocks.wall(),
+                call.status or 0, stored_reply(call.body) or "", how_ended(end),
+            )
+        )  # fmt: skip
+        batch.tally((stage.name, TURN, FIRST if first else "", child)).tasks += 1
+        return end
+
+    async def _use_tools(self, talk: TaskConversation, turn: Turn) -> End | None:
+        """Makes the calls of the last turn, and stores what they give."""
+        self._stop_signal.check()
+        places = asyncio.Semaphore(MOST_AT_ONCE)
+        works = [
+            self.calls.used(talk, turn, place, places) for place in range(len(turn.reply.calls))
+        ]
+        durable = [] if talk.durable else [self.durable()]
+        together = asyncio.gather(*works, *durable, return_exceptions=True)
+        found = await talk.attempts.active.deadline.wait(together)
+        talk.durable = True
+        for one in (talk.raised, *found):
+            if isinstance(one, BaseException):
+                raise one
+        errors = [one for one in found if isinstance(one, RowError)]
+        if errors:
+            return errors[0]
+        end = talk.take_results(turn, [one for one in found if isinstance(one, ToolResult)])
+        self._note_end(talk, end)
+        return end
+
+    def _note_end(self, talk: TaskConversation, end: End | None) -> None:
+        """Stores that a conversation ended with its last turn, which is stored already, if it
+        did."""
+        how = how_ended(end)
+        if how is not None:
+            self._ledger.batch.turn_ends.append(
+                (how, talk.attempts.fingerprint, talk.turns[-1].number)
+            )

@@ -1,0 +1,426 @@
+"""The connections of a stage to its models: all of a call that is fixed for the run, and how one
+is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import ClassVar, NamedTuple
+
+from agac.core.errors import ErrorType, RowError, storable
+from agac.core.redact import Redactor
+from agac.core.text import CHARACTERS_A_TOKEN
+from agac.core.types import Fault, Reply, Request, ToolDefinition
+from agac.engine.ask import limits
+from agac.engine.ask.limits import Amount, WorstCase
+from agac.engine.ask.prefix import Prefix, prefix_of
+from agac.engine.ask.rate_limiter import CallLimit, Lane, LanePermit
+from agac.engine.ask.retry_policy import RowDeadline
+from agac.engine.ask.validate import Checker, ValidReply
+from agac.engine.invocation import Work
+from agac.engine.stop_rules import StopSignal
+from agac.plan.render import RowView
+from agac.plan.stage import PlannedModel, PlannedStage
+from agac.providers.abilities import unsendable
+from agac.providers.bodies import Encoder
+from agac.providers.dialect import Begins, Dialect
+from agac.providers.hints import HintingSender, hinting
+from agac.providers.http import HttpReply, Sending, open_sender
+from agac.providers.prices import price_of
+from agac.providers.provider import Price
+from agac.providers.structured import is_enforced
+from agac.providers.table import DIALECTS
+from agac.spec.tools import Runtime
+from agac.spec.workflow import Timeout, family
+from agac.store.records import Endpoint
+
+
+@dataclass(frozen=True)
+class Route:
+    """A stage and one of its models. `most` knows what a request can cost, where there is a
+    budget; `prefix` is what requests begin with where that is asked to be kept."""
+
+    stage: PlannedStage
+    model: PlannedModel
+    checker: Checker
+    redactor: Redactor
+    most: WorstCase | None
+    prefix: Prefix | None = field(default=None, kw_only=True)
+    _encoder: Encoder = field(default_factory=Encoder, init=False, repr=False, compare=False)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model's provider is spoken to."""
+        return DIALECTS[self.model.provider.dialect]
+
+    @cached_property
+    def enforced(self) -> bool:
+        """Whether the provider itself holds the model to the stage's schema."""
+        schema = self.stage.schema
+        return schema is not None and is_enforced(schema, self.model.provider, self.dialect.shaping)
+
+    @cached_property
+    def base_url(self) -> str:
+        """The provider's as it may be shown and stored."""
+        return self.redactor.clean(self.model.provider.base_url)
+
+    def price(self, service_tier: str | None, at: float) -> Price | None:
+        """The model's price in a service tier at a time (seconds since 1970), None when it is
+        unknown. The price library is loaded with the first reply, which takes a third of a second.
+        """
+        return price_of(self.model.provider, self.model.model, service_tier, at)
+
+    @cached_property
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """What the model is told of the stage's tools: one value, which is described and encoded
+        once."""
+        if self.stage.agent_spec:
+            return tuple(tool.definition for tool in self.stage.agent_spec.tools)
+        return ()
+
+    def body(self, request: Request) -> bytes:
+        """The request in the provider's words: the same bytes for a call and for a line of a
+        batch."""
+        if self.prefix is not None:
+            request = replace(request, prefix=self.prefix.of(request)[0])
+        return self._encoder.encode(
+            self.dialect.build(request, self.model.model, self.model.provider)
+        )
+
+    def worst_case(self, body: bytes) -> Amount:
+        """What sending a request can cost at most."""
+        return self.most.of(body) if self.most else limits.NOTHING
+
+    def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> Reply | Fault:
+        """What an answer means."""
+        model = self.model
+        return self.dialect.parse(status, headers, body, model.provider, model.model, self.redactor)
+
+    def check(self, reply: Reply, view: RowView | None) -> ValidReply | RowError:
+        """The result that a reply is for the row of this view, or why it is none."""
+        return self.checker.check(reply, enforced=self.enforced, view=view)
+
+    def endpoint(self, reply: Reply | None) -> Endpoint:
+        """Who answered, or who was asked and did not."""
+        provider = self.model.provider
+        if reply is None:
+            return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
+        return Endpoint(
+            provider.name,
+            self.base_url,
+            storable(reply.model),
+            reply.simulated or provider.simulated,
+        )
+
+
+def request_for_model(
+    model: PlannedModel, request: Request, position: int, replica: int
+) -> Request:
+    """The request as the stage's model at `position` gets it: the first one's is made already;
+    others have parameters of their own, and the number of a replica (0: the task is run once) is
+    its seed where the provider takes one."""
+    if not position and not replica:
+        return request
+    has_seed = replica and not any(unsendable(("seed",), model.provider))
+    return replace(
+        request, params=replace(model.params, seed=replica) if has_seed else model.params
+    )
+
+
+class CallResult(NamedTuple):
+    """What came of a call: its answer, status and body, when it was sent (seconds since 1970),
+    seconds it took."""
+
+    answer: Reply | Fault
+    status: int | None
+    body: bytes | None
+    at: float
+    duration: float
+
+
+@dataclass(frozen=True)
+class ModelConnection(Route):
+    """A stage's connection to one of its models: stages on one model share its lane, those on one
+    provider its sender. `stage_limit` is the stage's own bound, `uncommitted` that on calls which
+    are not durable yet. `through` stands in the place of the sender, which asks by `transport`:
+    `body`, `sse`, `ws` or `auto`."""
+
+    by_workers: ClassVar[bool] = True
+    """True if a worker may send its calls."""
+
+    sender: Sending | HintingSender
+    lane: Lane
+    stage_limit: CallLimit
+    uncommitted: CallLimit
+    wall: Callable[[], float]
+    transport: str
+    through: Callable[..., Awaitable[HttpReply | Fault]] | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def timeout(self) -> Timeout:
+        """The bounds of a call. What the model's string says about silences comes first."""
+        bounds = self.model.timeout
+        silence = self.model.idle_timeout
+        if silence is None:
+            return bounds
+        return replace(bounds, first_byte=None if silence == math.inf else silence)
+
+    async def send(
+        self,
+        request: Request,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool = False,
+    ) -> CallResult:
+        """Sends as `_sent` does, once a call that warms the prefix is under way."""
+        gate = self.prefix.of(request)[1] if self.prefix is not None else None
+        if gate is None or gate.warm or not await deadline.wait(gate.enter()):
+            return await self._sent(body, deadline, cut_off, fresh=fresh)
+        sent = None
+        try:
+            return (
+                sent := await self._sent(body, deadline, cut_off, fresh=fresh, begins=gate.open)
+            )
+        finally:
+            gate.leave(sent and sent.answer)
+
+    async def _sent(
+        self,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool,
+        begins: Begins = None,
+    ) -> CallResult:
+        """Waits for its turn, then for the answer. What comes back holds no secret: a server may
+        quote what we sent. The call counts as uncommitted until its attempt is durable; when none
+        comes of it, it is taken off here. `cut_off` is called when the call was sent and its
+        answer is no longer awaited; `fresh`: it takes no pooled connection. Raises RunStopped when
+        the run stops before the call is sent, RowDeadlineExceeded when the row's time is over
+        before that."""
+        lane = self.lane
+        permit = await deadline.wait(self._enter(body))
+        at = self.wall()
+        try:
+            send = self.through or self.sender.send
+            http = await send(
+                body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins
+            )
+        except (
+            BaseException
+        ) as ended:  # a cancelled call, too, gives its place back; others do with their commit
+            self.uncommitted.leave()
+            if isinstance(ended, asyncio.CancelledError):
+                cut_off()
+            raise
+        finally:
+            lane.leave()
+            self.stage_limit.leave()
+        if isinstance(http, Fault):
+            # which says nothing about the server
+            if http.type is ErrorType.TIMEOUT and deadline.over:
+                http = replace(http, message=str(deadline))
+            else:
+                lane.heard(permit, http)
+            return CallResult(http, http.status, None, at, self.wall() - at)
+        clean = self.redactor.clean_bytes(http.body)
+        answer = self.parse(http.status, http.headers, clean)
+        if http.ttft is not None and isinstance(answer, Reply):
+            answer = answer._replace(ttft=http.ttft, time_to_response=http.time_to_response)
+        rates = self.dialect.rates(http.headers)
+        if rates is not None:
+            lane.observe(permit, rates, answer.delay if isinstance(answer, Fault) else None)
+        lane.heard(permit, answer)
+        status = http.status if isinstance(answer, Reply) else answer.status
+        return CallResult(answer, status, clean, at, http.duration)
+
+    async def _enter(self, body: bytes) -> LanePermit:
+        """Waits for its turn in the stage, then among the calls that are not durable, then in the
+        lane. Who does not get there, cancelled ones too, gives its places back."""
+        await self.stage_limit.enter()
+        try:
+            await self.uncommitted.enter()
+            try:
+                return await self.lane.enter(
+                    len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0)
+                )
+            except BaseException:  # cancelled, or the run stops
+                self.uncommitted.leave()
+                raise
+        except BaseException:  # the same, at either of the two that come after it
+            self.stage_limit.leave()
+            raise
+
+
+@dataclass(frozen=True)
+class ProgramConnection(ModelConnection):
+    """A stage's connection to a program of this machine, which asks the model by itself."""
+
+    by_workers: ClassVar[bool] = False
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the program is spoken to."""
+        from agac.providers.opencode_session import OPENCODE  # only stages with a program need it
+
+        return OPENCODE
+
+    @cached_property
+    def enforced(self) -> bool:
+        """False: no program holds its model to a schema."""
+        return False
+
+
+Connections = dict[int, tuple[ModelConnection, ...]]
+"""Each stage's connections, its model's first, by the stage's index."""
+
+
+@asynccontextmanager
+async def open_connections(
+    work: Work,
+    run: int,
+    uncommitted: CallLimit,
+    stop_signal: StopSignal,
+    waits: Callable[[str, float], None],
+) -> AsyncIterator[Connections]:
+    """Opens the connections of all stages, and of the agents that are their tools. `waits` is told
+    of each long wait."""
+    async with AsyncExitStack() as stack:
+        opener = ConnectionOpener(work, run, uncommitted, stop_signal, waits, stack)
+        stages = chain.from_iterable(map(family, work.plan.asking))
+        yield {stage.index: await opener.open(stage) for stage in stages}
+
+
+class ConnectionOpener:
+    """Opens connections. Calls to one model share its lane, those of stages and of fallbacks; calls
+    to one provider share its sender. A program has a sender of its own. `closing` closes all
+    senders."""
+
+    def __init__(
+        self,
+        work: Work,
+        run: int,
+        uncommitted: CallLimit,
+        stop_signal: StopSignal,
+        waits: Callable[[str, float], None],
+        closing: AsyncExitStack,
+    ) -> None:
+        rules = work.plan.rules
+        budgets = [balance.budget for balance in limits.balances_of(work.plan)]
+        if rules.row:
+            budgets.append(rules.row)
+        self._work = work
+        self._run = run
+        self._uncommitted = uncommitted
+        self._stop_signal = stop_signal
+        self._waits = waits
+        self._closing = closing
+        self._has_budgets = bool(budgets)
+        self._in_dollars = any(budget.usd is not None for budget in budgets)
+        self._streams = bool(work.replies or rules.ttft)
+        self._senders: dict[tuple[str, str, str], Sending] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
+
+    async def open(self, stage: PlannedStage) -> tuple[ModelConnection, ...]:
+        """Opens the connections of a stage, to its model first. Raises UsageError where one cannot
+        be had."""
+        program = stage.tooling.program
+        at_once = stage.concurrency or math.inf
+        if program is not None:
+            at_once = min(at_once, program.max_agents)
+        stage_limit = CallLimit(at_once)
+        checker = Checker(stage)
+        kind = ModelConnection if program is None else ProgramConnection
+        found = list[ModelConnection]()
+        for model in stage.models:
+            transport = self._transport(model)
+            if program is None:
+                sender = self._sender(model, transport)
+            else:
+                sender = await self._program(stage, model, program, transport)
+            connection = kind(
+                stage=stage,
+                model=model,
+                checker=checker,
+                redactor=self._work.redactor,
+                most=self._worst_case(stage, model),
+                prefix=prefix_of(stage, model, self._work),
+                sender=hinting(sender, model.provider, stage, self._run),
+                lane=self._lane(model),
+                stage_limit=stage_limit,
+                uncommitted=self._uncommitted,
+                wall=self._work.clocks.wall,
+                transport=transport,
+            )
+            found.append(connection)
+        return tuple(found)
+
+    def _transport(self, model: PlannedModel) -> str:
+        """How the model is asked. Silences are bounded within a stream only, so that who bounds
+        them is streamed to."""
+        bounds_silence = model.idle_timeout not in (None, math.inf)
+        return model.transport or ("sse" if self._streams or bounds_silence else "body")
+
+    def _sender(self, model: PlannedModel, transport: str) -> Sending:
+        """The sender that all calls to the model's provider share."""
+        key = (model.provider.name, model.provider.base_url, transport)
+        if key not in self._senders:
+            self._senders[key] = self._new_sender(model, transport)
+        return self._senders[key]
+
+    def _new_sender(self, model: PlannedModel, transport: str) -> Sending:
+        work = self._work
+        heard = work.replies.piece if work.replies else None
+        sender = open_sender(model.provider, transport, work.redactor, work.env, heard)
+        self._closing.push_async_callback(sender.close)
+        return sender
+
+    async def _program(
+        self, stage: PlannedStage, model: PlannedModel, how: Runtime, transport: str
+    ) -> Sending:
+        """Starts the program of a stage, unless the answers of a test are in its place."""
+        work = self._work
+        if work.answers is not None and not work.answers.goes_out:
+            return self._new_sender(model, transport)
+        from agac.providers.opencode import open_program  # only stages with a program need it
+
+        about = (model.provider, model.model, model.params), (stage.system, stage.schema)
+        turns = stage.tooling.max_turns
+        program = await open_program(how, turns, *about, work.root, work.env, work.redactor)
+        self._closing.push_async_callback(program.close)
+        return program
+
+    def _lane(self, model: PlannedModel) -> Lane:
+        """The lane that all calls to the model share."""
+        key = (model.lane, model.provider.base_url)
+        if key not in self._lanes:
+            known = model.provider.limits
+            self._lanes[key] = Lane(
+                known.concurrency or self._work.plan.concurrency,
+                rpm=known.rpm,
+                tpm=known.tpm,
+                clock=self._work.clocks.monotonic,
+                stop_signal=self._stop_signal,
+                waits=partial(self._waits, model.lane),
+            )
+        return self._lanes[key]
+
+    def _worst_case(self, stage: PlannedStage, model: PlannedModel) -> WorstCase | None:
+        """What a call can cost at most; None: there are no budgets."""
+        if not self._has_budgets:
+            return None
+        program = stage.tooling.program
+        return WorstCase(
+            model,
+            in_dollars=self._in_dollars,
+            session=(stage.most_turns, program.context) if program else None,
+            wall=self._work.clocks.wall,
+        )

@@ -1,0 +1,1 @@
+"""What a run leaves for others: files, tables, telemetry and traces."""

@@ -1,0 +1,353 @@
+"""OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics,
+sent by OTLP over HTTP. Spans are made after the fact. While a row walks, what it comes to is noted
+beside it (`RowNotes`); at its end its failure, or a hash of its id, decides whether spans are made
+of that. A thread sends them: nothing waits for it, and what there is no room for is left out.
+Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI conventions
+(`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import export as data
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from agac.core.errors import RowError
+from agac.core.keys import share_of, trace_ids
+from agac.core.types import Message, Reply
+from agac.engine.ask.attempts import TaskAttempts
+from agac.engine.ask.rate_limiter import Lane
+from agac.engine.invocation import InvocationRef, Work
+from agac.engine.output.row_spans import Attributes, RowSpans, call_in_batch, model_attributes
+from agac.engine.output.telemetry import OtelSettings
+from agac.engine.settle import Totals
+from agac.engine.walk.effects import ActiveRow, RowNotes, TracedCall
+from agac.store.history import attempts_of_row
+from agac.store.records import Call
+
+_log = logging.getLogger("agac.otel")
+
+TOKENS = [4.0**power for power in range(14)]
+SECONDS = [0.01 * 2**power for power in range(14)]
+"""The bounds that the conventions give for the histograms of tokens and of seconds."""
+
+MOST_ROWS = 4096  # that wait to be sent; and spans of a request, about
+MOST_SPANS = 512
+EVERY = 1.0
+METRICS_EVERY = 60.0
+AT_THE_END = 3.0
+"""Seconds between two looks at what is to be sent, between two sendings of metrics, and how long
+the end of a run waits at most for the last of it."""
+
+_FAILED = Status(StatusCode.ERROR)
+_UNSET = Status(StatusCode.UNSET)
+_SCOPE = InstrumentationScope("agac")
+_CUMULATIVE = data.AggregationTemporality.CUMULATIVE
+
+
+def _context(trace: int, span: int) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _said(attributes: Attributes) -> Attributes:
+    """Those that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None and value != ""}
+
+
+class FixedResource(Resource):
+    """The encoder asks each span's resource for its hash, which is made of all that it holds."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Traces:
+    """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name.
+    `close` it."""
+
+    def __init__(
+        self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals
+    ) -> None:
+        self.plan = work.plan
+        self.clean = work.redactor.clean
+        self._wall = work.clocks.wall
+        self._database = places.database
+        self._totals = totals
+        self.identity = (token, places.run, places.event)
+        self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
+        self.lanes: Mapping[str, Lane] = {}
+        self._tallies: dict[tuple[Any, ...], list[float]] = {}
+        own: Attributes = {
+            "service.name": "agac",
+            "agac.workflow": work.plan.workflow,
+            "agac.run": places.run,
+        }
+        # the environment's names come last
+        known = Resource.create(own).merge(OTELResourceDetector().detect())
+        self._resource = FixedResource(known.attributes, known.schema_url)
+        self._spans = OTLPSpanExporter() if settings.traces else None
+        self._metrics = OTLPMetricExporter() if settings.metrics else None
+        self._queue = deque[list[ReadableSpan]]()
+        self._next = time.monotonic() + METRICS_EVERY
+        self._closing = threading.Event()
+        self._why = ""
+        self._warned = False
+        self._thread = threading.Thread(target=self._send_all, name="agac-otel", daemon=True)
+        self._thread.start()
+
+    def begin(self, row: ActiveRow) -> RowNotes:
+        """The notes of a row that is taken up. Each walk of it is a trace of its own."""
+        return RowNotes(
+            self._wall(), (*self.identity, row.new.origin, row.new.row.id, row.new.occurrence)
+        )
+
+    def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
+        """A call ended."""
+        model = attempts.connection.model.model
+        notes = attempts.active.notes
+        self.count(model, call)
+        if notes is not None:
+            made = attempts.stage.index, attempts.fingerprint, attempts.replica, model, call
+            texts: Mapping[str, Sequence[Message]] = {}
+            if self.plan.rules.otel_prompts:
+                texts = {
+                    "input": attempts.request.messages,
+                    "output": (reply.message(),) if reply else (),
+                }
+            notes.calls.append(TracedCall(*made, reply.finish if reply else None, texts))
+
+    def count(self, asked: str, call: Call, *, in_batch: bool = False) -> None:
+        """Counts what a call took; of one in a batch not for how long."""
+        by = call.endpoint.provider, asked, call.endpoint.model, call.endpoint.simulated
+        for kind, tokens in (
+            ("input", call.usage.input_tokens),
+            ("output", call.usage.output_tokens),
+        ):
+            if tokens is not None:
+                self._tally(("gen_ai.token.type", kind, *by), TOKENS, tokens)
+        if not in_batch:
+            self._tally(
+                ("error.type", call.error.type.value if call.error else "", *by),
+                SECONDS,
+                call.duration,
+            )
+
+    def _tally(self, key: tuple[Any, ...], bounds: Sequence[float], value: float) -> None:
+        found = self._tallies.get(key)
+        if found is None:  # the sum, the least, the most, and how many lie within each bound
+            found = self._tallies[key] = [0.0, inf, 0.0, *[0] * (len(bounds) + 1)]
+        found[0] += value
+        found[1], found[2] = min(found[1], value), max(found[2], value)
+        found[3 + bisect_left(bounds, value)] += 1
+
+    async def ended(self, row: ActiveRow) -> None:
+        """A row came to its end, or to where it waits: it is walked again then, so without a call
+        nothing is sent."""
+        notes = row.notes
+        failed = row.failed if not row.dropped else None
+        waits = row.stays_open
+        if notes is None or self._spans is None or (waits and not notes.calls):
+            return
+        if waits or failed is None:
+            share = share_of("trace", "", row.new.row.id)
+            if share >= self.plan.rules.otel_sample:
+                return
+        if row.ready:
+            notes.calls += await self._calls_in_batches(row, notes)
+        if waits:
+            outcome = "waiting"
+        elif failed:
+            outcome = "failed"
+        elif row.dropped:
+            outcome = "dropped"
+        elif row.reached or row.lists:
+            outcome = "done"
+        else:
+            outcome = "skipped"
+        error = failed[1] if failed else None
+        self._put(self._row_spans(row, notes, outcome, error))
+
+    async def _calls_in_batches(self, row: ActiveRow, notes: RowNotes) -> list[TracedCall]:
+        """Returns the lines of batches that were answered before the row was taken up again."""
+        fingerprints = {fingerprint for _, _, fingerprint in row.ready}
+        return [
+            call_in_batch(attempt)
+            for attempt in await attempts_of_row(self._database, row.new.key)
+            if attempt.fingerprint in fingerprints and attempt.started_at < notes.begun
+        ]
+
+    def _row_spans(
+        self, row: ActiveRow, notes: RowNotes, outcome: str, error: RowError | None
+    ) -> list[ReadableSpan]:
+        """Returns the spans of a row's trace."""
+        nodes = RowSpans(self.plan, self.clean, notes).nodes(row, outcome, error, self._wall())
+        trace, first = notes.ids
+        contexts = [_context(trace, first ^ number) for number in range(len(nodes))]
+        return [
+            self.span(
+                node.name,
+                context,
+                node.start,
+                node.end,
+                node.attributes,
+                contexts[node.above] if position else None,
+            )
+            for position, (context, node) in enumerate(zip(contexts, nodes, strict=True))
+        ]
+
+    def span(
+        self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
+        above: SpanContext | None = None,
+    ) -> ReadableSpan:  # fmt: skip
+        """A span that is whole; the first one of a row is linked to its invocation."""
+        links: tuple[Link, ...]
+        if above or context is self.invocation:
+            links = ()
+        else:
+            links = (Link(self.invocation),)
+        return ReadableSpan(
+            name,
+            context,
+            above,
+            self._resource,
+            _said(attributes),
+            links=links,
+            kind=SpanKind.CLIENT if "gen_ai.request.model" in attributes else SpanKind.INTERNAL,
+            status=_FAILED if attributes.get("error.type") else _UNSET,
+            start_time=int(start * 1e9),
+            end_time=int(max(start, end) * 1e9),
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _put(self, spans: list[ReadableSpan]) -> None:
+        if len(self._queue) < MOST_ROWS:
+            self._queue.append(spans)
+        else:
+            self._lost("more is to be sent than the collector takes")
+
+    async def close(self) -> None:
+        """Sends what is left, for as long as the end of a run may wait."""
+        counts = {
+            "agac.rows.done": self._totals.rows_done,
+            "agac.rows.failed": self._totals.rows_failed,
+        }
+        name = f"invoke_workflow {self.plan.workflow}"
+        about = {"gen_ai.operation.name": "invoke_workflow", **counts}
+        if self._spans is not None:
+            self._put([self.span(name, self.invocation, self._began, self._wall(), about)])
+        self._closing.set()
+        await asyncio.to_thread(self._thread.join, AT_THE_END)
+        if self._thread.is_alive():
+            self._lost(self._why or f"the collector takes longer than {AT_THE_END:.0f} s")
+            self._queue.clear()  # it ends by itself, once the request under way has
+
+    # From here on everything runs in the thread.
+
+    def _send_all(self) -> None:
+        loggers = [logging.getLogger(type(one).__module__) for one in (self._spans, self._metrics)]
+        for logger in loggers:
+            logger.addFilter(self._hear)
+        while not self._closing.wait(EVERY):
+            self._send(at_end=False)
+        self._send(at_end=True)
+        for logger in loggers:
+            logger.removeFilter(self._hear)
+
+    def _hear(self, record: logging.LogRecord) -> bool:
+        """What exporters log of their faults is told once, in our words."""
+        if record.thread == self._thread.ident:
+            self._why = record.getMessage().partition(" encountered while ")[0]
+        return record.thread != self._thread.ident
+
+    def _lost(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "traces and metrics cannot all be sent: %s; the run goes on without them",
+                self.clean(why),
+            )
+
+    def _send(self, *, at_end: bool) -> None:
+        sent = True
+        while self._queue and self._spans is not None:
+            spans: list[ReadableSpan] = []
+            while self._queue and len(spans) < MOST_SPANS:
+                spans += self._queue.popleft()
+            sent &= self._spans.export(spans).name == "SUCCESS"
+        if self._metrics is not None and (at_end or time.monotonic() >= self._next):
+            self._next = time.monotonic() + METRICS_EVERY
+            sent &= self._metrics.export(self._measured()).name == "SUCCESS"
+        if not sent:
+            self._lost(self._why)
+
+    def _measured(self) -> data.MetricsData:
+        """All metrics as they stand, counted from the beginning of the invocation."""
+        totals = self._totals
+        times = (int(self._began * 1e9), time.time_ns())
+        metrics = list[data.Metric]()
+        base: Attributes = {"agac.workflow": self.plan.workflow}
+
+        def add(
+            name: str, unit: str, values: Iterable[tuple[Attributes, float]], *, counts: bool = True
+        ) -> None:
+            found = [data.NumberDataPoint(base | about, *times, value) for about, value in values]
+            metrics.append(
+                data.Metric(name, "", unit, data.Sum(found, _CUMULATIVE, is_monotonic=counts))
+            )
+
+        rows = {
+            "done": totals.rows_done,
+            "failed": totals.rows_failed,
+            "skipped": totals.rows_skipped,
+            "dropped": totals.rows_dropped + totals.rows_filtered,
+            "unchanged": totals.unchanged,
+        }
+        stages = list(totals.stages.items())
+        add(
+            "agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False
+        )
+        add(
+            "agac.cost",
+            "USD",
+            (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages),
+        )
+        add(
+            "agac.lane.wait",
+            "s",
+            (({"agac.lane": n}, lane.waited) for n, lane in self.lanes.items()),
+        )
+        for name, unit, label, bounds in (
+            ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),
+            ("gen_ai.client.operation.duration", "s", "error.type", SECONDS),
+        ):
+            found = [
+                data.HistogramDataPoint(
+                    _said(base | {label: kind} | model_attributes(*by)),
+                    *times,
+                    int(sum(counts)),
+                    total,
+                    [*map(int, counts)],
+                    bounds,
+                    low,
+                    high,
+                )
+                for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items())
+                if of == label
+            ]
+            metrics.append(data.Metric(name, "", unit, data.Histogram(found, _CUMULATIVE)))
+        return data.MetricsData(
+            [data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")]
+        )
