@@ -195,6 +195,12 @@ def how_answered(purpose: str, position: int, checked: ValidReply) -> str:
     )
 
 
+def count_way(write: WriteBatch, stage: AnyStage, result: Result) -> None:
+    """Counts how a new result came about, if its model did not give it at once."""
+    if result.how:
+        write.tally((stage.name, HOW, result.how, "")).tasks += 1
+
+
 class Settler:
     """Writes outcomes of one run into its ledger, and counts them. Nothing here waits: they join
     the next commit."""
@@ -311,8 +317,8 @@ class Settler:
         batch = self._ledger.batch
         if voted is None and not result.id:
             batch.results.append(result)
-        if result.how and not isinstance(voted, Reviewed):
-            batch.tally((stage.name, HOW, result.how, "")).tasks += 1
+        if not isinstance(voted, Reviewed):
+            count_way(batch, stage, result)
 
     def _count_settled(self, stage: AnyStage, settled_as: Outcome) -> None:
         """Counts a task of a stage. One whose row leaves is counted as dropped alone."""
