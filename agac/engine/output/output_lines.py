@@ -13,7 +13,8 @@ from agac.data import sinks
 from agac.data.json_formats import encode
 from agac.data.tables import Fields, OutputRow, TableLayout
 from agac.engine.output.run_outputs import PLAIN_MERGES
-from agac.engine.walk.replay import RowViews, WrittenRows
+from agac.engine.walk.replay import RowViews
+from agac.engine.walk.written_rows import WrittenRows
 from agac.plan.stage import recorded_stages
 from agac.spec.graph import StageNode, descent
 from agac.spec.workflow import Merge
