@@ -24,21 +24,21 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         AgentResult, AgentRun, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream,
         try_card,
     )
+    from agac.api.backup import BackupReport, backup
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.blocks import ray_map
     from agac.api.calibrate import CalibrateReport, calibrate
     from agac.api.cards import CardReport, LockReport, lock_card, show_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
+    from agac.api.editor_schemas import SchemasReport, file_schema, write_schemas
     from agac.api.evaluation import Evaluation, evaluate
-    from agac.api.extras import (
-        BackupReport, DataReport, GcReport, SchemasReport, backup, examples,
-        file_schema, gc, init, show_data, sql, write_schemas,
-    )
+    from agac.api.gc import GcReport, gc
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
     from agac.api.merge import MergeReport, merge
+    from agac.api.new_project import examples, init
     from agac.api.notify import NotifyReport, notify_test
     from agac.api.plan import Quote, plan
     from agac.api.job import ProcessOptions
@@ -59,7 +59,9 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.run_compare import RunComparison, compare_runs
     from agac.api.share import PullReport, PushReport, RemoteReport, pull, push, remote_doctor
     from agac.api.shard_states import ShardsReport, shard_status
+    from agac.api.show_data import DataReport, show_data
     from agac.api.status import StatusReport, row_ids, status
+    from agac.api.store_query import sql
     from agac.api.style import LintReport, lint
     from agac.api.sync import asynchronous
     from agac.api.task_keys import OpenCodeRuntime, Phase, TaskKeys

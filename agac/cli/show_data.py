@@ -20,7 +20,7 @@ from agac.core.text import plain
 from agac.core.types import counted
 
 if TYPE_CHECKING:
-    from agac.api.extras import DataReport
+    from agac.api.show_data import DataReport
 
 
 @click.command(

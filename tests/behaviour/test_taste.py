@@ -22,9 +22,9 @@ OTHER_DATABASES = {
     "simulator/batch_store.py",
 }
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
-COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "graph", "inspect", "monitor",
-                "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share",
-                "status", "why"}  # fmt: skip
+COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "gc", "graph", "inspect",
+                "monitor", "notify", "openai", "plan", "pool", "process", "project", "review", "rows", "run", "share",
+                "show_data", "status", "store_query", "why"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
 DOCUMENTED = ("api/", "core/types.py", "core/errors.py", "core/keys.py")
 
@@ -217,12 +217,13 @@ OPENED_OTHERWISE: dict[str, tuple[set[str], str]] = {
     "api/__init__.py": ({"Path(__file__).read_text"}, "its own source"),
     "api/bugs.py": ({"report.write_text"}, "a new folder for temporary files"),
     "api/ci.py": ({"file.read_bytes", "path.read_bytes"}, "a user types it, or the forge names it in a variable"),
-    "api/extras.py": ({"(root / f'agentcards/{name}.md').read_text", "(root / f'workflows/{example}.yml').read_text",
-                       "_shipped().glob", "path.read_text", "places[path].write_bytes", "root.glob",
-                       "source.read_bytes", "target.read_bytes", "template.rglob"},
-                      "the examples of the package; where they are written was looked at with `real_path`"),
     "api/inspect.py": ({"folder.iterdir"}, "a user types it"),
     "api/job.py": ({"path.open"}, "OUTPUT, which a user types"),
+    "api/new_project.py": ({"(root / f'agentcards/{name}.md').read_text",
+                            "(root / f'workflows/{example}.yml').read_text", "folder.glob", "path.read_text",
+                            "root.glob", "source.read_bytes", "target.read_bytes", "targets[path].write_bytes",
+                            "template.rglob"},
+                           "the examples of the package; where they are written was looked at with `real_path`"),
     "api/adoption.py": ({"(job.root / job.output).open"}, "OUTPUT, which a user types"),
     "api/project.py": ({"folder.iterdir"}, "inputs that agac kept"),
     "api/status.py": ({"(root / SHARDS).glob", "(state / SHARDS.name).glob",
