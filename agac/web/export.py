@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from agac import api
 from agac.api import monitor
-from agac.api.drawing import page_style
+from agac.api.drawing_svg import page_style
 from agac.api.inspect import row_page
 from agac.api.monitor import RowFilters
 from agac.api.sync import asynchronous, blocking

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agac.api.drawing import Area, DrawnEdge, DrawnNode, mermaid, page_style, svg, text_width
+from agac.api.drawing import DrawnEdge, DrawnNode, mermaid
+from agac.api.drawing_layout import Area
+from agac.api.drawing_svg import page_style, svg, text_width
 from agac.core.text import squeezed
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -210,7 +212,7 @@ def test_chains_are_straight_branches_do_not_cross_levels_are_named_and_lines_be
 
 def test_a_drawing_is_the_same_in_every_process() -> None:
     program = (
-        "from agac.api.drawing import DrawnEdge, DrawnNode, mermaid, svg\n"
+        "from agac.api.drawing import DrawnEdge, DrawnNode, mermaid\nfrom agac.api.drawing_svg import svg\n"
         "nodes = [DrawnNode(f's{i}', 'ask', [], {'done': i, 'z': 1, 'y': 2}) for i in range(20)]\n"
         "edges = [DrawnEdge(f's{i // 3}', f's{i}') for i in range(1, 20)]\n"
         "print(svg(nodes, edges), mermaid(nodes, edges))"
