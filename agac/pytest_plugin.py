@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from agac.api.workflow_tests import TriedRun
+    from agac.api.offline_run import TriedRun
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def agac_workflow(
     def run(
         workflow: str, rows: Sequence[Mapping[str, Any]], *, project: Any = None, **options: Any
     ) -> TriedRun:
-        from agac.api.workflow_tests import try_replies
+        from agac.api.offline_run import try_replies
 
         root = project or pytestconfig.rootpath
         state = tmp_path_factory.mktemp("agac")

@@ -1,5 +1,5 @@
-"""`agac card`: what a model will see of an AgentCard, and what its MCP servers offer, in a file
-for review."""
+"""`agac card`: shows what a model will see of an AgentCard, and writes down what its MCP servers
+offer, for review."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agac.core.types import Report
 from agac.data.files import write_in_project
 from agac.plan.plan import with_tools
 from agac.providers.model_string import parse_model
-from agac.spec.agent_cards import find_card, load_card, read_card
+from agac.spec.agent_cards import Card, find_card, load_card, read_card
 from agac.spec.card_types import card_parts, most_calls
 from agac.spec.graph import graph
 from agac.spec.mcp_lock import (
@@ -38,107 +38,160 @@ from agac.spec.rule_models import RowBudgetFile
 from agac.spec.stage_tools import card_servers
 from agac.spec.stages import StageBuilder
 from agac.spec.tools import McpServer
-from agac.spec.workflow import Overrides
+from agac.spec.workflow import Overrides, WrittenStage
 from agac.tools.mcp import listed_servers
+
+PLACEHOLDER_PROBLEMS = ("unknown placeholder", "unknown variable")
+"""How problems begin that `--var` may solve."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardReport(Report):
-    """An AgentCard as a run would use it: `system` is the message that the model gets before every
-    row, `messages` the examples after it. `means` is what a short name in `model` stands for.
-    `tools` are what the model may call, in at most `max_turns` replies; all of it is about
-    `estimated_tokens` long. A card of another `type` becomes `stages`, which make `most_calls` for
-    a row at most."""
+    """An AgentCard as a run would use it. A card of another `type` becomes `stages`."""
 
     name: str
+    """Its name."""
+
     file: str
+    """The path of its file."""
+
     description: str | None
+    """Its description."""
+
     model: str | None
+    """Its model, as the card names it."""
+
     params: dict[str, Any]
+    """Parameters of its requests."""
+
     system: str | None
+    """The message that the model gets before every row."""
+
     messages: list[dict[str, str]]
+    """The examples after it."""
+
     means: str | None
+    """What a short name in `model` stands for."""
+
     warnings: Annotated[list[Problem], lambda problems: list(map(str, problems))]
+    """What a run would warn of."""
+
     tools: list[dict[str, Any]]
+    """What the model may call."""
+
     max_turns: int | None
+    """So many replies of the model for a row at most; None without tools."""
+
     estimated_tokens: int
+    """About the length of the messages and tools."""
+
     type: str = "agent"
+    """The kind of the card."""
+
     stages: Sequence[dict[str, Any]] = ()
+    """The stages that a card of another type becomes."""
+
     most_calls: int | None = None
+    """So many calls those make for a row at most."""
 
 
 @typed
 def show_card(
     name: str, *, variables: dict[str, str] | None = None, project: Path | str | None = None
 ) -> CardReport:
-    """The card called `name`, filled with `variables`. Raises UsageError when there is none,
+    """Shows the card called `name`, filled with `variables`. Raises UsageError if there is none,
     SpecError if it is bad."""
     opened = open_project(project, sound=True)
     path, message = find_card(name, opened.spec)
     if path is None:
         raise UsageError(message)
-    report = _several(name, path, opened, variables or {})
+    report = _pattern_report(name, path, opened, variables or {})
     if report is not None:
         return report
     card, problems = load_card(path, opened.spec, variables or {})
     if card is None:
-        failure = SpecError(problems)
-        if any(
-            problem.message.startswith(("unknown placeholder", "unknown variable"))
-            for problem in problems
-        ):
-            failure.remedy = (
-                "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
-            )
-        raise failure
-    params = dict(card.params)
-    means = None
-    if card.keys.model is not None:
-        ref, messages = parse_model(card.keys.model, opened.providers, opened.spec.file.aliases)
-        where = card.where["model"]
-        problems += [Problem(where, text) for text in messages]
-        if ref is None:
-            raise SpecError(problems)
-        problems += [Problem(where, text, "warning") for text in ref.warnings]
-        params |= ref.params
-        means = ref.meaning if ref.written is not None else None
-    examples = [{"role": one.role, "text": one.content.render({})} for one in card.messages]
+        raise _unusable_card(problems)
+    return _agent_report(card, problems, opened, variables or {})
+
+
+def _unusable_card(problems: list[Problem]) -> SpecError:
+    """Makes the error for a card that cannot be loaded."""
+    error = SpecError(problems)
+    if any(problem.message.startswith(PLACEHOLDER_PROBLEMS) for problem in problems):
+        error.remedy = (
+            "In a run the workflow's vars fill the card; give them here with --var NAME=VALUE."
+        )
+    return error
+
+
+def _agent_report(
+    card: Card, problems: list[Problem], opened: Project, variables: dict[str, str]
+) -> CardReport:
+    """Describes a card that is asked as one stage. Raises SpecError."""
+    params, means, model_problems = _model_of(card, problems, opened)
+    examples = [{"role": each.role, "text": each.content.render({})} for each in card.messages]
     builder = StageBuilder(
-        opened.spec, card.document, WorkflowFile.model_construct(), variables or {}, Overrides()
+        opened.spec, card.document, WorkflowFile.model_construct(), variables, Overrides()
     )
     stage = builder.of_card(card, card.name, ())
-    problems += builder.problems
+    problems = [*problems, *model_problems, *builder.problems]
     if any_error(problems):
         raise SpecError(problems)
     agent, tooling = with_tools(stage, (), opened.root)
     specs = agent.tools if agent else ()
     tools = [asdict(tool.definition) | {"kind": tool.kind, "source": tool.source} for tool in specs]
-    length = len(
-        "".join(
-            [card.instruction or "", *(one["text"] for one in examples), *map(canonical, tools)]
-        )
-    )
     return CardReport(
-        card.name,
-        card.file,
-        card.keys.description,
-        card.keys.model,
-        params,
-        card.instruction,
-        examples,
-        means,
-        problems,
-        tools,
-        tooling.max_turns if agent else None,
-        length // CHARACTERS_A_TOKEN,
-        card.kind,
+        name=card.name,
+        file=card.file,
+        description=card.keys.description,
+        model=card.keys.model,
+        params=params,
+        system=card.instruction,
+        messages=examples,
+        means=means,
+        warnings=problems,
+        tools=tools,
+        max_turns=tooling.max_turns if agent else None,
+        estimated_tokens=_length(card, examples, tools) // CHARACTERS_A_TOKEN,
+        type=card.kind,
     )
 
 
-def _several(
+def _model_of(
+    card: Card, problems: list[Problem], opened: Project
+) -> tuple[dict[str, Any], str | None, list[Problem]]:
+    """Resolves the model of a card: its parameters, what its short name stands for, and problems.
+
+    Raises SpecError, with the other `problems` too, if the model does not exist."""
+    params = dict(card.params)
+    if card.keys.model is None:
+        return params, None, []
+    ref, messages = parse_model(card.keys.model, opened.providers, opened.spec.file.aliases)
+    where = card.where["model"]
+    errors = [Problem(where, text) for text in messages]
+    if ref is None:
+        raise SpecError([*problems, *errors])
+    warnings = [Problem(where, text, "warning") for text in ref.warnings]
+    means = ref.meaning if ref.written is not None else None
+    params |= ref.params
+    return params, means, [*errors, *warnings]
+
+
+def _length(card: Card, examples: Sequence[dict[str, str]], tools: Sequence[dict[str, Any]]) -> int:
+    """Counts the characters of all that the model gets before a row."""
+    texts = [
+        card.instruction or "",
+        *(example["text"] for example in examples),
+        *map(canonical, tools),
+    ]
+    return len("".join(texts))
+
+
+def _pattern_report(
     name: str, path: Path, opened: Project, variables: dict[str, str]
 ) -> CardReport | None:
-    """The report of a card that becomes several stages; None of another one. Raises SpecError."""
+    """Describes a card that becomes several stages; gives None for another one. Raises
+    SpecError."""
     keys, document, *_ = read_card(path, opened.spec, None, trusted=False)
     written = StageFile.model_construct(
         {"name", "agent", "prompt"}, name=path.stem, agent=name, prompt="${message}"
@@ -147,58 +200,67 @@ def _several(
     if path.stem not in parts:
         return None
     nodes, _ = graph([written], document, parts)
-    # what bounds a planner without a limit of its own is the business of its workflow
+    # a workflow has to limit a planner that has no limit of its own; a card alone need not
     file = WorkflowFile.model_construct(stages=[written], row_budget=RowBudgetFile(turns=1))
     builder = StageBuilder(opened.spec, document, file, variables, Overrides(), problems, parts)
-    stages = [one for n, node in enumerate(nodes) if (one := builder.stage(node, n)) is not None]
+    built = [builder.stage(node, n) for n, node in enumerate(nodes)]
     if any_error(problems):
         raise SpecError(problems)
-    shown: list[dict[str, Any]] = [
-        {
-            "name": one.name,
-            "needs": one.needs,
-            "does": one.operation.key if one.operation else one.model,
-            "agent": one.card.name if one.card else None,
-            "when": one.guard.text if one.guard else None,
-            "amends": one.amends,
-            "calls": one.replicas * one.most_turns if one.asks else 0,
-        }
-        for one in stages
-    ]
-    most = most_calls(parts[path.stem], {one["name"]: one["calls"] for one in shown})
+    stages = [_stage_line(stage) for stage in built if stage is not None]
     return CardReport(
-        str(keys.name),
-        opened.spec.shown(path),
-        keys.description,
-        None,
-        {},
-        None,
-        [],
-        None,
-        problems,
-        [],
-        None,
-        0,
-        keys.type,
-        shown,
-        most,
+        name=str(keys.name),
+        file=opened.spec.shown(path),
+        description=keys.description,
+        model=None,
+        params={},
+        system=None,
+        messages=[],
+        means=None,
+        warnings=problems,
+        tools=[],
+        max_turns=None,
+        estimated_tokens=0,
+        type=keys.type,
+        stages=stages,
+        most_calls=most_calls(parts[path.stem], {each["name"]: each["calls"] for each in stages}),
     )
+
+
+def _stage_line(stage: WrittenStage) -> dict[str, Any]:
+    """Describes a stage that a card becomes."""
+    return {
+        "name": stage.name,
+        "needs": stage.needs,
+        "does": stage.operation.key if stage.operation else stage.model,
+        "agent": stage.card.name if stage.card else None,
+        "when": stage.guard.text if stage.guard else None,
+        "amends": stage.amends,
+        "calls": stage.replicas * stage.most_turns if stage.asks else 0,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class LockReport(Report):
-    """The lock file of a card, or of a server of agac.yml. `servers` are the tools of each by its
-    name, and `changes` what the file did not say so before, in lines. `written`: the file says it
-    now."""
+    """The lock file of a card, or of a server of agac.yml."""
 
     name: str
+    """The name of the card or the server."""
+
     file: str
+    """The path of the lock file."""
+
     servers: dict[str, list[str]]
+    """The tools of each server by its name."""
+
     changes: dict[str, str]
+    """What the file did not say so before, by server, in lines."""
+
     written: bool
+    """True if the file says it now."""
+
     told_otherwise: list[str] = field(default_factory=list)
-    """Tools of which models are told in a form of its own, since providers refuse the server's,
-    with what differs."""
+    """Tools that models see in another form, since providers refuse the server's, with the
+    difference."""
 
 
 @blocking
@@ -206,70 +268,78 @@ async def lock_card(
     name: str, *, check: bool = False, trust_card: bool = False, project: Path | str | None = None
 ) -> LockReport:
     """Connects the MCP servers of the card that is called `name`, or at that address, or of
-    agac.yml with that name, and writes what they offer; with `check` it only compares. Raises
-    UsageError: one cannot be reached; SpecError."""
+    agac.yml with that name, and writes what they offer; with `check` it only compares.
+
+    Raises UsageError if one cannot be reached; SpecError."""
     return await _locked(name, open_project(project), check=check, trusted=trust_card)
 
 
 async def lock_given(name: str, opened: Project) -> None:
-    """Writes the lock of a server that a program gave, where there is none yet: it stands with the
-    cards, too."""
+    """Writes the lock of a server that a program gave, if there is none yet, into the folder of
+    the cards."""
     if not lock_file(opened.spec.paths.agentcards / name).exists():
         await _locked(name, opened, check=False)
 
 
 async def _locked(name: str, opened: Project, *, check: bool, trusted: bool = False) -> LockReport:
+    """Asks servers for their tools, compares these with the lock file, and writes it unless
+    `check`."""
     if any_error(opened.problems):
         raise SpecError(opened.problems)
-    try:
-        remote = opened.spec.fetch(name, "card")[0] if is_reference(name) else None
-    except Refused as error:
-        raise UsageError(str(error)) from None
-    path, message = (remote.path, "") if remote else find_card(name, opened.spec)
-    if path is not None:
-        keys, document, _, problems = read_card(path, opened.spec, remote, trusted=trusted)
-        if any_error(problems):
-            raise SpecError(problems)
-        path = opened.spec.paths.agentcards / f"{keys.name}.md" if remote else path
-        servers = card_servers(keys, opened.spec)
-        if not servers:
-            raise UsageError(
-                f"{document.shown} uses no MCP server", remedy="Only cards that do have a lock."
-            )
-    elif name in (known := opened.spec.file.mcp):
-        path = opened.spec.paths.agentcards / name
-        servers = card_servers([name], opened.spec)
-    else:
-        if known:
-            more = f", and no MCP server of agac.yml; {did_you_mean(name, known, 'servers')}"
-        else:
-            more = ""
-        raise UsageError(message + more)
+    path, servers = _servers_of(name, opened, trusted=trusted)
     locks = await listed_servers(servers, opened.root, opened.env)
     file = lock_file(path)
     text = lock_text(locks)
     shown = opened.spec.shown(file)
     home = home_of(opened.root)
     changes = _changes(file, shown, locks, home)
-    written = not check and not (lexists(file) and required_text(file, shown, home) == text)
+    is_current = lexists(file) and required_text(file, shown, home) == text
+    written = not check and not is_current
     if written:
         write_in_project(file, text, shown, home)
-    otherwise = list(_told_otherwise(servers, locks, shown))
     return LockReport(
         name,
         shown,
-        {key: sorted(one.tools) for key, one in locks.items()},
+        {key: sorted(lock.tools) for key, lock in locks.items()},
         changes,
         written,
-        otherwise,
+        list(_told_otherwise(servers, locks, shown)),
     )
+
+
+def _servers_of(name: str, opened: Project, *, trusted: bool) -> tuple[Path, list[McpServer]]:
+    """Finds the servers of a card or of agac.yml, and the file whose lock they have. Raises
+    UsageError and SpecError."""
+    try:
+        remote = opened.spec.fetch(name, "card")[0] if is_reference(name) else None
+    except Refused as error:
+        raise UsageError(str(error)) from None
+    cards = opened.spec.paths.agentcards
+    path, message = (remote.path, "") if remote else find_card(name, opened.spec)
+    if path is None:
+        configured = opened.spec.file.mcp
+        if name in configured:
+            return cards / name, card_servers([name], opened.spec)
+        if configured:
+            hint = did_you_mean(name, configured, "servers")
+            message += f", and no MCP server of agac.yml; {hint}"
+        raise UsageError(message)
+    keys, document, _, problems = read_card(path, opened.spec, remote, trusted=trusted)
+    if any_error(problems):
+        raise SpecError(problems)
+    servers = card_servers(keys, opened.spec)
+    if not servers:
+        raise UsageError(
+            f"{document.shown} uses no MCP server", remedy="Only cards that do have a lock."
+        )
+    return cards / f"{keys.name}.md" if remote else path, servers
 
 
 def _told_otherwise(
     servers: Sequence[McpServer], locks: dict[str, ServerLock], shown: str
 ) -> Iterator[str]:
-    """What is to be said of the tools in a lock; what makes a tool unusable is said where it is
-    used."""
+    """Yields what is to be said of the tools in a lock; what makes a tool unusable is reported
+    where it is used."""
     try:
         yield from told_otherwise(locked_tools(servers, locks, shown, "")[0])
     except UsageError:
@@ -277,14 +347,15 @@ def _told_otherwise(
 
 
 def _changes(file: Path, shown: str, locks: dict[str, ServerLock], home: Path) -> dict[str, str]:
+    """Compares servers with the lock file: by their names, what is new, changed or gone."""
     try:
         before = read_lock(file, shown, "", home)
     except UsageError:
         before = {}
-    found = dict.fromkeys(before.keys() - locks, "is locked, and used no longer")
-    found |= dict.fromkeys(locks.keys() - before, "is new")
+    changes = dict.fromkeys(before.keys() - locks, "is locked, and used no longer")
+    changes |= dict.fromkeys(locks.keys() - before, "is new")
     for name in before.keys() & locks:
         lines = difference(before[name], locks[name])
         if lines:
-            found[name] = f"changed:\n{lines}"
-    return dict(sorted(found.items()))
+            changes[name] = f"changed:\n{lines}"
+    return dict(sorted(changes.items()))

@@ -369,7 +369,7 @@ def test_a_bug_that_one_test_meets_is_its_result(reviews: ProjectFolder, monkeyp
     def of_snapshot(*_: Any) -> Any:
         raise ZeroDivisionError("of the test")
 
-    monkeypatch.setattr(workflow_tests, "_of_snapshot", of_snapshot)
+    monkeypatch.setattr(workflow_tests, "_snapshot_failures", of_snapshot)
     bad, good = outcomes(reviews)
     assert (bad.result, good.result) == ("error", "passed")
     assert "this is a bug in agac: ZeroDivisionError. The details are in" in bad.error
