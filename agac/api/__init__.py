@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads this block
     # isort: off
     # fmt: off
-    from agac.api.agents import (
-        AgentResult, AgentRun, TrialReport, amap_reduce, arun, astream, map_reduce, run, stream,
-        try_card,
-    )
     from agac.api.backup import BackupReport, backup
     from agac.api.batches import BatchReport, batch_list, batch_status
     from agac.api.blocks import ray_map
     from agac.api.calibrate import CalibrateReport, calibrate
+    from agac.api.card_trial import TrialReport, try_card
     from agac.api.cards import CardReport, LockReport, lock_card, show_card
     from agac.api.compare import ComparisonReport, compare
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
@@ -37,6 +34,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
     from agac.api.job_files import read_job, save_job
+    from agac.api.map_reduce import amap_reduce, map_reduce
     from agac.api.merge import MergeReport, merge
     from agac.api.new_project import examples, init
     from agac.api.notify import NotifyReport, notify_test
@@ -65,6 +63,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.style import LintReport, lint
     from agac.api.sync import asynchronous
     from agac.api.task_keys import OpenCodeRuntime, Phase, TaskKeys
+    from agac.api.task_run import arun, astream, run, stream
+    from agac.api.task_workflow import AgentResult, AgentRun
     from agac.api.trial import StageTrial, trial
     from agac.api.why import WhyReport, why
     from agac.api.workflow_tests import WorkflowTestReport, run_tests

@@ -164,8 +164,8 @@ async def _tried_rows(database: Database, record: RunRecord) -> AsyncIterator[Tr
                 continue
             stored = await find_rows(database, record.id, [row.id])
             same = next(each for each in stored if each.key == row.key)
-            report = await row_report(database, record.id, stages, same, None)
-            yield _tried_row(row, seen[row.key], after_all, definition["vars"], report["stages"])
+            inspected = await row_report(database, record.id, stages, same, None)
+            yield _tried_row(row, seen[row.key], after_all, definition["vars"], inspected["stages"])
 
 
 def _tried_row(

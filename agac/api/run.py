@@ -57,7 +57,7 @@ async def run(
     confirm: Confirm | None = None,
     handle_signals: bool = False,
 ) -> RunReport:
-    """`agac.run` of a workflow: see `agac.api.agents.arun`."""
+    """`agac.run` of a workflow: see `agac.api.task_run.arun`."""
     options = options or RunOptions()
     options = replace(options, input=options.input if input is None else input)
     opened = project_of(workflow, project)

@@ -21,7 +21,7 @@ from agac.core.text import plain, row_command
 from agac.core.types import counted, dollars
 
 if TYPE_CHECKING:
-    from agac.api.agents import TrialReport
+    from agac.api.card_trial import TrialReport
     from agac.api.cards import LockReport
 
 

@@ -137,7 +137,7 @@ def test_every_page_is_made_and_can_be_searched_and_no_program_is(site: Path) ->
     assert any("SchemaMismatch" in entry["text"] for entry in found)
     (api,) = [entry for entry in found if entry["title"] == "Python API"]  # what one searches for
     assert api["location"] == "reference/python.html"
-    of_run = [entry["text"] for entry in found if entry["location"].endswith("#agac.api.agents.arun")]
+    of_run = [entry["text"] for entry in found if entry["location"].endswith("#agac.api.task_run.arun")]
     assert "KeyboardInterrupt" in of_run[0], "its docstring is there"
 
 
