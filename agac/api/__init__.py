@@ -47,11 +47,10 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor,
         retrieve,
     )
-    from agac.api.review import (
-        DecideReport, Decision, ReviewItem, ReviewPage, ReviewReport, decide, review_item,
-        review_queue, review_report,
-    )
+    from agac.api.review import Decision, ReviewItem, ReviewPage, review_item, review_queue
+    from agac.api.review_decisions import DecideReport, decide
     from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
+    from agac.api.review_report import ReviewReport, review_report
     from agac.api.retries import RetryChoice, retry, retry_choice
     from agac.api.run import Workflow, run_several
     from agac.api.run_compare import RunComparison, compare_runs

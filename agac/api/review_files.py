@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 from agac.api.inspect import STATES
 from agac.api.project import environment, open_project
-from agac.api.review import DecideReport, Decision, ReviewItem, ReviewPage, decide, review_queue
+from agac.api.review import Decision, ReviewItem, ReviewPage, review_queue
+from agac.api.review_decisions import DecideReport, decide
 from agac.api.status import database_files, database_path, find_rows, find_run, go_on, position_of
 from agac.api.stored_plan import recorded_plan
 from agac.api.sync import asynchronous, blocking
