@@ -41,7 +41,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.plan import Quote, plan
     from agac.api.job import ProcessOptions
     from agac.api.process import process, process_plan, resume
-    from agac.api.project import CheckReport, RunOptions, validate
+    from agac.api.project_check import CheckReport, validate
+    from agac.api.run_options import RunOptions
     from agac.api.report import ResultRow, RunReport, Sink
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor,

@@ -11,7 +11,8 @@ from typing import Any
 
 from agac.api.job import Job
 from agac.api.plan import Confirm, ask
-from agac.api.project import project_of, ready_workflow
+from agac.api.project import project_of
+from agac.api.ready_workflow import ready_workflow
 from agac.api.status import database_path
 from agac.core.errors import Problem, RowError, UsageError, Where
 from agac.core.text import cropped, plain

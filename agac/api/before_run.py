@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from agac.api.project import CheckedWorkflow, Project
+from agac.api.checked_workflow import CheckedWorkflow
+from agac.api.project import Project
 from agac.api.status import shard_folders
 from agac.core.errors import AgacError, Problem, UsageError, Where
 from agac.core.keys import digest, is_job

@@ -11,10 +11,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.prepare import InvocationRequest
-from agac.api.project import CheckedWorkflow, RunOptions, open_project
+from agac.api.project import open_project
 from agac.api.report import RunReport
 from agac.api.run import RunInterface, invoke
+from agac.api.run_options import RunOptions
 from agac.api.share import pull_in, push_at_end
 from agac.api.sync import calling
 from agac.core.arguments import typed

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from agac.api.inspect import inspect
-from agac.api.project import RunOptions
+from agac.api.run_options import RunOptions
 from agac.api.sync import asynchronous, calling
 from agac.api.task_workflow import prompt_task
 from agac.core.errors import RowError, UsageError, Where

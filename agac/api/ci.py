@@ -21,7 +21,8 @@ from agac import __version__
 from agac.api.bugs import bug_problem
 from agac.api.diff import WorkflowDiff, differences
 from agac.api.plan import plan_in
-from agac.api.project import Project, RunOptions, open_project
+from agac.api.project import Project, open_project
+from agac.api.run_options import RunOptions
 from agac.api.share import adopt_all, loses_disk, pull_in
 from agac.api.style import lint_in
 from agac.api.sync import blocking, calling

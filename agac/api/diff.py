@@ -14,17 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.bugs import bug_problem
+from agac.api.checked_workflow import CheckedWorkflow, check_workflow, defined
 from agac.api.comparison import Relation, relations
 from agac.api.plan import plan_in, planned
-from agac.api.project import (
-    CheckedWorkflow,
-    Project,
-    RunOptions,
-    check_workflow,
-    defined,
-    open_project,
-    project_of,
-)
+from agac.api.project import Project, open_project, project_of
+from agac.api.run_options import RunOptions
 from agac.api.status import workflow_name
 from agac.api.sync import blocking
 from agac.api.versions import Version, project_at, refuse_empty, version_of

@@ -11,7 +11,8 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from agac.api.project import CommonOptions, RunOptions, validated
+from agac.api.project import validated
+from agac.api.run_options import CommonOptions, RunOptions
 from agac.api.status import database_files, database_path, stored_run
 from agac.core.errors import ErrorType, RowError, UsageError, Where, listed
 from agac.core.keys import job_alias, job_name

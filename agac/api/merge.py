@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from agac.api.project import Project, RunOptions, made_ready, project_of
+from agac.api.project import Project, project_of
+from agac.api.ready_workflow import made_ready
+from agac.api.run_options import RunOptions
 from agac.api.share import FOLDER, SharedAnswers, push_since, remote_of, writer_of
 from agac.api.status import MERGED, SHARDS, go_on
 from agac.api.sync import blocking

@@ -15,7 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from agac.api.before_run import compare_input, warnings_before
 from agac.api.invocation_summary import StaleBatch
-from agac.api.project import Project, RunOptions, made_ready, project_of
+from agac.api.project import Project, project_of
+from agac.api.ready_workflow import made_ready
+from agac.api.run_options import RunOptions
 from agac.api.share import refusal_in_ci, shared_answers
 from agac.api.sync import blocking
 from agac.core.errors import Problem, UsageError, Where

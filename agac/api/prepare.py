@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agac.api.before_run import compare_input, moved_names, warnings_before
+from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.inspect import refuse_foreign
 from agac.api.plan import (
     FIRST_ROWS,
@@ -23,8 +24,10 @@ from agac.api.plan import (
     confirm_stale,
 )
 from agac.api.progress import show_reply
-from agac.api.project import CheckedWorkflow, Project, RunOptions, made_ready
+from agac.api.project import Project
+from agac.api.ready_workflow import made_ready
 from agac.api.report import RowCount, counted_or_estimated, stale_facts
+from agac.api.run_options import RunOptions
 from agac.api.share import controlled
 from agac.api.stored_plan import recorded_plan
 from agac.core.errors import Problem, SpecError, UsageError

@@ -17,6 +17,7 @@ from tempfile import TemporaryFile
 from typing import IO, Annotated, Any, Literal, Protocol
 
 from agac.api.batches import batch_lines
+from agac.api.checked_workflow import CheckedWorkflow
 from agac.api.invocation_summary import (
     InvocationBatches,
     InvocationCalls,
@@ -32,7 +33,7 @@ from agac.api.invocation_summary import (
 )
 from agac.api.job_summary import JobSummary
 from agac.api.plan import NOT_RECORDED, Quote, planned, quote_of
-from agac.api.project import CheckedWorkflow, Project
+from agac.api.project import Project
 from agac.api.share import push_at_end
 from agac.api.status import database_path, go_on, rows_by_remedy, stored_run
 from agac.api.sync import blocking

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agac.api.project import Project, RunOptions, made_ready, open_project
+from agac.api.project import Project, open_project
+from agac.api.ready_workflow import made_ready
+from agac.api.run_options import RunOptions
 from agac.api.status import this_shard
 from agac.api.sync import blocking
 from agac.core.errors import AgacError, LeaseHeld, Problem, UsageError, Where

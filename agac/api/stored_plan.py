@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from agac.api.project import Project, defined
+from agac.api.checked_workflow import defined
+from agac.api.project import Project
 from agac.core.errors import AgacError, UsageError
 from agac.plan.plan import Plan, Selection, make_plan, restored_plan, run_settings
 from agac.plan.reach import reach

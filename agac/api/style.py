@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agac.api.project import Project, defined, open_project
+from agac.api.checked_workflow import defined
+from agac.api.project import Project, open_project
 from agac.core.arguments import typed
 from agac.core.errors import Problem, any_error
 from agac.core.types import Report

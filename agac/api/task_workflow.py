@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 from agac.api.cards import lock_given
 from agac.api.job import STAGE
-from agac.api.project import RunOptions, project_of
+from agac.api.project import project_of
 from agac.api.report import RunReport, result_reader
 from agac.api.run import run as run_workflow
+from agac.api.run_options import RunOptions
 from agac.api.status import stored_run
 from agac.api.sync import asynchronous
 from agac.api.task_keys import NOT_OF_TASKS, OF_RUNS, OpenCodeRuntime, RunKeys, refuse_keys

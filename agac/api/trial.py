@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from agac.api.comparison import IN_BOTH
 from agac.api.plan import Confirm
-from agac.api.project import RunOptions
 from agac.api.report import Watch
 from agac.api.run_compare import ComparedStage, RunComparison, side_of
+from agac.api.run_options import RunOptions
 from agac.api.sampled_version import SampledVersion, confirm_price, refuse_unfit
 from agac.api.status import given_flags
 from agac.api.sync import calling

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agac.api.project import validate
+from agac.api.project_check import validate
 from agac.api.style import lint
 from agac.core import errors
 from agac.plan import changes

@@ -13,10 +13,10 @@ from scripted_server import Step, answering
 from support.project import ProjectFolder
 
 import agac
-from agac import SpecError
 from agac.cli.main import cli
 from agac.cli.process import process as command
 from agac.cli.process import resume
+from agac.core.errors import SpecError
 from agac.spec.yaml import read_yaml
 
 # The options that tools like this one have, with a value each.

@@ -15,7 +15,7 @@ from test_completion import completed
 
 import agac
 from agac.api.ci import Event, check_change
-from agac.api.graph import workflow_view
+from agac.api.workflow_view import workflow_view
 from agac.core.errors import UsageError
 from agac.spec.agent_cards import chosen_card
 

@@ -6,7 +6,8 @@ import pytest
 from support.project import ProjectFolder
 
 import agac
-from agac.api.project import check_workflow, open_project
+from agac.api.checked_workflow import check_workflow
+from agac.api.project import open_project
 from agac.plan.plan import Plan, Selection, make_plan
 from agac.spec.workflow import Overrides
 

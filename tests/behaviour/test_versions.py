@@ -7,7 +7,8 @@ import pytest
 from support.project import ProjectFolder
 from support.repository import Git, committed
 
-from agac.api.project import Project, check_workflow, open_project
+from agac.api.checked_workflow import check_workflow
+from agac.api.project import Project, open_project
 from agac.api.versions import project_at, version_of
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection

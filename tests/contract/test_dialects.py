@@ -43,11 +43,12 @@ from agac.core.types import (
 from agac.providers.bodies import encode
 from agac.providers.citations import MAX_SOURCES, MAX_TITLE, MAX_URL
 from agac.providers.dialect import STREAMED, Assembly, Dialect, asking
-from agac.providers.http import Events, GarbledStream
+from agac.providers.http import Events
 from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
 from agac.providers.provider import Provider
 from agac.providers.table import DIALECTS
 from agac.providers.thinking import without_thinking
+from agac.providers.transport import GarbledStream
 from agac.simulator.anthropic import MESSAGES as MESSAGES_API
 from agac.simulator.chat import CHAT
 from agac.simulator.model_calls import ModelCall

@@ -13,7 +13,7 @@ from support.recount import assert_at_rest
 from support.server import Server, simulator
 from support.soak import few
 
-from agac import RunReport
+from agac.api.report import RunReport
 
 CONCURRENCY = 3
 BOUND = 2 * CONCURRENCY

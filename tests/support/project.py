@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 import yaml
 
 import agac
-from agac.api.project import open_project, ready_workflow
+from agac.api.project import open_project
+from agac.api.ready_workflow import ready_workflow
 from agac.plan.plan import Plan, make_plan
 from agac.spec.loader import WorkflowSource
 from support.commands import Forked, clean_environment, may_run_here, run_forked, run_here, start_forked, template

@@ -72,7 +72,8 @@ def load(python: str) -> None:
 
 def warm() -> None:
     """A run with calls and batches: what is compiled, cached or looked up at its first use, all children have."""
-    from agac import RunOptions, run
+    from agac import run
+    from agac.api.run_options import RunOptions
 
     with TemporaryDirectory() as name, simulated() as base_url:
         Path(name, "workflows").mkdir()
