@@ -30,7 +30,7 @@ from agac.api.status import (
     workflow_name,
 )
 from agac.api.sync import blocking
-from agac.core.errors import REPAIRED, ErrorType, UsageError
+from agac.core.errors import REPAIRED, RowError, UsageError
 from agac.core.keys import canonical, digest
 from agac.core.types import Message, Outcome, Report, RowId, iso, json_form
 from agac.data.files import PREFIX, AtomicFile, refuse_target, write_whole
@@ -50,7 +50,7 @@ from agac.spec.templates import MissingField
 from agac.store import history
 from agac.store.batches import OpenBatches, RowTask, open_batches
 from agac.store.db import Database, grouped, open_for_reading
-from agac.store.history import AttemptRecord, Origin, TaskRecord
+from agac.store.history import CallRecord, Origin, TaskRecord
 from agac.store.rows import State, StoredRow, all_rows, group_sizes, kept_rows
 from agac.store.runs import (
     RunRecord,
@@ -334,7 +334,9 @@ async def row_report(
     """The row with its stages, or `only` one; `asked`: also where a reused answer was asked for: a
     pass over all."""
     known = await RowHistory.read(database, run, stages, row)
-    attempts = grouped(await history.attempts_of_row(database, row.key), lambda one: one.stage)
+    attempts = grouped(
+        await history.calls_of_row(database, row.key), lambda record: record.call.attempt.stage
+    )
     turns: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for position, turn in await history.turns_of_row(database, row.key):
         turns[position].append(turn)
@@ -511,7 +513,7 @@ def _stage_report(
     known: RowHistory,
     stage: RecordedStage,
     rebuilt: ShownPrompt,
-    attempts: Sequence[AttemptRecord],
+    attempts: Sequence[CallRecord],
     origins: Mapping[int, Origin],
 ) -> dict[str, Any]:
     """A stage with its attempts; where it has replicas with the answer of each, and the vote on
@@ -600,39 +602,49 @@ def _vote(
 
 
 def _attempts(
-    stage: RecordedStage, rebuilt: ShownPrompt, attempts: Sequence[AttemptRecord]
+    stage: RecordedStage, rebuilt: ShownPrompt, records: Sequence[CallRecord]
 ) -> list[dict[str, Any]]:
-    """Each attempt, replica by replica; a re-ask with what it said of the last reply, which it
-    quoted."""
-    found: list[dict[str, Any]] = []
-    wrong: AttemptRecord | None = None
-    for attempt in sorted(attempts, key=lambda one: one.replica):
+    """Reports each attempt, replica by replica; a re-ask with what it said of the last reply,
+    which it quoted."""
+    reports: list[dict[str, Any]] = []
+    wrong: RowError | None = None
+    wrong_in: tuple[int, int] | None = None
+    for record in sorted(records, key=lambda record: record.call.attempt.replica):
+        call = record.call
+        attempt = call.attempt
         said = None
-        asked = (attempt.invocation, attempt.replica)
-        if (
-            attempt.purpose == "repair"
-            and wrong is not None
-            and (wrong.invocation, wrong.replica) == asked
-        ):
-            kind = ErrorType(wrong.error_type or ErrorType.SCHEMA_MISMATCH)
-            error = stored_failure(kind, wrong.error_message or "", stage.checks)
+        asked_in = (record.invocation, attempt.replica)
+        if attempt.purpose == "repair" and wrong is not None and wrong_in == asked_in:
+            error = stored_failure(wrong.type, wrong.message, stage.checks)
             said = complaint(error, wants_json=stage.wants_json)
-        found.append(
+        is_of_earlier_content = attempt.purpose != "child" and (
+            attempt.fingerprint != rebuilt.print_of(attempt.replica)
+        )
+        reports.append(
             {
                 **({"replica": attempt.replica} if attempt.replica else {}),
-                **{name: getattr(attempt, name) for name in ("number", "invocation", "purpose")},
+                "number": attempt.number,
+                "invocation": record.invocation,
+                "purpose": attempt.purpose,
                 "asked_again_with": said,
-                "of_earlier_content": attempt.purpose != "child"
-                and attempt.fingerprint != rebuilt.print_of(attempt.replica),
-                **attempt.as_json(),
-                "error": error_of(attempt),
-                "reply": history.reply_text(attempt.reply),
-                "reply_kept": attempt.reply is not None,
+                "of_earlier_content": is_of_earlier_content,
+                **record.as_json(),
+                "error": _call_error(call.error),
+                "reply": history.reply_text(call.reply),
+                "reply_kept": call.reply is not None,
             }
         )
-        if attempt.error_type in REPAIRED:
-            wrong = attempt
-    return found
+        if call.error is not None and call.error.type in REPAIRED:
+            wrong = call.error
+            wrong_in = asked_in
+    return reports
+
+
+def _call_error(error: RowError | None) -> dict[str, str] | None:
+    """Reports the error of a call; None: it has none."""
+    if error is None:
+        return None
+    return {"type": error.type.value, "message": error.message}
 
 
 def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, Any]:
@@ -659,8 +671,8 @@ def _task_report(task: TaskRecord, origins: Mapping[int, Origin]) -> dict[str, A
     }
 
 
-def error_of(record: TaskRecord | AttemptRecord | StoredRow) -> dict[str, Any] | None:
-    """The error of a task, a call or a row; None: it has none."""
+def error_of(record: TaskRecord | StoredRow) -> dict[str, Any] | None:
+    """Returns the error of a task or a row, or None if it has none."""
     if record.error_type is None:
         return None
     stage = record.error_stage if isinstance(record, StoredRow) else None

@@ -26,7 +26,6 @@ from agac.store.records import (
     AGREEMENT,
     HOW,
     PART,
-    Attempt,
     Call,
     NewRow,
     Result,
@@ -136,48 +135,42 @@ class Totals:
         if call.status is not None and call.status < 500 and not call.refused:
             self.waiting_for = None
         self.calls += 1
-        self.retries += call.again
-        self.repairs += call.purpose == "repair"
-        self.fallbacks += call.purpose == "fallback" and not call.again
+        attempt = call.attempt
+        times = call.times
+        self.retries += attempt.again
+        self.repairs += attempt.purpose == "repair"
+        self.fallbacks += attempt.purpose == "fallback" and not attempt.again
         self.ambiguous += call.ambiguous
-        self.busy += call.duration
-        self.first_at = min(self.first_at, call.started_at)
-        self.last_at = max(self.last_at, call.started_at + call.duration)
+        self.busy += times.duration
+        self.first_at = min(self.first_at, times.started_at)
+        self.last_at = max(self.last_at, times.started_at + times.duration)
         if call.usage.cached_tokens is not None:
             self.known_prompt += call.usage.input_tokens or 0
             self.known_cached += call.usage.cached_tokens
 
 
 def record_call(
-    write: WriteBatch,
-    row: NewRow,
-    stage: AnyStage,
-    fingerprint: bytes,
-    call: Call,
-    replica: int,
-    *,
-    keep_all: bool,
+    write: WriteBatch, row: NewRow, stage: AnyStage, call: Call, *, keep_all: bool
 ) -> float | None:
     """Adds to a commit what one call, or one line of a batch, brought and cost. `keep_all`:
     whether replies are stored that were right at once. Returns what was spent in USD, None where
     the price is not known."""
-    kept = call.body if keep_all or call.error or call.mended else None
-    write.attempts.append(Attempt(row, stage.index, fingerprint, call, stored_reply(kept), replica))
+    if call.body is not None and (keep_all or call.error or call.mended):
+        call = call._replace(reply=stored_reply(call.body))
+    write.attempts.append((row, call))
     spent = 0.0 if is_free(call) else call.cost
     error = call.error.type.value if call.error else ""
     delta = write.tally(
         (stage.name, "call", error, f"{call.endpoint.provider}/{call.endpoint.model}")
     )
     delta.add_call(call.usage, spent, call.endpoint.simulated)
-    delta.held_cost += call.held_usd
-    delta.held_tokens += call.held_tokens
+    delta.held_cost += call.held.usd
+    delta.held_tokens += call.held.tokens
     return spent
 
 
-def stored_reply(body: bytes | None) -> str | bytes | None:
+def stored_reply(body: bytes) -> str | bytes:
     """A reply as the store keeps it: text while that is short, deflated when that is smaller."""
-    if body is None:
-        return None
     if len(body) < 1024:  # deflating those costs time and saves nothing
         with suppress(UnicodeDecodeError):
             return body.decode()
@@ -224,19 +217,18 @@ class Settler:
             int, RowEnd
         ] = {}  # of rows that were taken up and of which nothing new is known
 
-    def keep_call(
-        self, row: ActiveRow, stage: AnyStage, fingerprint: bytes, call: Call, replica: int
-    ) -> None:
+    def keep_call(self, row: ActiveRow, stage: AnyStage, call: Call) -> None:
         """Stores what one call brought and cost, whatever comes of it, and counts it."""
         batch = self._ledger.batch
         # replies in conversations are kept with these
         keep_all = self._keeps_all and stage.agent_spec is None
-        cost = record_call(batch, row.new, stage, fingerprint, call, replica, keep_all=keep_all)
+        cost = record_call(batch, row.new, stage, call, keep_all=keep_all)
         if call.answered:
+            times = call.times
             took = (
-                ("duration", call.duration),
-                ("ttft", call.ttft),
-                ("time_to_response", call.time_to_response),
+                ("duration", times.duration),
+                ("ttft", times.ttft),
+                ("time_to_response", times.time_to_response),
             )
             for measure, seconds in took:
                 if seconds is not None:

@@ -61,23 +61,26 @@ def row_statements(batch: WriteBatch, run: int, event: int) -> Iterator[Statemen
     yield "row_leave", [(key,) for key in batch.leaving]
 
 
-def attempt_values(attempt: records.Attempt, event: int, endpoint: int) -> tuple[Any, ...]:
+def call_values(
+    new: records.NewRow, call: records.Call, event: int, endpoint: int
+) -> tuple[Any, ...]:
     """Builds the values of a call's line. `endpoint` is the number of its endpoint's line."""
-    call = attempt.call
+    attempt = call.attempt
+    times = call.times
     usage = call.usage
     request = (
-        attempt.new.key,
+        new.key,
         attempt.stage,
         attempt.replica,
         event,
-        call.number,
+        attempt.number,
         attempt.fingerprint,
         endpoint,
-        call.purpose,
+        attempt.purpose,
     )
     end = (
-        call.started_at,
-        call.duration,
+        times.started_at,
+        times.duration,
         call.status,
         *error_values(call.error),
         call.ambiguous,
@@ -89,7 +92,7 @@ def attempt_values(attempt: records.Attempt, event: int, endpoint: int) -> tuple
         usage.reasoning_tokens,
         call.cost,
     )
-    served = (attempt.reply, call.ttft, call.time_to_response, call.service_tier)
+    served = (call.reply, times.ttft, times.time_to_response, call.service_tier)
     server_tools = json.dumps(usage.server_tools) if usage.server_tools else None
     return (*request, *end, *amounts, *served, usage.cache_write_tokens, server_tools)
 

@@ -363,9 +363,9 @@ def _field_maker(record: Any, columns: Sequence[str], prefix: str = "") -> Make:
         kind = _without_none(hints[name])
         if prefix + name in columns:
             read.append(_column(columns.index(prefix + name), _converter(kind)))
-        elif _is_record(kind) and f"{name}_{_field_names(kind)[0]}" in columns:
+        elif _is_record(kind) and f"{name}_{_first_column(kind)}" in columns:
             read.append(_field_maker(kind, columns, f"{name}_"))
-        elif _is_record(kind) and _field_names(kind)[0] in columns:
+        elif _is_record(kind) and _first_column(kind) in columns:
             read.append(_field_maker(kind, columns))
         else:
             break
@@ -373,6 +373,13 @@ def _field_maker(record: Any, columns: Sequence[str], prefix: str = "") -> Make:
         return lambda row: record(*[one(row) for one in read])
     key = columns.index(prefix + _field_names(record)[0])
     return lambda row: None if row[key] is None else record(*[one(row) for one in read])
+
+
+def _first_column(record: Any) -> str:
+    """Returns the name of a record's first column, which may be that of a record in it."""
+    name = _field_names(record)[0]
+    kind = _without_none(get_type_hints(record)[name])
+    return _first_column(kind) if _is_record(kind) else name
 
 
 def _column(number: int, converter: Callable[[Any], Any] | None) -> Make:

@@ -6,19 +6,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from heapq import merge
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from agac.core.types import Moment, Report, RowId
 from agac.store.db import Database, Reads, first, keyed, nested, reads, select, sql, translated
-from agac.store.records import Endpoint
+from agac.store.records import Call
 from agac.store.rows import EXPORT_RANGE, StoredRow, made_counts, rows_of_keys
 from agac.store.runs import InvocationRecord
-
-Seconds = Annotated[float, partial(round, ndigits=4)]
 
 
 class RunLine(NamedTuple):
@@ -58,57 +55,55 @@ class TaskRecord(NamedTuple):
     sources: str | None = None
 
 
+class CalledRow(NamedTuple):
+    """A row for which calls were made, or which failed before one."""
+
+    row_key: int
+    """Its key."""
+    ordinal: int | None
+    """The position in the input of it, or of the row that it descends from. None: it is a group,
+    or a part of one."""
+    row_id: RowId
+    """Its id."""
+    state: int
+    """Its state."""
+
+
 @dataclass(frozen=True, slots=True)
-class AttemptRecord(Report):
-    """One call. Times in seconds, `cost` in USD; `reply` as it is stored: see `reply_text`.
-    `service_tier` is the one that served it, as the provider said; `ttft` and `time_to_response`
-    are those of streamed calls."""
+class CallRecord(Report):
+    """A call as it is read back."""
 
     JSON_KEYS = (
         "fingerprint",
-        "provider",
-        "model",
-        "base_url",
-        "simulated",
-        "started_at",
-        "duration_s=duration",
-        "ttft_s=ttft",
-        "time_to_response_s=time_to_response",
-        "http_status=status",
-        "service_tier",
-        "input_tokens",
-        "cached_tokens",
-        "output_tokens",
-        "reasoning_tokens",
-        "cost_usd=cost",
-        "perhaps_billed=ambiguous",
+        "provider=call.endpoint.provider",
+        "model=call.endpoint.model",
+        "base_url=call.endpoint.base_url",
+        "simulated=call.endpoint.simulated",
+        "started_at=call.times.started_at",
+        "duration_s=call.times.duration",
+        "ttft_s=call.times.ttft",
+        "time_to_response_s=call.times.time_to_response",
+        "http_status=call.status",
+        "service_tier=call.service_tier",
+        "input_tokens=call.usage.input_tokens",
+        "cached_tokens=call.usage.cached_tokens",
+        "output_tokens=call.usage.output_tokens",
+        "reasoning_tokens=call.usage.reasoning_tokens",
+        "cost_usd=call.cost",
+        "perhaps_billed=call.ambiguous",
     )
 
-    stage: int
-    replica: int
     invocation: int
-    number: int
-    purpose: str
-    fingerprint: Annotated[bytes, bytes.hex]
-    provider: str
-    model: str
-    base_url: str
-    simulated: bool
-    started_at: Moment
-    duration: Seconds
-    ttft: Seconds | None
-    time_to_response: Seconds | None
-    status: int | None
-    service_tier: str | None
-    input_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    reasoning_tokens: int | None
-    cost: float | None
-    ambiguous: bool
-    error_type: str | None
-    error_message: str | None
-    reply: str | bytes | None
+    """The invocation that made it."""
+    call: Call
+    """The call, without what is not stored of it."""
+    row: CalledRow | None = None
+    """The row that it was made for, where the statement reads that."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of its task, as hexadecimal digits."""
+        return self.call.attempt.fingerprint.hex()
 
 
 class Origin(NamedTuple):
@@ -159,7 +154,7 @@ turns_of_row: Reads[[int], list[tuple[int, dict[str, Any]]]] = reads(
 """Of a row's key: the position of the stage, and a turn as reports have it, with its calls of
 tools."""
 
-attempts_of_row: Reads[[int], list[AttemptRecord]] = reads("attempts_look", AttemptRecord)
+calls_of_row: Reads[[int], list[CallRecord]] = reads("calls_of_row", CallRecord)
 past_attempts: Reads[[int], list[PastAttempts]] = reads("attempts_by_request", PastAttempts)
 runs_before: Reads[[int, RowId], list[int]] = reads("runs_with_row_before", int)  # run, row id
 
@@ -234,72 +229,26 @@ def reply_text(stored: str | bytes | None) -> str | None:
 Timings = dict[tuple[str, str], dict[int, int]]  # histograms by stage and measure: bucket → count
 
 
-class CallRecord(NamedTuple):
-    """A call with the row that it was made for. Times in seconds, `cost` in USD. `ordinal` is the
-    position in the input of that row, or of the one that it descends from; None: a group, or a
-    part of one. `event` is the invocation that made it, `endpoint` the key of who was asked."""
+class RowCalls(NamedTuple):
+    """A row and all calls that were made for it."""
 
-    row_key: int
-    ordinal: int | None
-    row_id: RowId
-    state: int
-    stage: int
-    event: int
-    number: int
-    purpose: str
-    endpoint: int
-    status: int | None
-    error_type: str | None
-    started_at: float
-    duration: float
-    ttft: float | None
-    time_to_response: float | None
-    input_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    reasoning_tokens: int | None
-    cost: float | None
-    service_tier: str | None
-    replica: int = 0
-
-    @property
-    def took(self) -> tuple[float | None, ...]:
-        """Input, cached, output and reasoning tokens, and the cost."""
-        return (
-            self.input_tokens,
-            self.cached_tokens,
-            self.output_tokens,
-            self.reasoning_tokens,
-            self.cost,
-        )
+    row: CalledRow
+    """The row."""
+    calls: list[CallRecord]
+    """Its calls, stage by stage, the earliest first; none if it failed before one."""
 
 
-endpoints: Reads[[], dict[int, Endpoint]] = reads(
-    "endpoints_read", tuple[int, str, str, str, bool], keyed(Endpoint._make)
-)
-
-
-class UncalledRow(NamedTuple):
-    """A row that failed before a call was made for it. `ordinal` is as a call has it."""
-
-    row_key: int
-    ordinal: int | None
-    row_id: RowId
-
-
-async def calls_by_row(
-    database: Database, run: int
-) -> AsyncIterator[list[list[CallRecord] | UncalledRow]]:
-    """The calls of each row for which some were made, and rows that failed before one, by some
-    hundred rows: those of the input in order, then, stage by stage, those that stages made."""
+async def calls_by_row(database: Database, run: int) -> AsyncIterator[list[RowCalls]]:
+    """Reads each row for which calls were made, and rows that failed before one, some hundred at
+    a time: those of the input in order, then, stage by stage, those that stages made."""
     makers = sorted({count.origin for count in await made_counts(database, run)})
     made = (
         ("telemetry_made_upto", "telemetry_made", "telemetry_made_uncalled"),
-        attrgetter("row_key"),
+        attrgetter("row.row_key"),
     )
     of_input = (
         ("telemetry_upto", "telemetry_attempts", "telemetry_uncalled"),
-        attrgetter("ordinal", "row_key"),
+        attrgetter("row.ordinal", "row.row_key"),
     )
     of_makers = [(*made, {"run": run, "origin": origin}) for origin in makers]
     for (end, calls, others), order, rows in [(*of_input, {"run": run}), *of_makers]:
@@ -308,16 +257,18 @@ async def calls_by_row(
             upto := first(await select(database, end, Any, *rows.values(), after, EXPORT_RANGE))
         ) is not None:
             called = await select(database, calls, CallRecord, **rows, after=after, upto=upto)
-            uncalled = await select(database, others, UncalledRow, **rows, after=after, upto=upto)
-            grouped = [list(own) for _, own in groupby(called, attrgetter("row_key"))]
-            yield list(
-                merge(
-                    grouped,
-                    uncalled,
-                    key=lambda row: order(row[0] if isinstance(row, list) else row),
-                )
-            )
+            uncalled = await select(database, others, CalledRow, **rows, after=after, upto=upto)
+            grouped = (list(records) for _, records in groupby(called, attrgetter("row.row_key")))
+            with_calls = [RowCalls(_row_of(records), records) for records in grouped]
+            yield list(merge(with_calls, (RowCalls(row, []) for row in uncalled), key=order))
             after = upto
+
+
+def _row_of(calls: Sequence[CallRecord]) -> CalledRow:
+    """Returns the row of calls that were read with it."""
+    row = calls[0].row
+    assert row is not None
+    return row
 
 
 # what a row of two runs is called, its key in each; None: it is in one

@@ -36,17 +36,11 @@ WHEN :text IS NULL THEN 1
 ELSE coalesce(r.data LIKE :text ESCAPE '\', 0) OR coalesce(r.error_message LIKE :text ESCAPE '\', 0)
     OR coalesce((SELECT v.value LIKE :text ESCAPE '\' FROM result v WHERE v.id = r.result_id), 0) END AS shown
 
--- part: attempt
--- An `AttemptRecord` but for its reply, of an attempt `a` and its endpoint `e`.
+-- part: call
+-- A `CallRecord` but for its reply and its row, of an attempt `a` and its endpoint `e`.
 a.stage, a.replica, a.event_id AS invocation, a.number, a.purpose, a.fingerprint, e.provider, e.model, e.base_url,
     e.simulated, a.started_at, a.duration, a.ttft, a.time_to_response, a.status, a.service_tier, a.input_tokens,
     a.cached_tokens, a.output_tokens, a.reasoning_tokens, a.cost, a.ambiguous, a.error_type, a.error_message
-
--- part: call
--- A `CallRecord` but for where its row stands, of a row `r` and an attempt `a`.
-r.id AS row_id, r.state, a.stage, a.event_id AS event, a.number, a.purpose, a.endpoint_id AS endpoint, a.status, a.error_type,
-    a.started_at, a.duration, a.ttft, a.time_to_response, a.input_tokens, a.cached_tokens, a.output_tokens,
-    a.reasoning_tokens, a.cost, a.service_tier, a.replica
 
 -- part: closed
 -- Final steps of a batch.
@@ -741,12 +735,13 @@ SELECT max(ordinal) FROM (SELECT ordinal FROM row WHERE run_id = ? AND ordinal >
 
 -- name: telemetry_attempts
 -- Every call that was made for the rows at a range of positions, row by row, stage by stage, the earliest first.
-SELECT r.key AS row_key, r.ordinal, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
+SELECT {call}, r.key AS row_key, r.ordinal, r.id AS row_id, r.state
+FROM row r CROSS JOIN attempt a ON a.row_key = r.key CROSS JOIN endpoint e ON e.id = a.endpoint_id
 WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto ORDER BY r.ordinal, r.key, a.stage, a.id;
 
 -- name: telemetry_uncalled
 -- The rows at a range of positions that failed before a call was made for them.
-SELECT r.key AS row_key, r.ordinal, r.id AS row_id FROM row r
+SELECT r.key AS row_key, r.ordinal, r.id AS row_id, r.state FROM row r
 WHERE r.run_id = :run AND r.ordinal > :after AND r.ordinal <= :upto AND r.state = 2
     AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.row_key = r.key) ORDER BY r.ordinal, r.key;
 
@@ -756,13 +751,14 @@ SELECT max(key) FROM (SELECT key FROM row WHERE run_id = ? AND origin = ? AND ke
 
 -- name: telemetry_made
 -- Every call that was made for a range of rows that a stage made, each with the position of the input's row behind it.
-SELECT r.key AS row_key, {input_ordinal}, {call} FROM row r CROSS JOIN attempt a ON a.row_key = r.key
+SELECT {call}, r.key AS row_key, {input_ordinal}, r.id AS row_id, r.state
+FROM row r CROSS JOIN attempt a ON a.row_key = r.key CROSS JOIN endpoint e ON e.id = a.endpoint_id
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state <> 6
 ORDER BY r.key, a.stage, a.id;
 
 -- name: telemetry_made_uncalled
 -- The rows of a range that a stage made, and that failed before a call was made for them.
-SELECT r.key AS row_key, {input_ordinal}, r.id AS row_id FROM row r
+SELECT r.key AS row_key, {input_ordinal}, r.id AS row_id, r.state FROM row r
 WHERE r.run_id = :run AND r.origin = :origin AND r.key > :after AND r.key <= :upto AND r.state = 2
     AND NOT EXISTS (SELECT 1 FROM attempt a WHERE a.row_key = r.key) ORDER BY r.key;
 
@@ -827,9 +823,9 @@ SELECT t.stage, t.fingerprint, t.outcome, t.error_type, t.error_message, t.failu
 FROM task t LEFT JOIN result v ON v.id = t.result_id LEFT JOIN endpoint e ON e.id = v.endpoint_id
 WHERE t.row_key = ? ORDER BY t.stage, t.replica;
 
--- name: attempts_look
+-- name: calls_of_row
 -- Every call that was made for a row.
-SELECT {attempt},
+SELECT {call},
     coalesce(a.reply, (SELECT t.reply FROM agent_turn t WHERE t.row_key = a.row_key AND t.stage = a.stage
         AND t.fingerprint = a.fingerprint AND t.event_id = a.event_id AND t.attempt = a.number)) AS reply
 FROM attempt a JOIN endpoint e ON e.id = a.endpoint_id WHERE a.row_key = ? ORDER BY a.stage, a.id;

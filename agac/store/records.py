@@ -7,10 +7,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple
 
 from agac.core.errors import RowError
-from agac.core.types import Outcome, Row, RowId, Usage, WebSource
+from agac.core.types import Moment, Outcome, Row, RowId, Usage, WebSource
 from agac.store.batches import PlacedTask
 from agac.store.decisions import StoredDecision
 from agac.store.rows import State, StoredRow
@@ -104,21 +105,64 @@ class TaskEnd(NamedTuple):
     """The number of the task's replica."""
 
 
-class Call(NamedTuple):
-    """One request that was sent and its outcome."""
+class Attempt(NamedTuple):
+    """Which attempt at which task a call is."""
 
+    stage: int
+    """The position of the task's stage."""
+    fingerprint: bytes
+    """The task's fingerprint."""
+    replica: int
+    """The number of the task's replica; 0 if it has none."""
     number: int
-    """The call's number within its task."""
+    """The call's number within its task, from 1."""
+    purpose: str
+    """Why it was sent: `ask`, `repair`, `fallback`, …"""
+    again: bool = False
+    """True if the same request was sent before and failed. It is not stored."""
+
+
+Seconds = Annotated[float, partial(round, ndigits=4)]
+
+
+class CallTiming(NamedTuple):
+    """When a call was made, and how long it took."""
+
+    started_at: Moment
+    """When it was sent, in seconds since 1970."""
+    duration: Seconds
+    """How many seconds it took."""
+    ttft: Seconds | None = None
+    """Seconds until the first token of a streamed call."""
+    time_to_response: Seconds | None = None
+    """Seconds until the answer itself began, in a streamed call."""
+
+
+class HeldAmount(NamedTuple):
+    """The most that a call may have cost beyond what is known of it."""
+
+    usd: float = 0.0
+    """In USD."""
+    tokens: int = 0
+    """In tokens."""
+
+
+NOTHING_HELD = HeldAmount()
+
+
+class Call(NamedTuple):
+    """One request that was sent and its outcome: as it is made, stored, and read back."""
+
+    attempt: Attempt
+    """Which attempt at which task it is."""
     endpoint: Endpoint
     """The server and the model."""
-    purpose: str
-    """Why it was sent."""
-    started_at: float
-    """When it was sent, in seconds since 1970."""
-    duration: float
-    """How many seconds it took."""
+    times: CallTiming
+    """When it was made."""
     status: int | None = None
     """The HTTP status, if a response came."""
+    service_tier: str | None = None
+    """The service tier that served it, as the provider said."""
     error: RowError | None = None
     """Why it failed."""
     ambiguous: bool = False
@@ -127,46 +171,21 @@ class Call(NamedTuple):
     """The tokens that it used."""
     cost: float | None = None
     """The price in USD, or None if it is not known."""
+    reply: str | bytes | None = None
+    """The body of its response as the store keeps it (see `history.reply_text`), if it does."""
     body: bytes | None = None
-    """The response as it came."""
-    again: bool = False
-    """True if the same request was sent before and failed."""
+    """The response as it came. It is not read back, nor is anything that follows."""
     mended: bool = False
     """True if the answer was JSON only after `json_repair`."""
-    held_usd: float = 0.0
-    """The most that an ambiguous call may have cost, in USD."""
-    held_tokens: int = 0
-    """The most tokens that an ambiguous call may have used."""
     refused: bool = False
     """True if the server refused to do it now, whatever the status."""
-    ttft: float | None = None
-    """Seconds until the first token of a streamed call."""
-    time_to_response: float | None = None
-    """Seconds until the answer itself began, in a streamed call."""
-    service_tier: str | None = None
-    """The service tier that served it."""
+    held: HeldAmount = NOTHING_HELD
+    """What is held of a budget for it."""
 
     @property
     def answered(self) -> bool:
         """True if the provider answered, well or not. Only such calls count for response times."""
         return self.status is not None and self.status < 400 and not self.refused
-
-
-class Attempt(NamedTuple):
-    """A call as the store keeps it."""
-
-    new: NewRow
-    """The row that it was made for."""
-    stage: int
-    """The position of the task's stage."""
-    fingerprint: bytes
-    """The task's fingerprint."""
-    call: Call
-    """The call."""
-    reply: str | bytes | None
-    """The body of its response, deflated if that is smaller."""
-    replica: int = 0
-    """The number of the task's replica."""
 
 
 class AgentTurn(NamedTuple):
@@ -193,7 +212,7 @@ class AgentTurn(NamedTuple):
     status: int
     """The HTTP status."""
     reply: str | bytes
-    """The body of the response, as in `Attempt.reply`."""
+    """The body of the response, as in `Call.reply`."""
     ended: str | None
     """How the conversation ended with this turn: done, failed or lost. None if it continues."""
 
@@ -551,8 +570,8 @@ class WriteBatch:
     """Tasks that ended."""
     forgotten: list[tuple[int, int, int]] = field(default_factory=list)
     """Tasks to delete: row key, stage, and the first replica of those that go."""
-    attempts: list[Attempt] = field(default_factory=list)
-    """Calls."""
+    attempts: list[tuple[NewRow, Call]] = field(default_factory=list)
+    """Calls, each with the row that it was made for."""
     turns: list[AgentTurn] = field(default_factory=list)
     """Turns of conversations."""
     turn_ends: list[tuple[str, bytes, int]] = field(default_factory=list)

@@ -18,8 +18,8 @@ from agac.core.state_files import make_file, make_folder
 from agac.store import db, records
 from agac.store.commit_values import (
     Statement,
-    attempt_values,
     batch_task_statements,
+    call_values,
     changes_rows,
     conversation_statements,
     counter_statements,
@@ -281,11 +281,11 @@ class Ledger:
         _number_new_lines(batch, writer)
         yield from row_statements(batch, run, event)
         yield "result_insert", [self._result_values(r, writer) for r in batch.results]
-        attempts = [
-            attempt_values(a, event, self._endpoint_id(a.call.endpoint, writer))
-            for a in batch.attempts
+        calls = [
+            call_values(new, call, event, self._endpoint_id(call.endpoint, writer))
+            for new, call in batch.attempts
         ]
-        yield "attempt_insert", attempts
+        yield "attempt_insert", calls
         yield "key_accept", batch.accepted
         yield "chunk_call_put", [(event, run, *c[:4], c[4].key, *c[5:]) for c in batch.given]
         # this includes the call of a worker that was lost before the call's line was stored

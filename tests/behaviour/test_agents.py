@@ -502,7 +502,7 @@ def test_an_agent_that_a_stop_interrupts_goes_on_later(boss: ProjectFolder, monk
 
     async def interrupted(self: ToolCalls, talk: Any, *given: Any) -> Any:
         found = await used(self, talk, *given)
-        if talk.attempts.of is not None:
+        if talk.attempts.talk.of is not None:
             self._stop_signal.interrupt()
         return found
 
@@ -535,7 +535,7 @@ def test_what_a_row_may_do_holds_for_later_stages_after_a_break(
 
     async def interrupted(self: Agents, talk: Any) -> Any:
         found = await to_the_end(self, talk)
-        if talk.attempts.of is None:
+        if talk.attempts.talk.of is None:
             self._stop_signal.interrupt()
         return found
 

@@ -15,7 +15,7 @@ from agac.plan.stage import PlannedModel
 from agac.providers.known_providers import SHIPPED, SIMULATOR
 from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
-from agac.store.records import Call, Endpoint
+from agac.store.records import Attempt, Call, CallTiming, Endpoint
 
 RATES = st.floats(0, 100, allow_nan=False)
 FLAT = st.builds(Price, input=RATES, output=RATES, cached_input=st.none() | RATES, cache_write=st.none() | RATES)
@@ -82,8 +82,8 @@ def test_the_dearest_tier_that_may_be_served_counts_and_batches_have_their_own(t
 
 WORST = Amount(0.5, 1_000, 1)
 CALL = Call(
-    number=1, endpoint=Endpoint("p", "u", "m", False), purpose="ask", started_at=0.0, duration=0.0, status=200,
-    error=None, ambiguous=False, usage=Usage(10, 20), cost=0.01, body=None,
+    Attempt(0, b"", 0, 1, "ask"), Endpoint("p", "u", "m", False), CallTiming(0.0, 0.0), 200,
+    usage=Usage(10, 20), cost=0.01,
 )  # fmt: skip
 FAILED = RowError(ErrorType.PROVIDER_ERROR, "x")
 

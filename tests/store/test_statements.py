@@ -93,7 +93,7 @@ INDEXES = {
     "result_fingerprint": "results_by_fingerprint gc_asked_elsewhere",
     "PRIMARY KEY": "tasks_of_rows tasks_look tasks_counted gc_row_drop row_gone gc_run_drop",
     "run_identity": "run_newest",
-    "attempt_task": "attempts_look gc_row_drop",
+    "attempt_task": "calls_of_row gc_row_drop",
     "event_run": "invocations_read gc_run_drop",
     "definition": "definitions_read",
     "row_parent": "gc_tree",

@@ -136,11 +136,11 @@ class Agents:
         attempts.position = await self._found(attempts, models)
         attempts.connection = models[attempts.position]
         await self._count_earlier(attempts)
-        return await self._caller.in_turn(attempts, self._ask_model)
+        return await self._caller.ask_in_turn(attempts, self._ask_model)
 
     async def _count_earlier(self, attempts: TaskAttempts) -> None:
         """Counts the turns and the calls of tools that the row made in earlier invocations."""
-        active = attempts.active
+        active = attempts.row
         own = attempts.fingerprint
         if self._budget.turns is None and self._budget.tool_calls is None:
             return
@@ -161,8 +161,8 @@ class Agents:
             return attempts.position
         first = turns[0]
         last = turns[-1]
-        attempts.turns = last.number
-        active = attempts.active
+        attempts.talk.turns = last.number
+        active = attempts.row
         stage = attempts.stage
         old = stage.max_age is not None and first.at < self._clocks.wall() - stage.max_age
         again = first.at < active.takes_since(stage.index, self._since)
@@ -180,7 +180,7 @@ class Agents:
                 and self.calls.pool.remembers(index, found[0])
             )
             if self.calls.changes(attempts.connection.stage, found[0]):
-                attempts.changed = shown([ToolCall("", call.name, call.arguments)])
+                attempts.talk.changed = shown([ToolCall("", call.name, call.arguments)])
         lanes = [connection.model.lane for connection in models]
         # of which a part was dropped
         broken = last.ended == "failed" or first.number != first.conversation
@@ -195,17 +195,17 @@ class Agents:
             attempts.connection.model, request, attempts.position, attempts.replica
         )
         known = self._stored.pop(attempts.fingerprint, None)
-        if known is None and attempts.changed:
+        if known is None and attempts.talk.changed:
             if self.calls.choice != "repeat":
                 what = (
-                    f"{attempts.changed} was called in a conversation without an answer; a "
+                    f"{attempts.talk.changed} was called in a conversation without an answer; a "
                     "new one may call it again"
                 )
                 return self.calls.undecided(attempts, what, "--repeat-calls begins a new one")
-            attempts.changed = ""
+            attempts.talk.changed = ""
         answer: Answer | RowError | None = None
         for tried in range(MOST_ANEW + 1):
-            talk = TaskConversation(attempts, opening, attempts.turns + 1)
+            talk = TaskConversation(attempts, opening, attempts.talk.turns + 1)
             if known is not None:
                 talk.first = known[0][0].number
                 talk.replay(*known)
@@ -235,7 +235,7 @@ class Agents:
         its own calls change, which begin the `intent`, too; all else goes on from the store."""
         talk = self._open[scope.fingerprint]
         child = self._children[f"{talk.stage.name}/{tool.source}"]
-        active = talk.attempts.active
+        active = talk.attempts.row
         prepared = self._preparer.prepare(
             child, self._preparer.view(dict(arguments)), active.new.row.id
         )
@@ -251,7 +251,7 @@ class Agents:
             active.notes.callers[own] = (scope.fingerprint, scope.turn, scope.call)
         try:
             attempts = self._caller.begin(TaskRequest(active, child, prepared, own))
-            attempts.of = talk.attempts.stage
+            attempts.talk.of = talk.attempts.stage
             answer = await self.answer(attempts)
         except (RunStopped, BlockedByBatches) as stopped:
             talk.raised = stopped
@@ -273,11 +273,11 @@ class Agents:
         """The calls that a run recorded for the task whose conversation this is, and those before
         this call in it."""
         talk = self._open[scope.fingerprint]
-        of, new, (*earlier, now) = talk.attempts, talk.attempts.active.new, talk.turns
+        of, new, (*earlier, now) = talk.attempts, talk.attempts.row.new, talk.turns
         where = {
             "stage": of.stage.name,
             "replica": of.replica,
-            "agent": talk.stage.name if of.of else "",
+            "agent": talk.stage.name if of.talk.of else "",
         }
         calls = await recorded_calls(
             self._database, run=run, id=new.row.id, occurrence=new.occurrence, **where
@@ -290,16 +290,16 @@ class Agents:
     def _lost(self, talk: TaskConversation, error: RowError, tried: int) -> RowError | None:
         """Why a conversation whose server lost its session ends; None: it begins anew."""
         attempts = talk.attempts
-        if attempts.changed and (talk.changed or self.calls.choice != "repeat"):
+        if attempts.talk.changed and (talk.changed or self.calls.choice != "repeat"):
             what = (
-                f"{error.message}; {attempts.changed} was called before, and a new "
+                f"{error.message}; {attempts.talk.changed} was called before, and a new "
                 "conversation may call it again"
             )
             return self.calls.undecided(
                 attempts, what, "--repeat-calls begins one, --skip-calls goes on with a new session"
             )
         self._ledger.batch.turn_ends.append(("lost", attempts.fingerprint, talk.turns[-1].number))
-        attempts.changed = ""
+        attempts.talk.changed = ""
         return error if tried == MOST_ANEW else None
 
     async def _to_the_end(self, talk: TaskConversation) -> Answer | RowError:
@@ -311,7 +311,7 @@ class Agents:
             if last is not None and last.results is None:
                 end = await self._use_tools(talk, last)
             if end is None:
-                end = await self._ask(talk)
+                end = await self._take_turn(talk)
         if isinstance(end, RowError):
             return end
         attempts = talk.attempts
@@ -325,57 +325,69 @@ class Agents:
             end.value,
         )
 
-    async def _ask(self, talk: TaskConversation) -> End | None:
-        """One more turn; the error with which it cannot be had leaves the conversation open."""
+    async def _take_turn(self, talk: TaskConversation) -> End | None:
+        """Asks the model once more. An error that keeps it from answering leaves the conversation
+        open."""
         if not talk.durable:
             await self.durable()
+        used_up = self._count_turn(talk)
+        if used_up is not None:
+            return used_up
         attempts = talk.attempts
-        first = not talk.turns
-        most = self._budget.turns
-        if most is not None:
-            left = most - max(attempts.active.turns, len(talk.turns))
-            used = f"row_budget: the {most} turns of the row"
-            if left <= 0:
-                return RowError(
-                    ErrorType.BUDGET_EXCEEDED, f"{used} are used up; raise row_budget.turns"
-                )
-            talk.bound = talk.bound or (used if left == 1 else "")
-        attempts.active.turns += 1
-        if attempts.in_batch:
+        if attempts.talk.in_batch:
             raise NextTurn(talk.next_request(), attempts.position, len(talk.turns))
         attempts.request = talk.next_request()
         attempts.ambiguous = 0
-        purpose = "ask" if not attempts.position else "fallback"
-        if first or talk.turns[-1].said in ("", ASK_FORM):
-            next_turn = "turn"
-        else:
-            next_turn = "repair"
-        if attempts.of:
-            attempts.purpose = "child"
-        else:
-            attempts.purpose = purpose if first else next_turn
-        reply, judged = await self._caller.reply(attempts, talk.judge)
+        attempts.purpose = _purpose_of_turn(talk)
+        reply, worth = await self._caller.send(attempts, talk.judge)
         if isinstance(reply, Fault):
-            return judged
-        call = attempts.last
-        attempts.turns = attempts.turns + 1
+            return worth
+        attempts.talk.turns += 1
         talk.durable = False
-        assert call is not None
-        end = talk.take(Turn(attempts.turns, reply), judged)
-        batch, stage, child = (
-            self._ledger.batch,
-            attempts.stage,
-            talk.stage.name if attempts.of else "",
-        )
-        batch.turns.append(
-            AgentTurn(
-                attempts.active.new, stage.index, attempts.fingerprint, attempts.turns, talk.first,
-                talk.connection.model.lane, child, call.number, self._clocks.wall(),
-                call.status or 0, stored_reply(call.body) or "", how_ended(end),
-            )
-        )  # fmt: skip
-        batch.tally((stage.name, TURN, FIRST if first else "", child)).tasks += 1
+        end = talk.take(Turn(attempts.talk.turns, reply), worth)
+        self._keep_turn(talk, end)
         return end
+
+    def _count_turn(self, talk: TaskConversation) -> RowError | None:
+        """Counts one more turn of the row; the error of a row that has none left."""
+        most = self._budget.turns
+        active = talk.attempts.row
+        if most is not None:
+            left = most - max(active.turns, len(talk.turns))
+            used = f"row_budget: the {most} turns of the row"
+            if left <= 0:
+                message = f"{used} are used up; raise row_budget.turns"
+                return RowError(ErrorType.BUDGET_EXCEEDED, message)
+            if left == 1 and not talk.bound:
+                talk.bound = used
+        active.turns += 1
+        return None
+
+    def _keep_turn(self, talk: TaskConversation, end: End | None) -> None:
+        """Stores and counts the last turn of a conversation."""
+        attempts = talk.attempts
+        stage = attempts.stage
+        call = attempts.last
+        assert call is not None
+        child = talk.stage.name if attempts.talk.of else ""
+        turn = AgentTurn(
+            new=attempts.row.new,
+            stage=stage.index,
+            fingerprint=attempts.fingerprint,
+            number=attempts.talk.turns,
+            conversation=talk.first,
+            model=talk.connection.model.lane,
+            agent=child,
+            attempt=call.attempt.number,
+            at=self._clocks.wall(),
+            status=call.status or 0,
+            reply=stored_reply(call.body or b""),
+            ended=how_ended(end),
+        )
+        batch = self._ledger.batch
+        batch.turns.append(turn)
+        is_first = len(talk.turns) == 1
+        batch.tally((stage.name, TURN, FIRST if is_first else "", child)).tasks += 1
 
     async def _use_tools(self, talk: TaskConversation, turn: Turn) -> End | None:
         """Makes the calls of the last turn, and stores what they give."""
@@ -386,7 +398,7 @@ class Agents:
         ]
         durable = [] if talk.durable else [self.durable()]
         together = asyncio.gather(*works, *durable, return_exceptions=True)
-        found = await talk.attempts.active.deadline.wait(together)
+        found = await talk.attempts.row.deadline.wait(together)
         talk.durable = True
         for one in (talk.raised, *found):
             if isinstance(one, BaseException):
@@ -406,3 +418,13 @@ class Agents:
             self._ledger.batch.turn_ends.append(
                 (how, talk.attempts.fingerprint, talk.turns[-1].number)
             )
+
+
+def _purpose_of_turn(talk: TaskConversation) -> str:
+    """Says why the next request of a conversation is made, as its call is recorded."""
+    attempts = talk.attempts
+    if attempts.talk.of:
+        return "child"
+    if not talk.turns:
+        return "fallback" if attempts.position else "ask"
+    return "turn" if talk.turns[-1].said in ("", ASK_FORM) else "repair"

@@ -60,8 +60,8 @@ class StoredIntent(Intent):
             return
         attempts = self._talk.attempts
         self.is_begun = True
-        self._before = attempts.changed
-        attempts.changed = shown([self._turn.reply.calls[self._place]])
+        self._before = attempts.talk.changed
+        attempts.talk.changed = shown([self._turn.reply.calls[self._place]])
         self._talk.changed = True
         above = self._calls.intents.get(attempts.fingerprint)
         if above is not None:
@@ -93,8 +93,8 @@ class StoredIntent(Intent):
         self._calls.keep(
             self._talk, self._turn, self._place, "refused" if old is None else old.state, None
         )
-        if attempts.changed == shown([self._turn.reply.calls[self._place]]):
-            attempts.changed = self._before
+        if attempts.talk.changed == shown([self._turn.reply.calls[self._place]]):
+            attempts.talk.changed = self._before
 
     def close(self) -> None:
         """See Intent."""
@@ -189,7 +189,7 @@ class ToolCalls:
             return self.keep(talk, turn, place, "refused", checked)
         open_call = old if old is not None and old.state != "refused" else None
         if open_call is None:  # else it was counted when it was begun
-            active = talk.attempts.active
+            active = talk.attempts.row
             most = self._budget.tool_calls
             if most is not None and active.tool_calls >= most:
                 talk.bound = f"row_budget: the {most} calls of tools of the row"
@@ -296,7 +296,7 @@ class ToolCalls:
         stage = talk.attempts.stage
         batch = self._ledger.batch
         text = None if text is None else storable(self._clean(text))
-        active = talk.attempts.active
+        active = talk.attempts.row
         at = self._clocks.wall() if at is None else at
         own = talk.attempts.fingerprint, turn.number, place
         record = ToolCallRecord(
@@ -339,7 +339,7 @@ class ToolCalls:
 
     def undecided(self, attempts: TaskAttempts, what: str, options: str) -> RowError:
         """Returns the error of a row about whose tool call a user decides."""
-        command = f"agac retry {self._run} --row {shlex.quote(str(attempts.active.new.row.id))}"
+        command = f"agac retry {self._run} --row {shlex.quote(str(attempts.row.new.row.id))}"
         if is_job(self._workflow):
             command = f"agac resume {job_alias(self._run)}"
         return RowError(ErrorType.TOOL_OUTCOME_UNKNOWN, f"{what}. {command} {options}")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from agac.core.errors import RowError, storable
 from agac.core.text import beginning
-from agac.core.types import FaultKind, JSONValue, Reply, Request, Usage
-from agac.engine.ask.connections import CallResult, ModelConnection
+from agac.core.types import JSONValue, Reply, Request
+from agac.engine.ask.answers import TaskRequest
+from agac.engine.ask.connections import ModelConnection
 from agac.engine.ask.limits import Reservation
-from agac.engine.ask.validate import ValidReply
 from agac.engine.walk.effects import ActiveRow
 from agac.plan.stage import PlannedStage
-from agac.providers.prices import cost
-from agac.store.records import Call
+from agac.store.records import Attempt, Call
 
 _log = logging.getLogger("agac.call")
 
@@ -26,21 +24,32 @@ class CapReached(Exception):
 
 
 @dataclass(slots=True)
+class TalkProgress:
+    """How far the conversation of a task has come, if the task is one."""
+
+    turns: int = 0
+    """The number of its last turn."""
+    changed: str = ""
+    """A tool call in it that must not be repeated."""
+    of: PlannedStage | None = None
+    """The stage of the agent that asks, if this is the task of its child: calls are recorded
+    there."""
+    in_batch: bool = False
+    """True if the task is asked in batches, and only its tools are called now."""
+
+
+@dataclass(slots=True)
 class TaskAttempts:
     """The attempts of one task in one invocation."""
 
-    active: ActiveRow
-    """The row of the task."""
-    fingerprint: bytes
-    """What the task asks, hashed."""
+    asked: TaskRequest
+    """The task, with its row."""
     connection: ModelConnection
     """The model that is asked now."""
     most: int
     """How many attempts may begin."""
     request: Request
-    """What is asked now."""
-    replica: int = 0
-    """From 1: which of several answers to the question this is to bring; 0: the only one."""
+    """The request that is sent now."""
     position: int = 0
     """The position of the model among those of the stage."""
     quoted: int = 0
@@ -52,74 +61,52 @@ class TaskAttempts:
     purpose: str = "ask"
     """Why the request is made."""
     reservation: Reservation | None = None
-    """What is set aside for the call under way."""
+    """The part of the budgets that is reserved for the call under way."""
     last: Call | None = None
     """The last call that ended."""
-    turns: int = 0
-    """The number of the last turn, of a task that is a conversation."""
-    changed: str = ""
-    """A call of a tool in it that must not be repeated."""
-    of: PlannedStage | None = None
-    """The stage of the agent that asks, where this is the task of its child: calls are recorded
-    there."""
-    in_batch: bool = False
-    """True if the task is asked in batches, and only its tools are called now."""
     given: tuple[int, int] | None = None
     """The line of the call in the store, where a worker has it."""
+    talk: TalkProgress = field(default_factory=TalkProgress)
+    """The progress of its conversation."""
+
+    @property
+    def row(self) -> ActiveRow:
+        """The row of the task."""
+        return self.asked.row
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The fingerprint of the task."""
+        return self.asked.fingerprint
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica that the task is, from 1; 0 if it has none."""
+        return self.asked.replica
 
     @property
     def stage(self) -> PlannedStage:
         """The stage at which its calls are recorded and paid for."""
-        return self.of or self.connection.stage
+        return self.talk.of or self.connection.stage
+
+    def attempt(self, *, again: bool = False) -> Attempt:
+        """Says which attempt the call under way is. `again`: its request was sent before."""
+        asked = self.asked
+        return Attempt(
+            self.stage.index, asked.fingerprint, asked.replica, self.number, self.purpose, again
+        )
 
 
 @dataclass
 class NextTurn(Exception):
-    """A conversation in batches has come to where its model is asked again, after so many turns."""
+    """Raised when a batched conversation needs its next model call."""
 
     request: Request
+    """The request of that call."""
     position: int
+    """The position of its model among those of the stage."""
     turns: int
-
-
-def call_of(
-    connection: ModelConnection,
-    sent: CallResult,
-    checked: ValidReply | RowError | None,
-    number: int,
-    purpose: str,
-    *,
-    again: bool = False,
-) -> Call:
-    """The record of a call, with what was found of its reply, at the price that the tier that
-    served it had then."""
-    answer, used = sent.answer, sent.answer.usage
-    reply, fault = (answer, None) if isinstance(answer, Reply) else (None, answer)
-    if used is not None:
-        price = connection.price(reply.service_tier if reply else None, sent.at)
-    else:
-        price = None
-    return Call(
-        number=number,
-        endpoint=connection.endpoint(reply),
-        purpose=purpose,
-        started_at=sent.at,
-        duration=sent.duration,
-        status=sent.status,
-        error=checked if isinstance(checked, RowError) else None,
-        ambiguous=fault is not None and fault.ambiguous,
-        usage=used or Usage(),
-        cost=cost(used, price) if used is not None else None,
-        body=sent.body,
-        again=again,
-        mended=isinstance(checked, ValidReply) and checked.mended,
-        refused=fault is not None and fault.kind is FaultKind.PAUSE,
-        ttft=reply.ttft if reply else None,
-        time_to_response=reply.time_to_response if reply else None,
-        service_tier=storable(reply.service_tier)
-        if reply and reply.service_tier is not None
-        else None,
-    )
+    """How many turns the conversation has."""
 
 
 MOST_CHARACTERS = 20_000
@@ -136,61 +123,68 @@ def log_call(run: int, attempts: TaskAttempts, call: Call, reply: Reply | None) 
     """Logs a call that ended, at DEBUG. Every text loses its secrets before it is cut: half a key
     is a secret too."""
     connection = attempts.connection
-    row = attempts.active.new.row.id
     clean = connection.redactor.clean
-    stage = connection.stage.name
-    model = connection.model.lane
-    if call.body is not None:
-        came = call.body.decode("utf-8", "replace")
-    else:
-        came = None
-    # what is no answer as it came
-    said = came if reply is None else reply.text or reply.refusal or ""
-    times = {
-        "duration": call.duration,
-        "ttft": call.ttft,
-        "time_to_response": call.time_to_response,
-    }
+    row_id = attempts.row.new.row.id
+    attempt = call.attempt
+    usage = call.usage
     log_fields: dict[str, JSONValue] = {
         "run": run,
-        "row": clean(row) if isinstance(row, str) else row,
-        "stage": stage,
-        **({"replica": attempts.replica} if attempts.replica else {}),
-        "attempt": call.number,
-        "purpose": call.purpose,
-        "model": model,
+        "row": clean(row_id) if isinstance(row_id, str) else row_id,
+        "stage": connection.stage.name,
+        **({"replica": attempt.replica} if attempt.replica else {}),
+        "attempt": attempt.number,
+        "purpose": attempt.purpose,
+        "model": connection.model.lane,
         "answered_by": clean(call.endpoint.model),
         "simulated": call.endpoint.simulated,
         "status": call.status,
         "error": call.error.type.value if call.error else None,
         "error_message": clean(call.error.message) if call.error else None,
-        **{f"{name}_ms": took and round(took * 1000, 1) for name, took in times.items()},
-        **{
-            f"{one}_tokens": getattr(call.usage, f"{one}_tokens")
-            for one in ("input", "cached", "output", "reasoning")
-        },
+        "duration_ms": _milliseconds(call.times.duration),
+        "ttft_ms": _milliseconds(call.times.ttft),
+        "time_to_response_ms": _milliseconds(call.times.time_to_response),
+        "input_tokens": usage.input_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
         "service_tier": call.service_tier and clean(call.service_tier),
         "cost_usd": call.cost,
         "request": [
-            {"role": one.role, "text": _cut(one.text, clean)} for one in attempts.request.messages
+            {"role": message.role, "text": _cut(message.text, clean)}
+            for message in attempts.request.messages
         ],
-        "reply": None if said is None else _cut(said, clean),
+        "reply": _shown_reply(call, reply, clean),
     }
     _log.debug(
         "row %r, stage %s, attempt %d (%s) to %s: status %s in %.0f ms, %s tokens in, %s out, %s",
         log_fields["row"],
-        stage,
-        call.number,
-        call.purpose,
-        model,
+        connection.stage.name,
+        attempt.number,
+        attempt.purpose,
+        connection.model.lane,
         call.status,
-        call.duration * 1000,
-        call.usage.input_tokens,
-        call.usage.output_tokens,
+        call.times.duration * 1000,
+        usage.input_tokens,
+        usage.output_tokens,
         log_fields["error_message"] or "ok",
-        extra=fields(**log_fields, **attempts.active.log_fields),
+        extra=fields(**log_fields, **attempts.row.log_fields),
     )
 
 
+def _milliseconds(seconds: float | None) -> float | None:
+    """Rounds a time for the log. A time of 0 stays as it is."""
+    return seconds and round(seconds * 1000, 1)
+
+
+def _shown_reply(call: Call, reply: Reply | None, clean: Callable[[str], str]) -> str | None:
+    """Returns the text of a reply, or the body of a response that is none. None: nothing came."""
+    if reply is not None:
+        return _cut(reply.text or reply.refusal or "", clean)
+    if call.body is None:
+        return None
+    return _cut(call.body.decode("utf-8", "replace"), clean)
+
+
 def _cut(text: str, clean: Callable[[str], str]) -> str:
+    """Removes secrets from a text, and cuts it to MOST_CHARACTERS."""
     return beginning(clean(text), MOST_CHARACTERS)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,9 +15,9 @@ from agac.core.errors import REPAIRED, ErrorType, RowError
 from agac.core.types import Fault, FaultKind, Finish, JSONValue, Reply, Request
 from agac.engine.ask import limits
 from agac.engine.ask.answers import Answer, TaskRequest
-from agac.engine.ask.attempts import CapReached, TaskAttempts, call_of, fields, log_call
-from agac.engine.ask.connections import CallResult, ModelConnection, request_for_model
-from agac.engine.ask.limits import RowBudgetExceeded
+from agac.engine.ask.attempts import CapReached, TaskAttempts, fields, log_call
+from agac.engine.ask.connections import ModelConnection, Sent, request_for_model
+from agac.engine.ask.limits import Amount, BudgetLimiter, Reservation, RowBudgetExceeded
 from agac.engine.ask.retry_policy import (
     FailTask,
     RetryAfter,
@@ -36,7 +35,7 @@ from agac.engine.stop_rules import RunStopped
 from agac.plan.render import Prepared
 from agac.plan.stage import PlannedStage
 from agac.providers.citations import sources_of_turns
-from agac.store.records import Result
+from agac.store.records import Attempt, Call, HeldAmount, Result
 
 if TYPE_CHECKING:
     from agac.engine.workers.chunks import WorkerCalls
@@ -48,12 +47,15 @@ AskModel = Callable[[TaskAttempts, Request], Awaitable[Answer | RowError]]
 """Asks the model of the attempts' connection."""
 
 Judge = Callable[[Reply], ValidReply | RowError | None]
-"""Finds what a reply is worth; None: the conversation that it belongs to continues."""
+"""Decides what a reply is worth; None: the conversation that it belongs to continues."""
+
+Faults = dict[tuple[FaultKind, bool], int]
+"""How often a request ended in each kind of fault, those of lost workers apart."""
 
 
 class Caller:
-    """Asks models. `connections` has the models of each stage in order of use, by the stage's
-    index."""
+    """Asks models. Each method from `ask` to `_send_once` adds one thing to the next: the models
+    of the stage in turn, re-asks, retries, budgets."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Caller:
         connections: Mapping[int, tuple[ModelConnection, ...]],
         workers: WorkerCalls | None = None,
     ) -> None:
+        """`connections` has the models of each stage in order of use, by the stage's index."""
         self._run = context.places.run
         self.connections = connections
         self._workers = workers
@@ -93,28 +96,26 @@ class Caller:
         assert isinstance(stage, PlannedStage)
         assert isinstance(asked.task, Prepared)
         models = self.connections[stage.index]
-        left = len(models) - position
+        models_left = len(models) - position
         return TaskAttempts(
-            asked.row,
-            asked.fingerprint,
+            asked,
             models[position],
-            max_calls(stage.repair, left, stage.retries.attempts, stage.most_turns),
+            max_calls(stage.repair, models_left, stage.retries.attempts, stage.most_turns),
             asked.task.request if request is None else request,
-            asked.replica,
             position,
             quoted,
         )
 
     def ask(self, asked: TaskRequest) -> Awaitable[Answer | RowError]:
         """Asks a stage without tools. See AnswerSource."""
-        return self.in_turn(self.begin(asked), self._ask_model)
+        return self.ask_in_turn(self.begin(asked), self._ask_model)
 
     def answer(self, attempts: TaskAttempts) -> Awaitable[Answer | RowError]:
         """Gets the answer, or the error with which the task fails. Raises RunStopped when the run
         stops before either."""
-        return self.in_turn(attempts, self._ask_model)
+        return self.ask_in_turn(attempts, self._ask_model)
 
-    async def in_turn(self, attempts: TaskAttempts, ask_model: AskModel) -> Answer | RowError:
+    async def ask_in_turn(self, attempts: TaskAttempts, ask_model: AskModel) -> Answer | RowError:
         """Asks the models of a stage by `ask_model`, one after the other, until one answers."""
         tried = list[str]()
         request = attempts.request
@@ -122,13 +123,13 @@ class Caller:
         try:
             answer = await ask_model(attempts, request)
             for connection in models[attempts.position + 1 :]:
-                if isinstance(answer, Answer) or attempts.changed:
+                if isinstance(answer, Answer) or attempts.talk.changed:
                     break
                 tried.append(f"{attempts.connection.model.lane}: {answer.type}")
                 self._turn_to(connection, attempts, answer)
                 answer = await ask_model(attempts, request)
         except RowDeadlineExceeded:
-            answer = RowError(ErrorType.TIMEOUT, str(attempts.active.deadline))
+            answer = RowError(ErrorType.TIMEOUT, str(attempts.row.deadline))
         except RowBudgetExceeded:
             spent = "row_budget: the next call could cost more than the row has left"
             answer = RowError(ErrorType.BUDGET_EXCEEDED, spent)
@@ -147,66 +148,73 @@ class Caller:
         attempts.ambiguous = 0
         attempts.quoted = 0
         attempts.position += 1
-        row = attempts.active.new.row.id
+        row_id = attempts.row.new.row.id
         stage = connection.stage.name
         about = self._about(attempts, error=error.type.value)
         lane = connection.model.lane
-        _log.info("row %r, stage %s: %s; asking %s", row, stage, error, lane, extra=about)
+        _log.info("row %r, stage %s: %s; asking %s", row_id, stage, error, lane, extra=about)
 
     async def _ask_model(self, attempts: TaskAttempts, request: Request) -> Answer | RowError:
-        """One model's answer, after as many re-asks as the stage grants for a reply of the wrong
-        form."""
+        """Asks one model, and again with what was wrong, as often as the stage grants that, while
+        replies have the wrong form."""
         connection = attempts.connection
-        left = connection.stage.repair - attempts.quoted
-        why = ""
-        if not attempts.quoted:
+        repairs_left = connection.stage.repair - attempts.quoted
+        if attempts.quoted:
+            attempts.purpose = "repair"
+        else:
+            attempts.purpose = "fallback" if attempts.position else "ask"
             request = request_for_model(
                 connection.model, request, attempts.position, attempts.replica
             )
-        if attempts.quoted:
-            attempts.purpose = "repair"
-        elif attempts.position:
-            attempts.purpose = "fallback"
-        else:
-            attempts.purpose = "ask"
         attempts.request = request
+        asked_again_because = ""
         replies: list[Reply] = []
         while True:
-            reply, answer = await self.reply(attempts)
-            assert answer is not None
-            replies += [reply] if isinstance(reply, Reply) else []
-            if isinstance(answer, ValidReply):
-                assert attempts.last is not None
-                how = how_answered(attempts.purpose, attempts.position, answer)
-                made = Result(
-                    attempts.fingerprint, answer.text, attempts.last.endpoint, self._wall(), how=how
-                )
-                made.sources = sources_of_turns(replies)
-                return Answer(made, answer.value)
+            reply, worth = await self.send(attempts)
+            assert worth is not None
             if isinstance(reply, Fault):
-                return RowError(answer.type, f"{answer.message}{why}")
-            if reply.finish is Finish.PAUSED:  # it goes on where its message is sent back
-                attempts.request = replace(
-                    attempts.request, messages=(*attempts.request.messages, reply.message())
-                )
+                assert isinstance(worth, RowError)
+                return RowError(worth.type, f"{worth.message}{asked_again_because}")
+            replies.append(reply)
+            if isinstance(worth, ValidReply):
+                return self._answer_of(attempts, worth, replies)
+            if reply.finish is Finish.PAUSED:
+                # it continues once its message is sent back
+                messages = (*attempts.request.messages, reply.message())
+                attempts.request = replace(attempts.request, messages=messages)
                 continue
-            if left <= 0 or answer.type not in REPAIRED:
-                return answer
-            left = left - 1
-            why = f" (asked again because: {answer.message})"
-            wants_json = attempts.connection.stage.wants_json
-            attempts.request = repair_request(request, reply, answer, wants_json=wants_json)
+            if repairs_left <= 0 or worth.type not in REPAIRED:
+                return worth
+            repairs_left -= 1
+            asked_again_because = f" (asked again because: {worth.message})"
+            wants_json = connection.stage.wants_json
+            attempts.request = repair_request(request, reply, worth, wants_json=wants_json)
             attempts.purpose = "repair"
 
-    async def reply(
+    def _answer_of(self, attempts: TaskAttempts, valid: ValidReply, replies: list[Reply]) -> Answer:
+        """Makes the answer of the last of these replies, which is valid."""
+        assert attempts.last is not None
+        result = Result(
+            attempts.fingerprint,
+            valid.text,
+            attempts.last.endpoint,
+            self._wall(),
+            how=how_answered(attempts.purpose, attempts.position, valid),
+        )
+        result.sources = sources_of_turns(replies)
+        return Answer(result, valid.value)
+
+    async def send(
         self, attempts: TaskAttempts, judge: Judge | None = None
     ) -> tuple[Reply | Fault, ValidReply | RowError | None]:
-        """Sends until an answer comes or the policy gives up; gives a reply with its worth, as
-        `judge` finds it, or the check of the stage. Raises CapReached."""
+        """Sends the request, and again after faults, until a reply comes or the policy gives up.
+        Returns the reply with its worth, as `judge` or the check of the stage finds it; or the last
+        fault with its error. Raises CapReached."""
         connection = attempts.connection
-        faults = Counter[tuple[FaultKind, bool]]()
-        # a lost connection may have lain in the pool too long
+        provider = connection.model.provider
         body = connection.body(attempts.request)
+        faults: Faults = {}
+        # a connection that was lost may have been in the pool for too long
         fresh = False
         while True:
             if attempts.number >= attempts.most:
@@ -215,102 +223,131 @@ class Caller:
                     "retry is worth"
                 )
             attempts.number += 1
-            send = partial(self._shown, self._replies) if self._replies else self._send
-            sent = await send(attempts, body, fresh=fresh)
-            reply = sent.answer
-            again = bool(faults)
-            fresh = sent.status is None
-            if isinstance(reply, Reply):
-                self._keys.answered(connection.model.provider)
-                checked = None
+            attempt = attempts.attempt(again=bool(faults))
+            if self._replies is None:
+                answer, call = await self._send_once(attempts, attempt, body, fresh=fresh)
+            else:
+                answer, call = await self._show(self._replies, attempts, attempt, body, fresh=fresh)
+            if isinstance(answer, Reply):
+                self._keys.answered(provider)
+                worth = None
                 try:
                     if judge is not None:
-                        checked = judge(reply)
+                        worth = judge(answer)
                     else:
-                        checked = connection.check(reply, attempts.active.view)
+                        worth = connection.check(answer, attempts.row.view)
                 finally:
                     # the attempt is kept with the reply itself, whatever the check says or raises
-                    self._keep(attempts, sent, checked, again=again)
-                return reply, checked
-            self._keep(attempts, sent, RowError(reply.type, reply.message), again=again)
+                    self._keep(attempts, call, answer, worth)
+                return answer, worth
+            self._keep(attempts, call, None, RowError(answer.type, answer.message))
             # only now: whoever waits for other answers must hold no place and no part of a budget
-            reply = await self._keys.judged(connection.model.provider, reply)
-            error = RowError(reply.type, reply.message)
-            lost = reply.type is ErrorType.WORKER_LOST  # the provider is not to blame
-            attempts.ambiguous += reply.ambiguous and not lost
-            faults[reply.kind, lost] += 1
-            has_next = attempts.position + 1 < len(connection.stage.models)
-            counts = faults[reply.kind, lost], attempts.ambiguous
-            rules = connection.stage.retries
-            waited = attempts.active.waited
-            match decide(
-                reply, *counts, self._jitter(), rules, has_alternative=has_next, waited=waited
-            ):
-                case FailTask():
-                    if attempts.active.deadline.over:
-                        raise RowDeadlineExceeded
-                    return reply, error
-                case StopRun():
-                    self._stop_signal.fail(with_end_of_pause(reply, self._wall()))
-                    raise RunStopped
-                case RetryAfter(delay, lane):
-                    await self._wait(attempts, reply, delay, lane)
+            fault = await self._keys.judged(provider, answer)
+            if not await self._tries_again(attempts, fault, faults):
+                return fault, RowError(fault.type, fault.message)
+            fresh = call.status is None
 
-    async def _shown(
-        self, replies: ShownReplies, attempts: TaskAttempts, body: bytes, *, fresh: bool
-    ) -> CallResult:
+    async def _tries_again(self, attempts: TaskAttempts, fault: Fault, faults: Faults) -> bool:
+        """Counts a fault, and waits as long as the policy says before the same request is sent
+        again. False: it is not. Raises RunStopped."""
+        is_lost = fault.type is ErrorType.WORKER_LOST  # the provider is not to blame
+        attempts.ambiguous += fault.ambiguous and not is_lost
+        kind = (fault.kind, is_lost)
+        faults[kind] = faults.get(kind, 0) + 1
+        stage = attempts.connection.stage
+        decision = decide(
+            fault,
+            faults[kind],
+            attempts.ambiguous,
+            self._jitter(),
+            stage.retries,
+            has_alternative=attempts.position + 1 < len(stage.models),
+            waited=attempts.row.waited,
+        )
+        match decision:
+            case FailTask():
+                if attempts.row.deadline.over:
+                    raise RowDeadlineExceeded
+                return False
+            case StopRun():
+                self._stop_signal.fail(with_end_of_pause(fault, self._wall()))
+                raise RunStopped
+            case RetryAfter(delay, lane):
+                await self._wait(attempts, fault, delay, lane)
+                return True
+
+    async def _show(
+        self,
+        replies: ShownReplies,
+        attempts: TaskAttempts,
+        attempt: Attempt,
+        body: bytes,
+        *,
+        fresh: bool,
+    ) -> Sent:
         """Sends when no other call is under way, and shows what comes."""
         stage = attempts.connection.stage.name if len(self.connections) > 1 else ""
         about = {
             "stage": stage,
-            "replica": attempts.replica,
-            "attempt": attempts.number if attempts.number > 1 else 0,
+            "replica": attempt.replica,
+            "attempt": attempt.number if attempt.number > 1 else 0,
         }
-        more = "".join(f", {name} {what}" for name, what in about.items() if what)
+        more = "".join(f", {name} {value}" for name, value in about.items() if value)
         async with replies.turn:
-            replies.begin(f"row {attempts.active.new.row.id}{more}")
-            return await self._send(attempts, body, fresh=fresh)
+            replies.begin(f"row {attempts.row.new.row.id}{more}")
+            return await self._send_once(attempts, attempt, body, fresh=fresh)
 
-    async def _send(self, attempts: TaskAttempts, body: bytes, *, fresh: bool) -> CallResult:
-        """Sends once. Where there are budgets, what it may cost at most is set aside until the
-        attempt is kept."""
-        active = attempts.active
+    async def _send_once(
+        self, attempts: TaskAttempts, attempt: Attempt, body: bytes, *, fresh: bool
+    ) -> Sent:
+        """Sends once it is proved that the answer can be kept. Where there are budgets, the most
+        that it may cost is reserved until the attempt is kept."""
         connection = attempts.connection
-        budgets = self._budgets
         if self._answers is not None or self._workers is not None:
             connection = self._diverted(attempts, connection)
         if not self._proof.made:
             await self._proof.make()
         if self._sharding is not None:
             await self._sharding.prove(self._stop_signal)
-        given_up = self._settler.given_up
-        provider = connection.model.provider
-        if budgets is None:
-            with self._keys.sending(provider):
-                return await connection.send(
-                    attempts.request, body, active.deadline, given_up, fresh=fresh
-                )
-        if active.budget is None:
-            active.budget = budgets.row_balance()
-        reserved = budgets.reserve(attempts.stage.name, active.budget, connection.worst_case(body))
-        reservation = attempts.reservation = await active.deadline.wait(reserved)
+        if self._budgets is not None:
+            await self._reserve(self._budgets, attempts, connection.worst_case(body))
         try:
-            with self._keys.sending(provider):
+            with self._keys.sending(connection.model.provider):
                 return await connection.send(
-                    attempts.request, body, active.deadline, given_up, fresh=fresh
+                    attempt,
+                    attempts.request,
+                    body,
+                    attempts.row.deadline,
+                    self._settler.given_up,
+                    fresh=fresh,
                 )
         except (RunStopped, RowDeadlineExceeded):  # it was not sent
-            budgets.settle(reservation, limits.NOTHING)
+            self._release(attempts.reservation, limits.NOTHING)
             raise
         except asyncio.CancelledError:  # perhaps it was
-            budgets.settle(reservation, reservation.worst, reservation.worst)
+            if attempts.reservation is not None:
+                self._release(attempts.reservation, attempts.reservation.worst)
             raise
 
+    @staticmethod
+    async def _reserve(budgets: BudgetLimiter, attempts: TaskAttempts, worst: Amount) -> None:
+        """Reserves the most that a call can cost. Raises RunStopped, RowBudgetExceeded and
+        RowDeadlineExceeded."""
+        row = attempts.row
+        if row.budget is None:
+            row.budget = budgets.row_balance()
+        reserved = budgets.reserve(attempts.stage.name, row.budget, worst)
+        attempts.reservation = await row.deadline.wait(reserved)
+
+    def _release(self, reservation: Reservation | None, spent: Amount) -> None:
+        """Counts a call that ended without an answer as `spent`, all of which is unconfirmed."""
+        if self._budgets is not None and reservation is not None:
+            self._budgets.settle(reservation, spent, spent)
+
     def _diverted(self, attempts: TaskAttempts, connection: ModelConnection) -> ModelConnection:
-        """The connection, with what sends in the place of its sender: the answers of a test, or
-        workers."""
+        """Returns the connection with another sender: the answers of a test, or workers."""
         if self._answers is not None:
-            row_id = attempts.active.new.row.id
+            row_id = attempts.row.new.row.id
             call = OutgoingCall(connection.stage, connection.model, row_id, attempts.request)
             send = partial(self._answers.send, call, connection.sender.send)
             return replace(connection, through=send)
@@ -321,7 +358,9 @@ class Caller:
     async def _wait(self, attempts: TaskAttempts, fault: Fault, delay: float, lane: bool) -> None:
         """Waits before the next attempt; with the whole lane where that is asked for."""
         connection = attempts.connection
-        said = (fault.message, delay)
+        row_id = attempts.row.new.row.id
+        stage = connection.stage.name
+        message = fault.message
         about = self._about(
             attempts,
             attempt=attempts.number,
@@ -329,54 +368,50 @@ class Caller:
             error=fault.type.value,
             wait_s=round(delay, 3),
         )
-        of_row = attempts.active.new.row.id, connection.stage.name
-        _log.info("row %r, stage %s: %s; retrying in %.2f s", *of_row, *said, extra=about)
-        self._totals.waiting_for = RowError(fault.type, fault.message)
+        text = "row %r, stage %s: %s; retrying in %.2f s"
+        _log.info(text, row_id, stage, message, delay, extra=about)
+        self._totals.waiting_for = RowError(fault.type, message)
         if lane and connection.lane.pause(delay):
-            _log.warning("%s: %s; retrying in %.0f s", connection.model.lane, *said, extra=about)
-        if not attempts.active.deadline.outlasts(delay):
+            name = connection.model.lane
+            _log.warning("%s: %s; retrying in %.0f s", name, message, delay, extra=about)
+        if not attempts.row.deadline.outlasts(delay):
             raise RowDeadlineExceeded
-        attempts.active.waited += delay
+        attempts.row.waited += delay
         await self._stop_signal.sleep(delay)
 
     def _about(self, attempts: TaskAttempts, **more: JSONValue) -> dict[str, Any]:
-        """The `extra` of a log record about a task."""
-        active = attempts.active
+        """Returns the `extra` of a log record about a task."""
         connection = attempts.connection
         about = {
-            "row": active.new.row.id,
+            "row": attempts.row.new.row.id,
             "stage": connection.stage.name,
             "model": connection.model.lane,
         }
-        return fields(run=self._run, **about, **more, **active.log_fields)
+        return fields(run=self._run, **about, **more, **attempts.row.log_fields)
 
     def _keep(
         self,
         attempts: TaskAttempts,
-        sent: CallResult,
-        checked: ValidReply | RowError | None,
-        *,
-        again: bool,
+        call: Call,
+        reply: Reply | None,
+        worth: ValidReply | RowError | None,
     ) -> None:
-        """Stores an attempt, at the price of the tier that served it, with what was found of its
-        reply."""
-        reply = sent.answer if isinstance(sent.answer, Reply) else None
-        call = call_of(
-            attempts.connection, sent, checked, attempts.number, attempts.purpose, again=again
-        )
+        """Stores a call with what was found of its reply, and counts what it cost."""
+        if isinstance(worth, RowError):
+            call = call._replace(error=worth)
+        elif worth is not None and worth.mended:
+            call = call._replace(mended=True)
         if attempts.given is not None:
             self._ledger.batch.answered.append(attempts.given)
             attempts.given = None
         if self._budgets is not None and attempts.reservation is not None:
             real, unconfirmed = limits.counted(call, attempts.reservation.worst)
             if unconfirmed is not limits.NOTHING:
-                call = call._replace(held_usd=unconfirmed.usd, held_tokens=unconfirmed.tokens)
+                call = call._replace(held=HeldAmount(unconfirmed.usd, unconfirmed.tokens))
             self._budgets.settle(attempts.reservation, real, unconfirmed)
             attempts.reservation = None
         attempts.last = call
-        self._settler.keep_call(
-            attempts.active, attempts.stage, attempts.fingerprint, call, attempts.replica
-        )
+        self._settler.keep_call(attempts.row, attempts.stage, call)
         if self._traces is not None:
             self._traces.called(attempts, call, reply)
         if self._replies:

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from agac.core.errors import ErrorType, RowError, storable
 from agac.core.redact import Redactor
 from agac.core.text import CHARACTERS_A_TOKEN
-from agac.core.types import Fault, Reply, Request, ToolDefinition
+from agac.core.types import Fault, FaultKind, Reply, Request, ToolDefinition, Usage
 from agac.engine.ask import limits
 from agac.engine.ask.limits import Amount, WorstCase
 from agac.engine.ask.prefix import Prefix, prefix_of
@@ -31,13 +31,13 @@ from agac.providers.bodies import Encoder
 from agac.providers.dialect import Begins, Dialect
 from agac.providers.hints import HintingSender, hinting
 from agac.providers.http import HttpReply, Sending, open_sender
-from agac.providers.prices import price_of
+from agac.providers.prices import cost, price_of
 from agac.providers.provider import Price
 from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS
 from agac.spec.tools import Runtime
 from agac.spec.workflow import Timeout, family
-from agac.store.records import Endpoint
+from agac.store.records import Attempt, Call, CallTiming, Endpoint
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,41 @@ class Route:
             reply.simulated or provider.simulated,
         )
 
+    def call(
+        self,
+        attempt: Attempt,
+        answer: Reply | Fault,
+        status: int | None,
+        body: bytes | None,
+        times: CallTiming,
+    ) -> Call:
+        """Makes the record of a call, at the price that the tier that served it had then. Whether
+        the reply is a result is for the caller to add."""
+        usage = answer.usage
+        if isinstance(answer, Reply):
+            reply: Reply | None = answer
+            tier = answer.service_tier
+            ambiguous = refused = False
+        else:
+            reply = tier = None
+            ambiguous = answer.ambiguous
+            refused = answer.kind is FaultKind.PAUSE
+        known_cost = None
+        if usage is not None:
+            known_cost = cost(usage, self.price(tier, times.started_at))
+        return Call(
+            attempt,
+            self.endpoint(reply),
+            times,
+            status,
+            None if tier is None else storable(tier),
+            ambiguous=ambiguous,
+            usage=usage or Usage(),
+            cost=known_cost,
+            body=body,
+            refused=refused,
+        )
+
 
 def request_for_model(
     model: PlannedModel, request: Request, position: int, replica: int
@@ -132,15 +167,8 @@ def request_for_model(
     )
 
 
-class CallResult(NamedTuple):
-    """What came of a call: its answer, status and body, when it was sent (seconds since 1970),
-    seconds it took."""
-
-    answer: Reply | Fault
-    status: int | None
-    body: bytes | None
-    at: float
-    duration: float
+Sent = tuple[Reply | Fault, Call]
+"""The answer to a request, and the record of the call that brought it."""
 
 
 @dataclass(frozen=True)
@@ -172,51 +200,33 @@ class ModelConnection(Route):
 
     async def send(
         self,
+        attempt: Attempt,
         request: Request,
         body: bytes,
         deadline: RowDeadline,
         cut_off: Callable[[], None],
         *,
         fresh: bool = False,
-    ) -> CallResult:
-        """Sends as `_sent` does, once a call that warms the prefix is under way."""
-        gate = self.prefix.of(request)[1] if self.prefix is not None else None
-        if gate is None or gate.warm or not await deadline.wait(gate.enter()):
-            return await self._sent(body, deadline, cut_off, fresh=fresh)
-        sent = None
-        try:
-            return (
-                sent := await self._sent(body, deadline, cut_off, fresh=fresh, begins=gate.open)
-            )
-        finally:
-            gate.leave(sent and sent.answer)
-
-    async def _sent(
-        self,
-        body: bytes,
-        deadline: RowDeadline,
-        cut_off: Callable[[], None],
-        *,
-        fresh: bool,
         begins: Begins = None,
-    ) -> CallResult:
-        """Waits for its turn, then for the answer. What comes back holds no secret: a server may
-        quote what we sent. The call counts as uncommitted until its attempt is durable; when none
-        comes of it, it is taken off here. `cut_off` is called when the call was sent and its
-        answer is no longer awaited; `fresh`: it takes no pooled connection. Raises RunStopped when
-        the run stops before the call is sent, RowDeadlineExceeded when the row's time is over
-        before that."""
+    ) -> Sent:
+        """Waits for its turn, then for the answer to `body`, which `request` is encoded as. What
+        comes back holds no secret: a server may quote what we sent.
+
+        The call counts as uncommitted until its attempt is durable; when none comes of it, it is
+        taken off here. `cut_off` is called when the call was sent and its answer is no longer
+        awaited; `fresh`: it takes no pooled connection; `begins` is called with the first token of
+        a stream. Raises RunStopped when the run stops before the call is sent, RowDeadlineExceeded
+        when the row's time is over before that."""
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
-        at = self.wall()
+        started_at = self.wall()
         try:
             send = self.through or self.sender.send
             http = await send(
                 body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins
             )
-        except (
-            BaseException
-        ) as ended:  # a cancelled call, too, gives its place back; others do with their commit
+        except BaseException as ended:
+            # a cancelled call, too, gives its place back; others do with their commit
             self.uncommitted.leave()
             if isinstance(ended, asyncio.CancelledError):
                 cut_off()
@@ -225,22 +235,26 @@ class ModelConnection(Route):
             lane.leave()
             self.stage_limit.leave()
         if isinstance(http, Fault):
-            # which says nothing about the server
             if http.type is ErrorType.TIMEOUT and deadline.over:
+                # which says nothing about the server
                 http = replace(http, message=str(deadline))
             else:
                 lane.heard(permit, http)
-            return CallResult(http, http.status, None, at, self.wall() - at)
+            times = CallTiming(started_at, self.wall() - started_at)
+            return http, self.call(attempt, http, http.status, None, times)
         clean = self.redactor.clean_bytes(http.body)
         answer = self.parse(http.status, http.headers, clean)
-        if http.ttft is not None and isinstance(answer, Reply):
-            answer = answer._replace(ttft=http.ttft, time_to_response=http.time_to_response)
         rates = self.dialect.rates(http.headers)
         if rates is not None:
             lane.observe(permit, rates, answer.delay if isinstance(answer, Fault) else None)
         lane.heard(permit, answer)
-        status = http.status if isinstance(answer, Reply) else answer.status
-        return CallResult(answer, status, clean, at, http.duration)
+        if isinstance(answer, Reply):
+            status: int | None = http.status
+            times = CallTiming(started_at, http.duration, http.ttft, http.time_to_response)
+        else:
+            status = answer.status
+            times = CallTiming(started_at, http.duration)
+        return answer, self.call(attempt, answer, status, clean, times)
 
     async def _enter(self, body: bytes) -> LanePermit:
         """Waits for its turn in the stage, then among the calls that are not durable, then in the
@@ -261,6 +275,42 @@ class ModelConnection(Route):
 
 
 @dataclass(frozen=True)
+class WarmingConnection(ModelConnection):
+    """A connection whose first call goes alone, if others are spared what it writes into a cache:
+    what all requests of the stage begin with."""
+
+    async def send(
+        self,
+        attempt: Attempt,
+        request: Request,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool = False,
+        begins: Begins = None,
+    ) -> Sent:
+        """Sends as every connection does, once a call that warms the prefix is under way."""
+        assert self.prefix is not None
+        gate = self.prefix.of(request)[1]
+        goes_alone = False
+        if gate is not None and not gate.warm:
+            goes_alone = await deadline.wait(gate.enter())
+        if gate is None or not goes_alone:
+            return await super().send(
+                attempt, request, body, deadline, cut_off, fresh=fresh, begins=begins
+            )
+        answer = None
+        try:
+            answer, call = await super().send(
+                attempt, request, body, deadline, cut_off, fresh=fresh, begins=gate.open
+            )
+        finally:
+            gate.leave(answer)
+        return answer, call
+
+
+@dataclass(frozen=True)
 class ProgramConnection(ModelConnection):
     """A stage's connection to a program of this machine, which asks the model by itself."""
 
@@ -277,6 +327,13 @@ class ProgramConnection(ModelConnection):
     def enforced(self) -> bool:
         """False: no program holds its model to a schema."""
         return False
+
+
+def _kind_of(program: Runtime | None, prefix: Prefix | None) -> type[ModelConnection]:
+    """Chooses the kind of connection for a stage that a program runs, or with such a prefix."""
+    if program is not None:
+        return ProgramConnection
+    return ModelConnection if prefix is None else WarmingConnection
 
 
 Connections = dict[int, tuple[ModelConnection, ...]]
@@ -338,7 +395,6 @@ class ConnectionOpener:
             at_once = min(at_once, program.max_agents)
         stage_limit = CallLimit(at_once)
         checker = Checker(stage)
-        kind = ModelConnection if program is None else ProgramConnection
         found = list[ModelConnection]()
         for model in stage.models:
             transport = self._transport(model)
@@ -346,13 +402,14 @@ class ConnectionOpener:
                 sender = self._sender(model, transport)
             else:
                 sender = await self._program(stage, model, program, transport)
-            connection = kind(
+            prefix = prefix_of(stage, model, self._work)
+            connection = _kind_of(program, prefix)(
                 stage=stage,
                 model=model,
                 checker=checker,
                 redactor=self._work.redactor,
                 most=self._worst_case(stage, model),
-                prefix=prefix_of(stage, model, self._work),
+                prefix=prefix,
                 sender=hinting(sender, model.provider, stage, self._run),
                 lane=self._lane(model),
                 stage_limit=stage_limit,

@@ -303,7 +303,7 @@ class Enrolment:
         attempts = self._caller.begin(
             task, question.request, position=question.position, quoted=question.quoted
         )
-        attempts.in_batch = not question.calls
+        attempts.talk.in_batch = not question.calls
         models: Caller | Agents = self._caller
         if stage.agent_spec is not None:
             assert self._agents is not None

@@ -32,8 +32,11 @@ from agac.store.records import (
     FIRST,
     TURN,
     AgentTurn,
+    Attempt,
     Call,
+    CallTiming,
     EndedTask,
+    HeldAmount,
     NewRow,
     Result,
     WriteBatch,
@@ -237,9 +240,7 @@ class ResultReader:
         record = self.record
         write = self.write
         self.write = WriteBatch()
-        spent = sum(
-            (attempt.call.cost or 0.0) + attempt.call.held_usd for attempt in write.attempts
-        )
+        spent = sum((call.cost or 0.0) + call.held.usd for _, call in write.attempts)
         counts = None if self.late else canonical({kind: self.counts[kind] for kind in OF_TASKS})
 
         def further(writer: sqlite3.Connection) -> None:
@@ -330,7 +331,7 @@ class ResultReader:
         elif _is_good(line):
             # the cost of an answer without counts is unknown: its share stays set aside
             _, unknown = counted(call, self._share())
-            call = call._replace(held_usd=unknown.usd, held_tokens=unknown.tokens)
+            call = call._replace(held=HeldAmount(unknown.usd, unknown.tokens))
         self._keep(task, call)
         if isinstance(checked, RowError):
             self._take_error(task, answer, checked)
@@ -364,7 +365,7 @@ class ResultReader:
 
     def _take_result(self, task: PlacedTask, call: Call, reply: Reply, checked: ValidReply) -> None:
         """Stores the result of a task."""
-        how = how_answered(call.purpose, task.position, checked)
+        how = how_answered(call.attempt.purpose, task.position, checked)
         result = Result(
             task.fingerprint,
             checked.text,
@@ -404,10 +405,10 @@ class ResultReader:
                 conversation=conversation if task.repairs else number,
                 model=self.form.model.lane,
                 agent="",
-                attempt=call.number,
+                attempt=call.attempt.number,
                 at=self.context.clocks.wall(),
                 status=call.status or 0,
-                reply=stored_reply(call.body) or "",
+                reply="" if call.body is None else stored_reply(call.body),
                 ended=None,
             )
         )
@@ -430,11 +431,9 @@ class ResultReader:
     def _lost_call(self, task: PlacedTask) -> Call:
         """Makes the call of a task whose line was lost."""
         return Call(
-            task.round + task.repairs,
+            self._attempt(task, "ask"),
             self.form.endpoint(None),
-            "ask",
-            self._began(),
-            0.0,
+            CallTiming(self._began(), 0.0),
             error=missing_error("missing"),
             **self._held(),
         )
@@ -446,7 +445,7 @@ class ResultReader:
     def _held(self) -> dict[str, Any]:
         """Returns what is set aside for a request of unknown cost that may have been paid for."""
         share = self._share()
-        return {"ambiguous": True, "held_usd": share.usd, "held_tokens": share.tokens}
+        return {"ambiguous": True, "held": HeldAmount(share.usd, share.tokens)}
 
     def _share(self) -> Amount:
         """Returns a task's share of what is set aside for the batch."""
@@ -479,17 +478,9 @@ class ResultReader:
     def _keep(self, task: PlacedTask, call: Call) -> None:
         """Stores what a line cost and what it held."""
         form = self.form
-        spent = record_call(
-            self.write,
-            _row_of(task),
-            form.stage,
-            task.fingerprint,
-            call,
-            task.replica,
-            keep_all=form.keeps_all,
-        )
-        tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held_tokens
-        self.spent = self.spent.plus(Amount((spent or 0.0) + call.held_usd, tokens, 1))
+        spent = record_call(self.write, _row_of(task), form.stage, call, keep_all=form.keeps_all)
+        tokens = (call.usage.input_tokens or 0) + (call.usage.output_tokens or 0) + call.held.tokens
+        self.spent = self.spent.plus(Amount((spent or 0.0) + call.held.usd, tokens, 1))
         self.unpriced += spent is None
         if self.context.traces is not None:
             self.context.traces.count(form.model.model, call, in_batch=True)
@@ -509,21 +500,24 @@ class ResultReader:
         began = self._began()
         usage = answer.usage or Usage()
         return Call(
-            number=task.round + task.repairs,
-            endpoint=self.form.endpoint(reply),
-            purpose=self._purpose(task),
-            started_at=began,
-            duration=max((self.record.ended_at or began) - began, 0.0),
+            self._attempt(task, self._purpose(task), again=task.round > 1),
+            self.form.endpoint(reply),
+            CallTiming(began, max((self.record.ended_at or began) - began, 0.0)),
             status=line.status if reply is not None or not 200 <= line.status < 300 else None,
             error=checked if isinstance(checked, RowError) else None,
             ambiguous=was_cut,
             usage=usage,
             cost=cost(usage, self.form.price(BATCH, began)),
             body=line.body,
-            again=task.round > 1,
             mended=isinstance(checked, ValidReply) and checked.mended,
             service_tier="batch",
         )
+
+    def _attempt(self, task: PlacedTask, purpose: str, *, again: bool = False) -> Attempt:
+        """Says which attempt at its task a line is."""
+        number = task.round + task.repairs
+        stage = self.form.stage.index
+        return Attempt(stage, task.fingerprint, task.replica, number, purpose, again)
 
     def _purpose(self, task: PlacedTask) -> str:
         """Returns what the request of a task was made for, as calls name it."""

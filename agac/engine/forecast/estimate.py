@@ -17,7 +17,7 @@ from agac.providers.provider import Price, Provider
 from agac.spec.field_shapes import kinds_of
 from agac.spec.json_schema import resolved
 from agac.spec.tools import AgentSpec
-from agac.store.history import Seconds
+from agac.store.records import Seconds
 
 Way = Literal["sync", "batch", "flex"]
 WAYS: tuple[Way, ...] = ("sync", "batch", "flex")

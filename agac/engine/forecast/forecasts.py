@@ -15,7 +15,7 @@ from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.operations import Makes
 from agac.spec.workflow import RunMode
-from agac.store.history import Seconds
+from agac.store.records import Seconds
 
 # What a plan says of all its stages, and a limit that should be enough for what is left.
 

@@ -31,11 +31,11 @@ from agac.core.types import Message, Reply
 from agac.engine.ask.attempts import TaskAttempts
 from agac.engine.ask.rate_limiter import Lane
 from agac.engine.invocation import InvocationRef, Work
-from agac.engine.output.row_spans import Attributes, RowSpans, call_in_batch, model_attributes
+from agac.engine.output.row_spans import Attributes, RowSpans, model_attributes
 from agac.engine.output.telemetry import OtelSettings
 from agac.engine.settle import Totals
 from agac.engine.walk.effects import ActiveRow, RowNotes, TracedCall
-from agac.store.history import attempts_of_row
+from agac.store.history import calls_of_row
 from agac.store.records import Call
 
 _log = logging.getLogger("agac.otel")
@@ -117,17 +117,16 @@ class Traces:
     def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
         """A call ended."""
         model = attempts.connection.model.model
-        notes = attempts.active.notes
+        notes = attempts.row.notes
         self.count(model, call)
         if notes is not None:
-            made = attempts.stage.index, attempts.fingerprint, attempts.replica, model, call
             texts: Mapping[str, Sequence[Message]] = {}
             if self.plan.rules.otel_prompts:
                 texts = {
                     "input": attempts.request.messages,
                     "output": (reply.message(),) if reply else (),
                 }
-            notes.calls.append(TracedCall(*made, reply.finish if reply else None, texts))
+            notes.calls.append(TracedCall(call, model, reply.finish if reply else None, texts))
 
     def count(self, asked: str, call: Call, *, in_batch: bool = False) -> None:
         """Counts what a call took; of one in a batch not for how long."""
@@ -142,7 +141,7 @@ class Traces:
             self._tally(
                 ("error.type", call.error.type.value if call.error else "", *by),
                 SECONDS,
-                call.duration,
+                call.times.duration,
             )
 
     def _tally(self, key: tuple[Any, ...], bounds: Sequence[float], value: float) -> None:
@@ -183,10 +182,11 @@ class Traces:
     async def _calls_in_batches(self, row: ActiveRow, notes: RowNotes) -> list[TracedCall]:
         """Returns the lines of batches that were answered before the row was taken up again."""
         fingerprints = {fingerprint for _, _, fingerprint in row.ready}
+        calls = [record.call for record in await calls_of_row(self._database, row.new.key)]
         return [
-            call_in_batch(attempt)
-            for attempt in await attempts_of_row(self._database, row.new.key)
-            if attempt.fingerprint in fingerprints and attempt.started_at < notes.begun
+            TracedCall(call, call.endpoint.model)
+            for call in calls
+            if call.attempt.fingerprint in fingerprints and call.times.started_at < notes.begun
         ]
 
     def _row_spans(

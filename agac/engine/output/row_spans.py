@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from agac.core.errors import ErrorType, RowError, storable
-from agac.core.types import Message, Usage
+from agac.core.errors import RowError, storable
+from agac.core.types import Message
 from agac.engine.ask.attempts import MOST_CHARACTERS
 from agac.engine.walk.effects import ActiveRow, RowNotes, ToolKey, TracedCall
 from agac.plan.plan import Plan
-from agac.store.history import AttemptRecord
-from agac.store.records import Call, Endpoint
 
 Attributes = dict[str, Any]
 
@@ -167,9 +165,10 @@ class RowSpans:
         attributes = _call_attributes(traced)
         for way, messages in traced.texts.items():
             attributes[f"gen_ai.{way}.messages"] = self._messages(messages)
-        above = self._above(traced.fingerprint, traced.stage)
-        end = call.started_at + call.duration
-        self._add(above, f"chat {traced.asked}", call.started_at, end, attributes, call.error)
+        above = self._above(call.attempt.fingerprint, call.attempt.stage)
+        start = call.times.started_at
+        end = start + call.times.duration
+        self._add(above, f"chat {traced.asked}", start, end, attributes, call.error)
 
     def _messages(self, messages: Iterable[Message]) -> str:
         """Returns messages as the conventions have them: JSON."""
@@ -214,11 +213,12 @@ def _call_attributes(traced: TracedCall) -> Attributes:
     """Returns what is said of a call. What is as usual is left out: each attribute takes time to
     encode."""
     call = traced.call
+    attempt = call.attempt
     usage = call.usage
     endpoint = call.endpoint
     return model_attributes(endpoint.provider, traced.asked, endpoint.model, endpoint.simulated) | {
         "gen_ai.response.finish_reasons": (traced.finish,) if traced.finish else None,
-        "gen_ai.response.time_to_first_chunk": call.ttft,
+        "gen_ai.response.time_to_first_chunk": call.times.ttft,
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
@@ -226,34 +226,8 @@ def _call_attributes(traced: TracedCall) -> Attributes:
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         "http.response.status_code": call.status if call.error else None,
         "agac.cost": call.cost,
-        "agac.attempt": call.number if call.number > 1 else None,
-        "agac.replica": traced.replica or None,
-        "agac.purpose": call.purpose if call.purpose != "ask" else None,
+        "agac.attempt": attempt.number if attempt.number > 1 else None,
+        "agac.replica": attempt.replica or None,
+        "agac.purpose": attempt.purpose if attempt.purpose != "ask" else None,
         "agac.service_tier": call.service_tier,
     }
-
-
-def call_in_batch(attempt: AttemptRecord) -> TracedCall:
-    """Returns a line of a batch as the call that it was."""
-    error = None
-    if attempt.error_type:
-        error = RowError(ErrorType(attempt.error_type), attempt.error_message or "")
-    call = Call(
-        attempt.number,
-        Endpoint(attempt.provider, attempt.base_url, attempt.model, attempt.simulated),
-        attempt.purpose,
-        attempt.started_at,
-        attempt.duration,
-        attempt.status,
-        error,
-        attempt.ambiguous,
-        Usage(
-            attempt.input_tokens,
-            attempt.output_tokens,
-            attempt.cached_tokens,
-            attempt.reasoning_tokens,
-        ),
-        attempt.cost,
-        service_tier=attempt.service_tier,
-    )
-    return TracedCall(attempt.stage, attempt.fingerprint, attempt.replica, attempt.model, call)

@@ -48,15 +48,15 @@ from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.decisions import open_reviews
 from agac.store.history import (
+    CalledRow,
     CallRecord,
+    RowCalls,
     Timings,
-    UncalledRow,
     agreements,
     calls_by_row,
-    endpoints,
     timings,
 )
-from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Endpoint
+from agac.store.records import AGREEMENT, FIRST, HOW, TOOL, TURN, Call, CallTiming
 from agac.store.rows import State
 from agac.store.runs import (
     Count,
@@ -91,24 +91,15 @@ async def write_telemetry(database: Database, run: int, sink: JsonSink) -> None:
     that failed before a call has empty `timing` and `usage`. A row that left the input, or is no
     longer made, has no line, and none has a row whose results were all there already."""
     definition = await definition_of(database, run)
-    writer = LineWriter(
-        [stage["name"] for stage in definition["stages"]], await endpoints(database)
-    )
+    writer = LineWriter([stage["name"] for stage in definition["stages"]])
     votes = any(stage.get("vote") for stage in definition["stages"])
     async for rows in calls_by_row(database, run):
-        asked = [row[0].row_key for row in rows if isinstance(row, list)]
+        asked = [one.row.row_key for one in rows if one.calls]
         agreed = await agreements(database, asked) if votes else {}
-        sink.write_texts(
-            [
-                writer.line(row, agreed.get(row[0].row_key))
-                if isinstance(row, list)
-                else uncalled_line(row)
-                for row in rows
-            ]
-        )
+        sink.write_texts([writer.line(one, agreed.get(one.row.row_key)) for one in rows])
 
 
-def uncalled_line(row: UncalledRow) -> str:
+def uncalled_line(row: CalledRow) -> str:
     """The line of a row that failed before a call."""
     return (
         f'{{"id":{encode(row.row_id)},"row_number":{_or_null(row.ordinal)},'
@@ -120,16 +111,17 @@ class LineWriter:
     """Makes lines of calls. `stages` are the names of the run's stages, as the store counts
     them."""
 
-    def __init__(self, stages: Sequence[str], known: dict[int, Endpoint]) -> None:
+    def __init__(self, stages: Sequence[str]) -> None:
         self._stages = stages
-        self._known = known
         self._heads: dict[tuple[object, ...], str] = {}
         self._seconds: dict[int, str] = {}
 
-    def line(self, calls: list[CallRecord], agreed: Mapping[int, str] | None) -> str:
-        """The line of a row; its calls stand one after the other, stage by stage. `agreed`: by the
-        stage's position, how many replicas said what the vote decided, of how many, as `2/3`."""
-        row = calls[0]
+    def line(self, of: RowCalls, agreed: Mapping[int, str] | None) -> str:
+        """Makes the line of a row, with its calls stage by stage. `agreed`: by the stage's
+        position, how many replicas said what the vote decided, of how many, as `2/3`."""
+        row, calls = of
+        if not calls:
+            return uncalled_line(row)
         agreement = ""
         attempts = ",".join(map(self._attempt, calls))
         if agreed:
@@ -148,72 +140,71 @@ class LineWriter:
     def _timing(self, calls: list[CallRecord]) -> str:
         """Of the newest invocation that asked for the row, waits between its calls included."""
         if len(calls) == 1:
-            return self._times(
-                calls[0].started_at, calls[0].duration, calls[0].ttft, calls[0].time_to_response
-            )
-        newest = max(call.event for call in calls)
-        own = sorted(
-            (call for call in calls if call.event == newest), key=lambda call: call.started_at
-        )
+            return "{" + self._times(calls[0].call.times) + "}"
+        newest = max(record.invocation for record in calls)
+        of_newest = [record.call.times for record in calls if record.invocation == newest]
+        own = sorted(of_newest, key=lambda times: times.started_at)
         start = own[0].started_at
-        lasted = max(call.started_at + call.duration for call in own) - start
+        lasted = max(times.started_at + times.duration for times in own) - start
         first = next(
-            (call.started_at - start + call.ttft for call in own if call.ttft is not None), None
+            (times.started_at - start + times.ttft for times in own if times.ttft is not None),
+            None,
         )
         responses = (
-            c.started_at - start + c.time_to_response
-            for c in reversed(own)
-            if c.time_to_response is not None
+            times.started_at - start + times.time_to_response
+            for times in reversed(own)
+            if times.time_to_response is not None
         )
-        return self._times(start, lasted, first, next(responses, None))
+        return "{" + self._times(CallTiming(start, lasted, first, next(responses, None))) + "}"
 
-    def _times(
-        self, start: float, duration: float, ttft: float | None, response: float | None
-    ) -> str:
+    def _times(self, times: CallTiming) -> str:
         return (
-            f'{{"start":"{self._iso(start)}","duration_ms":{duration * 1000:.1f},'
-            f'"ttft_ms":{_ms(ttft)},"time_to_response_ms":{_ms(response)}}}'
+            f'"start":"{self._iso(times.started_at)}",'
+            f'"duration_ms":{times.duration * 1000:.1f},'
+            f'"ttft_ms":{_ms(times.ttft)},"time_to_response_ms":{_ms(times.time_to_response)}'
         )
 
-    def _attempt(self, call: CallRecord) -> str:
-        given, cached, made, thought, cost = call.took
+    def _attempt(self, record: CallRecord) -> str:
+        call = record.call
+        given, cached, made, thought, cost = _took(call)
         fresh = None if given is None or cached is None else given - cached
         return (
-            f'{self._head(call)}"start":"{self._iso(call.started_at)}",'
-            f'"duration_ms":{call.duration * 1000:.1f},'
-            f'"ttft_ms":{_ms(call.ttft)},"time_to_response_ms":{_ms(call.time_to_response)},'
+            f"{self._head(record)}{self._times(call.times)},"
             f'"prompt":{{"total":{_or_null(given)},"uncached":{_or_null(fresh)},"cache_read":{_or_null(cached)}}},'
             f'"completion":{{"total":{_or_null(made)},"reasoning":{_or_null(thought)}}},'
             f'"cost_usd":{NULL if cost is None else round(cost, 9)}}}'
         )
 
-    def _head(self, call: CallRecord) -> str:
-        """What says which call it was: the same for nearly all calls of a stage."""
+    def _head(self, record: CallRecord) -> str:
+        """Says which call it was: the same for nearly all calls of a stage."""
+        call = record.call
+        attempt = call.attempt
+        endpoint = call.endpoint
+        error_type = None if call.error is None else call.error.type.value
         key = (
-            call.stage,
-            call.event,
-            call.number,
-            call.purpose,
-            call.endpoint,
+            attempt.stage,
+            record.invocation,
+            attempt.number,
+            attempt.purpose,
+            endpoint,
             call.status,
-            call.error_type,
+            error_type,
             call.service_tier,
-            call.replica,
+            attempt.replica,
         )
         head = self._heads.get(key)
         if head is None:
-            asked = self._known[call.endpoint]
             facts = {
-                "stage": self._stages[call.stage],
-                "invocation": call.event,
-                **({"replica": call.replica} if call.replica else {}),
-                "attempt": call.number,
-                "purpose": call.purpose,
-                "provider": asked.provider,
-                "model": asked.model,
-                "simulated": asked.simulated,
+                "stage": self._stages[attempt.stage],
+                "invocation": record.invocation,
+                **({"replica": attempt.replica} if attempt.replica else {}),
+                "attempt": attempt.number,
+                "purpose": attempt.purpose,
+                "provider": endpoint.provider,
+                "model": endpoint.model,
+                "simulated": endpoint.simulated,
                 "http_status": call.status,
-                "error": call.error_type,
+                "error": error_type,
                 "service_tier": call.service_tier,
             }
             if len(self._heads) >= _MOST_PIECES:
@@ -235,11 +226,11 @@ class LineWriter:
 def _turn(calls: list[CallRecord]) -> str:
     """All that the row took in this run: every stage, attempt and invocation. null: not
     reported."""
-    took = calls[0].took
+    took = _took(calls[0].call)
     if len(calls) > 1:
         known = (
             [one for one in column if one is not None]
-            for column in zip(*(c.took for c in calls), strict=True)
+            for column in zip(*(_took(record.call) for record in calls), strict=True)
         )
         took = tuple(sum(column) if column else None for column in known)
     given, cached, made, thought, cost = took
@@ -248,6 +239,18 @@ def _turn(calls: list[CallRecord]) -> str:
         f'{{"input_tokens":{_or_null(given)},"output_tokens":{_or_null(made)},'
         f'"cached_tokens":{_or_null(cached)},'
         f'"reasoning_tokens":{_or_null(thought)},"cost_usd":{usd}}}'
+    )
+
+
+def _took(call: Call) -> tuple[float | None, ...]:
+    """Returns the input, cached, output and reasoning tokens of a call, and its cost."""
+    usage = call.usage
+    return (
+        usage.input_tokens,
+        usage.cached_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+        call.cost,
     )
 
 

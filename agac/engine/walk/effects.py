@@ -31,17 +31,16 @@ ToolKey = tuple[bytes, int, int]  # of a call of a tool: its task, the turn and 
 
 
 class TracedCall(NamedTuple):
-    """A call for a row, recorded at the stage at this position. `asked` is the model that was
-    asked for; `texts`: the messages of its request (`input`) and its reply (`output`), where they
-    are to be sent."""
+    """A call for a row, with what only a trace says of it."""
 
-    stage: int
-    fingerprint: bytes
-    replica: int
-    asked: str
     call: Call
+    """The call."""
+    asked: str
+    """The model that was asked for, which may be named otherwise than the one that answered."""
     finish: str | None = None
+    """Why the model stopped."""
     texts: Mapping[str, Sequence[Message]] = {}
+    """The messages of its request (`input`) and its reply (`output`), where they are sent."""
 
 
 @dataclass(slots=True)

@@ -16,8 +16,8 @@ from agac.core.keys import bytes_digest, digest
 from agac.core.types import Fault, JSONValue, Row
 from agac.data.object_store import ObjectStore
 from agac.engine.ask import limits
-from agac.engine.ask.attempts import TaskAttempts, call_of
-from agac.engine.ask.connections import CallResult, ModelConnection
+from agac.engine.ask.attempts import TaskAttempts
+from agac.engine.ask.connections import ModelConnection
 from agac.engine.ask.limits import Reservation
 from agac.engine.context import InvocationContext
 from agac.engine.settle import record_call
@@ -31,7 +31,7 @@ from agac.spec.python_code import FunctionInput, FunctionRef
 from agac.spec.tools import ToolSpec
 from agac.spec.workflow import Timeout
 from agac.store.packs import MAX_BYTES, Damaged
-from agac.store.records import NewRow
+from agac.store.records import Attempt, CallTiming, HeldAmount, NewRow
 from agac.store.rows import State
 from agac.store.runs import GivenCall, given_calls
 from agac.tools.tool_functions import Intent, ToolFailed
@@ -141,7 +141,7 @@ class WorkerCalls:
         )
         line = (
             attempts.stage.index,
-            attempts.active.new,
+            attempts.row.new,
             attempts.replica,
             attempts.fingerprint,
             mark,
@@ -187,59 +187,40 @@ class WorkerCalls:
         for line, reply in (one for some in self._found.values() for one in some):
             if line.run == self._context.places.run:
                 new = NewRow(Row("", 0, {}), 0, b"", "", State.PENDING, line.row)
-                of_task = line.fingerprint, line.replica, line.number
-                self._keep(
-                    connections[line.stage][0],
-                    new,
-                    connections[line.stage][0].stage,
-                    of_task,
-                    line.at,
-                    reply,
+                connection = connections[line.stage][0]
+                attempt = Attempt(
+                    line.stage, line.fingerprint, line.replica, line.number, "paid_again"
                 )
+                self._keep(connection, new, connection.stage, attempt, line.at, reply)
             self._context.ledger.batch.answered.append((line.event, line.number))
 
     def _keep_late(
         self, attempts: TaskAttempts, connection: ModelConnection, at: float, reply: HttpReply
     ) -> None:
         """A reply came after its call was given up, and counted at its worst."""
-        of_task = attempts.fingerprint, attempts.replica, attempts.number
-        self._keep(
-            connection,
-            attempts.active.new,
-            attempts.stage,
-            of_task,
-            at,
-            reply,
-            attempts.reservation,
-        )
+        attempt = attempts.attempt()._replace(purpose="paid_again")
+        new = attempts.row.new
+        self._keep(connection, new, attempts.stage, attempt, at, reply, attempts.reservation)
 
     def _keep(
         self,
         connection: ModelConnection,
         new: NewRow,
         stage: PlannedStage,
-        of_task: tuple[bytes, int, int],
+        attempt: Attempt,
         at: float,
         reply: HttpReply,
         reservation: Reservation | None = None,
     ) -> None:
         """Books a reply that answers nobody."""
-        context, (fingerprint, replica, number) = self._context, of_task
+        context = self._context
         body = connection.redactor.clean_bytes(reply.body)
-        sent = CallResult(
-            connection.parse(reply.status, reply.headers, body),
-            reply.status,
-            body,
-            at,
-            reply.duration,
-        )
-        call = call_of(connection, sent, None, number, "paid_again")
+        answer = connection.parse(reply.status, reply.headers, body)
+        times = CallTiming(at, reply.duration)
+        call = connection.call(attempt, answer, reply.status, body, times)
         if reservation is not None and context.budgets is not None:
             context.budgets.correct(reservation, limits.counted(call, reservation.worst)[0])
-            call = call._replace(
-                held_usd=-reservation.worst.usd, held_tokens=-reservation.worst.tokens
-            )
-        spent = record_call(
-            context.ledger.batch, new, stage, fingerprint, call, replica, keep_all=True
-        )
+            worst = reservation.worst
+            call = call._replace(held=HeldAmount(-worst.usd, -worst.tokens))
+        spent = record_call(context.ledger.batch, new, stage, call, keep_all=True)
         context.totals.count_call(call, spent, stage)
