@@ -80,7 +80,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.simulator.server import embedded_simulator
     from agac.spec.given_tools import Tool
     from agac.spec.tools import McpServer
-    from agac.spec.workflow import Budget
+    from agac.spec.rules import Budget
     from agac.store.query import QueryAnswer, View, views
     from agac.tools.tool_functions import tool
     # fmt: on

@@ -27,8 +27,9 @@ from agac.spec.guards import Guard
 from agac.spec.loader import load_workflow
 from agac.spec.operations import Review
 from agac.spec.paths import home_of
+from agac.spec.project import Overrides
 from agac.spec.project_files import required_text
-from agac.spec.workflow import Overrides, Stage
+from agac.spec.workflow import Stage
 from agac.store.db import Database, select
 from agac.store.runs import definition_of
 

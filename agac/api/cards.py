@@ -33,12 +33,13 @@ from agac.spec.mcp_lock import (
 )
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import Refused, home_of, is_reference
+from agac.spec.project import Overrides
 from agac.spec.project_files import required_text
 from agac.spec.rule_models import RowBudgetFile
 from agac.spec.stage_tools import card_servers
 from agac.spec.stages import StageBuilder
 from agac.spec.tools import McpServer
-from agac.spec.workflow import Overrides, WrittenStage
+from agac.spec.workflow import WrittenStage
 from agac.tools.mcp import listed_servers
 
 PLACEHOLDER_PROBLEMS = ("unknown placeholder", "unknown variable")

@@ -25,8 +25,8 @@ from agac.simulator.api_errors import ApiError
 from agac.simulator.replies import MARK, AnswerWriter
 from agac.simulator.tool_calls import ScriptRule
 from agac.spec.project_files import MAX_RECORDED, required_text
+from agac.spec.rules import Timeout
 from agac.spec.test_files import ReplyFile
-from agac.spec.workflow import Timeout
 
 _APIS = {
     "openai-chat": (chat.CHAT, chat.CHAT_PARAMETERS),

@@ -30,7 +30,8 @@ from agac.plan.fields import check_placeholders
 from agac.plan.plan import Models, Selection
 from agac.spec import loader
 from agac.spec.paths import output_folder
-from agac.spec.workflow import Overrides, Workflow
+from agac.spec.project import Overrides
+from agac.spec.workflow import Workflow
 
 
 @dataclass(frozen=True, slots=True)

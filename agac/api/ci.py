@@ -45,10 +45,11 @@ from agac.spec import loader
 from agac.spec.git import Repository
 from agac.spec.lint import LintFinding
 from agac.spec.paths import STORE, Unusable, project_root
+from agac.spec.project import Overrides
 from agac.spec.project_files import MAX_RECORDED, files_in, read_bytes
 from agac.spec.python_code import FunctionRef
 from agac.spec.test_files import FOLDER, WorkflowCase, case_files, find_cases
-from agac.spec.workflow import Overrides, PythonSchema
+from agac.spec.workflow import PythonSchema
 from agac.store.batches import batches
 from agac.store.db import open_for_reading
 from agac.store.runs import superseded_by

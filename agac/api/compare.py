@@ -19,7 +19,7 @@ from agac.api.sync import asynchronous, calling
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.keys import job_alias
 from agac.engine.ask.limits import BudgetBalance, loaded
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
 

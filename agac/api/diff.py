@@ -31,10 +31,10 @@ from agac.plan.plan import Plan, Selection, make_plan, run_settings
 from agac.spec import loader
 from agac.spec.json_schema import compiled, schema_cost
 from agac.spec.paths import Unusable
+from agac.spec.project import Overrides
 from agac.spec.project_files import read_text
 from agac.spec.schema_errors import TOO_MANY, some_errors
 from agac.spec.test_files import case_files
-from agac.spec.workflow import Overrides
 from agac.store.db import open_for_reading
 
 _SETTINGS = {

@@ -24,7 +24,7 @@ from agac.core.errors import ExitCode, UsageError, listed
 from agac.core.statistics import Interval, paired_difference, proportion
 from agac.core.types import Report, RowId, Usd
 from agac.engine.run_state import Invocation
-from agac.spec.workflow import StageChange
+from agac.spec.project import StageChange
 from agac.store.db import Database
 from agac.store.writer import open_database
 

@@ -21,8 +21,9 @@ from agac.plan.checks import resolve_models
 from agac.plan.stage import ends_of, recorded_stages, stage_body, written_of
 from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, in_order, load_workflow
+from agac.spec.project import Overrides
 from agac.spec.project_files import open_file
-from agac.spec.workflow import Overrides, read_needs
+from agac.spec.workflow import read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
 from agac.store.rows import made_counts, present

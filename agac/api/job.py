@@ -26,6 +26,7 @@ from agac.engine.output.run_outputs import GROWING, PLAIN_MERGES, Outputs
 from agac.engine.walk.replay import FinalRows, sources_of_rows
 from agac.plan.stage import recorded_stages
 from agac.spec.agent_cards import chosen_card
+from agac.spec.data_specs import Merge, OutputSpec
 from agac.spec.inputs import PACKED, PIPED, SCHEME, format_of, parse_database
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.output_schema import PREFIX
@@ -40,8 +41,8 @@ from agac.spec.paths import (
     work_dir,
 )
 from agac.spec.project_models import ProviderSpec
+from agac.spec.rules import ReplyForm
 from agac.spec.templates import Syntax
-from agac.spec.workflow import Merge, OutputSpec, ReplyForm
 from agac.store import runs
 from agac.store.db import Database, write
 from agac.store.records import NewRow, WriteBatch

@@ -14,10 +14,11 @@ from agac.core.arguments import typed
 from agac.core.errors import SpecError, UsageError
 from agac.data.files import refuse_target, write_whole
 from agac.spec import validation as check
+from agac.spec.data_specs import Merge
 from agac.spec.file_model import Duration, FileModel, NonEmpty, key
 from agac.spec.model_errors import validate
 from agac.spec.paths import is_reference, project_root
-from agac.spec.workflow import Budget, Merge
+from agac.spec.rules import Budget
 from agac.spec.yaml import Document, read_yaml, yaml_text
 
 

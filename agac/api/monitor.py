@@ -39,7 +39,7 @@ from agac.engine.output.telemetry import RATIO, quantile
 from agac.engine.summary import RunSummary
 from agac.plan.plan import Selection
 from agac.spec.paths import project_root
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 from agac.store import batches, roll_ups, runs
 from agac.store.db import Database, open_for_reading, write
 from agac.store.records import LaneSample

@@ -40,9 +40,9 @@ from agac.spec.loader import (
 )
 from agac.spec.notify import WAYS, NotifyTarget, target_words
 from agac.spec.paths import Refused, home_of
+from agac.spec.project import Overrides
 from agac.spec.rule_models import RunRulesFile
 from agac.spec.stage_keys import run_rules
-from agac.spec.workflow import Overrides
 from agac.spec.yaml import expand
 from agac.store import batches, runs
 from agac.store.db import Database, change, sql, write

@@ -43,7 +43,7 @@ from agac.plan.stage import model_of
 from agac.providers.model_string import write_query
 from agac.spec.inputs import INPUTS, PIPED, SCHEME
 from agac.spec.paths import POSTGRES, project_root
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 from agac.store import runs
 from agac.store.db import open_for_reading
 from agac.store.rows import adopted_rows

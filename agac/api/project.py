@@ -31,9 +31,9 @@ from agac.simulator.server import STAND_INS, embedded_simulator
 from agac.simulator.settings import Settings, SimulatorError
 from agac.spec import loader
 from agac.spec.paths import Unusable, home_of, project_root
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import read_bytes
 from agac.spec.project_models import McpServerFile, ProviderSpec
-from agac.spec.workflow import ProjectSpec
 from agac.spec.yaml import Unresolved
 
 M = TypeVar("M", bound=BaseModel)

@@ -14,7 +14,8 @@ from agac.core.types import Report
 from agac.plan.checks import outside_strict
 from agac.spec import loader
 from agac.spec.paths import project_root, refused_by_windows
-from agac.spec.workflow import Overrides, ProjectSpec, Workflow
+from agac.spec.project import Overrides, ProjectSpec
+from agac.spec.workflow import Workflow
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from agac.engine.ask.validate import Checker, ResultChecks, ValidReply, parsed
 from agac.engine.walk.replay import RowHistory
 from agac.plan.render import RowView
 from agac.plan.stage import AnyStage, PlannedStage, recorded_stages
+from agac.spec.data_specs import InputFormat
 from agac.spec.git import user_name
 from agac.spec.paths import project_root
-from agac.spec.workflow import InputFormat
 from agac.store.db import change
 from agac.store.decisions import FIX, StoredDecision, put_decision
 from agac.store.lease import holder_of

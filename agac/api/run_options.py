@@ -14,8 +14,10 @@ from agac.core.errors import UsageError
 from agac.data.frames import GivenRows
 from agac.engine.invocation import Scope, UnknownCalls
 from agac.plan.plan import Selection
+from agac.spec.project import Overrides, StageChange
+from agac.spec.rules import RunMode
 from agac.spec.tools import ToolsMode
-from agac.spec.workflow import Budget, Overrides, RunMode, StageChange
+from agac.spec.workflow import Budget
 
 _FLAGS_OF_A_RUN = (
     "limit",

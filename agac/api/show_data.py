@@ -19,6 +19,7 @@ from agac.data.files import Source
 from agac.data.sources import STANDARD_INPUT, Column, Columns, keep, open_input
 from agac.data.sqlite import TABLES
 from agac.data.text_formats import separator_hint
+from agac.spec.data_specs import InputFormat, InputSpec
 from agac.spec.inputs import (
     DATABASES,
     DELIMITED,
@@ -30,8 +31,8 @@ from agac.spec.inputs import (
 )
 from agac.spec.loader import load_project
 from agac.spec.paths import ProjectPaths, matching_rows, project_root
+from agac.spec.project import ProjectSpec
 from agac.spec.project_models import ProjectFile
-from agac.spec.workflow import InputFormat, InputSpec, ProjectSpec
 from agac.spec.yaml import Document
 
 MAX_PROBLEMS = 5

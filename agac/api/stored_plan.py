@@ -16,7 +16,7 @@ from agac.plan.stage import PlannedStage
 from agac.providers.provider import Provider
 from agac.spec.json_schema import compiles
 from agac.spec.loader import load_workflow, workflow_files
-from agac.spec.workflow import Overrides
+from agac.spec.project import Overrides
 from agac.store import runs
 from agac.store.db import Database
 

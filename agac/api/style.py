@@ -26,9 +26,9 @@ from agac.spec.lint import (
     texts_read,
 )  # fmt: skip
 from agac.spec.paths import PROJECT_FILE, Unusable, home_of
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_in, read_text
 from agac.spec.test_files import FOLDER
-from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import read_yaml
 
 

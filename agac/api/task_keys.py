@@ -15,10 +15,10 @@ from agac.core.arguments import refuse_types
 from agac.core.errors import UsageError
 from agac.spec.models import StageFile
 from agac.spec.operations import OPERATIONS, Incomplete
+from agac.spec.rules import OnEmpty, Otherwise, ReplyForm, ReusePolicy, RunMode
 from agac.spec.stage_tools import FOR_TOOLS
 from agac.spec.templates import Syntax
 from agac.spec.tools import OnToolFailure, ToolsMode
-from agac.spec.workflow import OnEmpty, Otherwise, ReplyForm, ReusePolicy, RunMode
 
 
 class OpenCodeRuntime:

@@ -30,10 +30,10 @@ from agac.data.frames import GivenRows
 from agac.data.sources import keep_rows
 from agac.engine.stop_rules import StopReason
 from agac.engine.walk.replay import FinalRows
+from agac.spec.data_specs import OutputSpec
 from agac.spec.inputs import INPUTS
 from agac.spec.loader import BuiltWorkflow
 from agac.spec.paths import project_root
-from agac.spec.workflow import OutputSpec
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.records import WriteBatch

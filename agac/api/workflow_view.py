@@ -15,8 +15,8 @@ from agac.plan.stage import stage_body
 from agac.spec.agent_cards import find_card
 from agac.spec.loader import find_workflow, in_order, load_workflow, read_workflow
 from agac.spec.paths import Unusable, home_of, project_root
+from agac.spec.project import Overrides
 from agac.spec.project_files import read_bytes
-from agac.spec.workflow import Overrides
 from agac.store.db import open_for_reading
 from agac.store.history import RunLine, run_lines
 

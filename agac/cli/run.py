@@ -15,14 +15,14 @@ from agac.cli.run_report import print_run
 from agac.core.types import counted
 
 if TYPE_CHECKING:
-    from agac.spec.workflow import Budget
+    from agac.spec.rules import Budget
 
 
 def read_budget(text: str | None) -> Budget | None:
     """Reads `--budget 5` or `--budget usd=5,tokens=100000,calls=2000`."""
     if text is None:
         return None
-    from agac.spec.workflow import Budget
+    from agac.spec.rules import Budget
 
     limits: dict[str, float] = {}
     for part in text.split(","):

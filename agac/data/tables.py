@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from agac.core.errors import AgacError
 from agac.core.types import JSONValue, RowId
+from agac.spec.data_specs import Merge
 from agac.spec.json_schema import resolved
-from agac.spec.workflow import Merge
 
 TEXT_BIT, _BOOLEAN, _SMALL, _LONG, _HUGE, _FLOAT, _NESTED = (1 << place for place in range(7))
 _EXACT = 1 << 53  # up to here a double holds every integer

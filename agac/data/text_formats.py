@@ -19,9 +19,9 @@ from agac.data import files
 from agac.data.files import MAX_RECORD_BYTES, AtomicFile, FileSource, LineSource, Record, unreadable
 from agac.data.json_formats import encode, quoted, refuse_repeated
 from agac.data.tables import OutputRow, TableLayout
+from agac.spec.data_specs import InputSpec, OnShortRecord
 from agac.spec.paths import Refused, Unmatchable, matching_rows
 from agac.spec.project_files import descriptor_of
-from agac.spec.workflow import InputSpec, OnShortRecord
 
 if TYPE_CHECKING:
     from _csv import Reader

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agac.engine.output.telemetry import OtelSettings
     from agac.engine.sharding.shard_run import ShardRun
     from agac.engine.workers.pool import RunExecutor
-    from agac.spec.workflow import Timeout
+    from agac.spec.rules import Timeout
 
 
 UnknownCalls = Literal["ask", "repeat", "skip"]

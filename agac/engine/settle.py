@@ -21,7 +21,7 @@ from agac.engine.output.telemetry import bucket_of
 from agac.engine.stop_rules import StopRules
 from agac.engine.walk.effects import ActiveRow, is_leave
 from agac.plan.stage import AnyStage, LocalStage
-from agac.spec.workflow import KeepReplies
+from agac.spec.rules import KeepReplies
 from agac.store.records import (
     AGREEMENT,
     HOW,

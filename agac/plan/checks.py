@@ -26,9 +26,10 @@ from agac.providers.table import DIALECTS
 from agac.spec.lint import LintFinding, Readers
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import Refused
+from agac.spec.rules import Level
 from agac.spec.stage_checks import batch_problem
 from agac.spec.validation import duration
-from agac.spec.workflow import Level, Workflow, WrittenStage, family
+from agac.spec.workflow import Workflow, WrittenStage, family
 from agac.spec.yaml import expand
 
 _STRONGEST_LAST: tuple[Level, ...] = ("project", "defaults", "card", "stage")

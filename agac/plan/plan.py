@@ -34,6 +34,7 @@ from agac.plan.stage import (
 )
 from agac.providers.backend import at_backend
 from agac.providers.provider import Provider
+from agac.spec.data_specs import InputSpec, OutputSpec
 from agac.spec.guards import STORED, Guard, compile_guard
 from agac.spec.json_schema import field_shape
 from agac.spec.operations import Filter, Operation, Python, Review, Select
@@ -41,18 +42,10 @@ from agac.spec.output_schema import Resolved, lacks_field, resolve_schema, same_
 from agac.spec.paths import Refused, RemoteContent, home_of
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import EDITED, FunctionRef, same_function
+from agac.spec.rules import RunRules
 from agac.spec.tool_schemas import safe_name
 from agac.spec.tools import AgentSpec, NamedTool, ToolRules, ToolSettings, ToolSpec
-from agac.spec.workflow import (
-    InputSpec,
-    OutputSpec,
-    PythonSchema,
-    RunRules,
-    Stage,
-    Workflow,
-    WrittenStage,
-    family,
-)
+from agac.spec.workflow import PythonSchema, Stage, Workflow, WrittenStage, family
 
 DEFAULT_CONCURRENCY = 32
 """Calls in flight when nobody says otherwise: busy enough for a hosted model, gentle to a local

@@ -17,7 +17,8 @@ from agac.providers.model_string import ModelRef
 from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.spec.graph import amended_by, seen_after
 from agac.spec.operations import Operation
-from agac.spec.workflow import PythonSchema, Stage, StoredModel, Timeout, Workflow
+from agac.spec.rules import Timeout
+from agac.spec.workflow import PythonSchema, Stage, StoredModel, Workflow
 
 ExtraCheck = Callable[[JSONValue], list[str]]
 """What a Python schema finds wrong with a value beyond its JSON Schema: messages, empty when it is

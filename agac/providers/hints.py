@@ -16,7 +16,8 @@ from agac.providers.bodies import count, encode, json_of, loads, mapping, object
 from agac.providers.dialect import Begins, asking
 from agac.providers.http import MOMENT, HttpReply, Sender, Sending
 from agac.providers.provider import Provider
-from agac.spec.workflow import Stage, Timeout
+from agac.spec.rules import Timeout
+from agac.spec.workflow import Stage
 
 # Facts: docs.nvidia.com/dynamo 1.0 to 1.6 (agent hints, priority scheduling, session IDs) and
 # ai-dynamo/dynamo's lib/llm/src/protocols/common/extensions.rs, read November 2026. An unknown hint

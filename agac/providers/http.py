@@ -36,7 +36,7 @@ from agac.providers.transport import (
     exception_rule,
     reason_of,
 )
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 
 class HttpReply(NamedTuple):

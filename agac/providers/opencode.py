@@ -40,8 +40,8 @@ from agac.providers.provider import SERVER_TOOLS, Provider
 from agac.providers.structured import shape_of
 from agac.providers.table import DIALECTS
 from agac.spec.project_files import copy_file
+from agac.spec.rules import Timeout
 from agac.spec.tools import Runtime
-from agac.spec.workflow import Timeout
 
 _DENIED = {
     "*": "deny",

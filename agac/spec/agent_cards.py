@@ -23,7 +23,7 @@ from agac.core.errors import (
 )
 from agac.core.types import JSONValue, Params, counted
 from agac.spec import paths
-from agac.spec.card_examples import card_examples
+from agac.spec.card_examples import Example, card_examples
 from agac.spec.card_models import MEMBERS, CardFile, CardKeys, as_agent, model_of
 from agac.spec.card_texts import (
     KEEP_A_COPY,
@@ -42,12 +42,12 @@ from agac.spec.paths import (
     home_of,
     inside,
 )
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, read_text
 from agac.spec.schema_checks import schema_faults
 from agac.spec.templates import (
     PlacedText,
 )
-from agac.spec.workflow import Example, ProjectSpec
 from agac.spec.yaml import Document
 
 _YAML = (".yaml", ".yml")

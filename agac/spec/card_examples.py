@@ -6,18 +6,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from agac.core.errors import Path_, Problem, Where, key_path
 from agac.core.keys import snapshot
 from agac.spec import paths
-from agac.spec.models import MessageFile
 from agac.spec.paths import Unusable, home_of
 from agac.spec.project_files import read_text
-from agac.spec.templates import Syntax, compile_template, literal_text, sound_template
-from agac.spec.workflow import Example, ProjectSpec, Speaker
-from agac.spec.yaml import Document
+from agac.spec.templates import Syntax, Template, compile_template, literal_text, sound_template
+
+if TYPE_CHECKING:
+    from agac.spec.models import MessageFile
+    from agac.spec.project import ProjectSpec
+    from agac.spec.yaml import Document
+
+Speaker = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A message before the prompt."""
+
+    role: Speaker
+    content: Template
+    path: str
+    """Its place among the keys of its file; empty in a file of its own."""
 
 
 class _Turn(NamedTuple):

@@ -19,8 +19,8 @@ from agac.spec.agent_cards import find_card, member_file, missing_members, read_
 from agac.spec.graph import ESCALATED, PARTS, StagePart
 from agac.spec.models import StageFile, VoteFile
 from agac.spec.paths import is_reference
+from agac.spec.project import ProjectSpec
 from agac.spec.templates import literal_text
-from agac.spec.workflow import ProjectSpec
 from agac.spec.yaml import Document
 
 ONLY_A_TOOL = (

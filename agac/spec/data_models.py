@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from agac.spec import data_specs
 from agac.spec import validation as check
-from agac.spec import workflow
 from agac.spec.file_model import FileModel, NonEmpty, Paths, StageNames, key
 
 
@@ -22,11 +22,11 @@ class InputFile(FileModel):
         "`postgres://USER:${PGPASSWORD}@HOST/DATABASE?query=SELECT …`, or `-` for "
         "standard input."
     )
-    format: workflow.InputFormat | None = key(
+    format: data_specs.InputFormat | None = key(
         "Format; by the suffix when left out. `files`: each file is a row."
     )
     id_field: NonEmpty | None = key("Field that holds each row's id; else rows are numbered.")
-    on_duplicate_id: workflow.OnDuplicateId = key(
+    on_duplicate_id: data_specs.OnDuplicateId = key(
         "What to do with the later of two rows with one id.", default="error"
     )
     delimiter: Annotated[str, AfterValidator(check.csv_delimiter)] | None = key(
@@ -40,7 +40,7 @@ class InputFile(FileModel):
         ),
         examples=["cp1252"],
     )
-    on_short_record: workflow.OnShortRecord = key(
+    on_short_record: data_specs.OnShortRecord = key(
         "A csv or tsv record with fewer fields than the header: its row fails if a prompt or "
         "condition needs a missing field (`fail`), or its missing fields are null (`null`).",
         default="fail",
@@ -84,10 +84,10 @@ class OutputFile(FileModel):
     dir: NonEmpty | None = key("Folder for the results, relative to the project.")
     include_input: bool = key("Put the row's fields beside its result.", default=False)
     format: Annotated[
-        list[workflow.OutputFormat],
+        list[data_specs.OutputFormat],
         BeforeValidator(
             check.formats,
-            json_schema_input_type=workflow.OutputFormat | list[workflow.OutputFormat],
+            json_schema_input_type=data_specs.OutputFormat | list[data_specs.OutputFormat],
         ),
     ] = key(
         "Files to write beside the JSON ones: `csv`, `tsv`, `txt`, `parquet`, or a list.",
@@ -97,7 +97,7 @@ class OutputFile(FileModel):
         "Table to write rows into: `sqlite://data/out.db?table=NAME`, "
         "`postgres://USER:${PGPASSWORD}@HOST/DB?table=NAME`."
     )
-    merge: workflow.Merge | None = key(
+    merge: data_specs.Merge | None = key(
         "What a result is written as: `replace` (alone), `extend` (the row's fields, then the "
         "result's), `update` (the "
         "same, the result's win), `append` (the row with the result under the stage's name)."

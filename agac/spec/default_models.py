@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from agac.spec import rules
 from agac.spec import validation as check
-from agac.spec import workflow
 from agac.spec.file_model import Deadline, Duration, FileModel, NonEmpty, Size, TextOrList, key
 from agac.spec.templates import Syntax
 
-_BATCH = workflow.DEFAULT_BATCH
-_RETRIES = workflow.DEFAULT_RETRIES
+_BATCH = rules.DEFAULT_BATCH
+_RETRIES = rules.DEFAULT_RETRIES
 
 
 class BatchFile(FileModel):
@@ -43,7 +43,7 @@ class BatchFile(FileModel):
         ge=0,
         le=86_400,
     )
-    retry: workflow.BatchRetry = key(
+    retry: rules.BatchRetry = key(
         "Where a request is asked again that a batch left without a good answer: in the next "
         "`batch`, at once by a call (`sync`), or nowhere (`fail`).",
         default=_BATCH.retry,
@@ -55,7 +55,7 @@ class BatchFile(FileModel):
         "When a batch is cancelled: a time from its submission, or a time of day.",
         examples=["8h", "07:30"],
     )
-    on_deadline: workflow.AtDeadline = key(
+    on_deadline: rules.AtDeadline = key(
         "What becomes of the requests that the deadline left over: calls at full price (`sync`), "
         "or none: it only is said, and the batch goes on (`wait`).",
         default=_BATCH.on_deadline,
@@ -154,7 +154,7 @@ class DefaultsFile(FileModel):
         "`model` is a model of it, the only one when left out.",
         examples=["vllm://127.0.0.1:8000"],
     )
-    run_mode: workflow.RunMode = key(
+    run_mode: rules.RunMode = key(
         "`sync` calls the model for each row as it comes; `batch` hands the requests to the "
         "provider's Batch API, which takes up to a day and costs less.",
         default="sync",
@@ -176,7 +176,7 @@ class DefaultsFile(FileModel):
         "How often and when a request is sent again after a fault.", default=RetriesFile()
     )
     json_repair: bool = key("Mend replies that are almost JSON before asking again.", default=False)
-    reuse: workflow.ReusePolicy = key(
+    reuse: rules.ReusePolicy = key(
         "Whose earlier answers are taken: the same prompt's (`content`), row's (`row`), or none.",
         default="content",
     )

@@ -19,10 +19,11 @@ from pydantic import ValidationError
 from agac.core.errors import Problem, UsageError, Where, did_you_mean, listed, sentence
 from agac.spec import paths
 from agac.spec.data_models import InputFile
+from agac.spec.data_specs import InputFormat, InputSpec
 from agac.spec.models import WorkflowFile
 from agac.spec.paths import Refused
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_in
-from agac.spec.workflow import InputFormat, InputSpec, Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
 SUFFIXES: Mapping[str, InputFormat] = {

@@ -25,11 +25,12 @@ from agac.spec.mcp_lock import lock_file
 from agac.spec.operations import Python
 from agac.spec.output_schema import is_json_schema
 from agac.spec.paths import YAML_SUFFIXES, OutsideProject, Unusable, home_of, inside, refuse_secret
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, read_text
 from agac.spec.project_models import RuleName
 from agac.spec.python_code import source_files
 from agac.spec.templates import ALL_ALIKE
-from agac.spec.workflow import JsonSchema, ProjectSpec, Workflow, WrittenStage, family
+from agac.spec.workflow import JsonSchema, Workflow, WrittenStage, family
 from agac.spec.yaml import Document, parse_yaml
 
 RULES: tuple[RuleName, ...] = get_args(RuleName)  # docs/reference/lint.md explains them

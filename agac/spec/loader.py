@@ -16,6 +16,7 @@ from agac.core.arguments import refuse_types
 from agac.core.errors import Problem, SpecError, UsageError, Where, did_you_mean, listed
 from agac.spec import paths
 from agac.spec.card_types import card_parts
+from agac.spec.data_specs import InputSpec, OutputSpec
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.given_tools import GivenTools, in_python
@@ -25,19 +26,13 @@ from agac.spec.model_errors import described, validate
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.outputs import output_spec, output_stages
 from agac.spec.paths import Refused, home_of
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_in
 from agac.spec.project_models import PathsFile, ProjectFile, ProviderSpec
 from agac.spec.stage_keys import run_rules
 from agac.spec.stage_tools import for_no_tool
 from agac.spec.stages import StageBuilder
-from agac.spec.workflow import (
-    InputSpec,
-    OutputSpec,
-    Overrides,
-    ProjectSpec,
-    Workflow,
-    family,
-)
+from agac.spec.workflow import Workflow, family
 from agac.spec.yaml import Document, expand, read_yaml
 
 File = TypeVar("File", bound=FileModel)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from agac.spec import rules
 from agac.spec import validation as check
-from agac.spec import workflow
 from agac.spec.data_models import Input, OutputFile
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import (
@@ -213,7 +213,7 @@ class EscalateFile(FileModel):
         examples=["classify.confidence < 0.7", "agreement < 1.0"],
     )
     model: NonEmpty = Field(description="The model that is asked, as `provider/model?key=value`.")
-    run_mode: workflow.RunMode | None = key("Its run mode; that of the stage when left out.")
+    run_mode: rules.RunMode | None = key("Its run mode; that of the stage when left out.")
 
 
 ToolsByName = dict[NonEmpty, ToolFile]
@@ -344,7 +344,7 @@ class StageFile(DefaultsFile):
         ),
         examples=['classify.sentiment == "negative"'],
     )
-    otherwise: workflow.Otherwise = key(
+    otherwise: rules.Otherwise = key(
         "A row for which `when` is false goes on without this result (`skip`), or leaves (`drop`).",
         default="skip",
     )
@@ -395,7 +395,7 @@ class StageFile(DefaultsFile):
     incomplete: Incomplete = key(
         "Of a group of which rows failed: `use` the others, or `fail`.", default="use"
     )
-    on_empty: workflow.OnEmpty | None = key(
+    on_empty: rules.OnEmpty | None = key(
         "What happens when no row has a result of this stage at the end: a warning, or the "
         "run fails (`error`)."
     )
@@ -451,7 +451,7 @@ class StageFile(DefaultsFile):
     output_field: Annotated[NonEmpty, AfterValidator(check.field_name)] | None = key(
         "Makes of a plain reply a result with this one field, which holds its trimmed text."
     )
-    reply: workflow.ReplyForm = key(
+    reply: rules.ReplyForm = key(
         "What a reply without a schema is: `text`, or the value of `json`.", default="text"
     )
     visible: VisibleFile | None = key(
@@ -571,7 +571,7 @@ class WorkflowFile(RunRulesFile):
         "Where rows come from; a path, or a list of them, is short for a mapping with `path`."
     )
     inputs: Input | None = key("Another spelling of `input`.")
-    run_mode: workflow.RunMode | None = key("Short for `run_mode` in `defaults`.")
+    run_mode: rules.RunMode | None = key("Short for `run_mode` in `defaults`.")
     defaults: DefaultsFile = key("What holds for all stages.", default=DefaultsFile())
     vars: dict[Annotated[str, AfterValidator(check.var_name)], Any] = key(
         "Values for `${vars.name}`, which --var can change.", default={}

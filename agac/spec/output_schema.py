@@ -19,6 +19,7 @@ from agac.core.types import JSONValue, Schema
 from agac.spec.field_shapes import FieldShape
 from agac.spec.json_schema import KEYWORDS, TYPES, Fault, compiled, field_shape
 from agac.spec.paths import Refused, Unusable, home_of, inside, is_reference, is_there
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, read_bytes, read_text
 from agac.spec.python_code import (
     EDITED,
@@ -29,7 +30,7 @@ from agac.spec.python_code import (
     source_hash,
 )
 from agac.spec.schema_checks import schema_faults, schema_warnings
-from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema, SchemaSpec
+from agac.spec.workflow import JsonSchema, PythonSchema, SchemaSpec
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

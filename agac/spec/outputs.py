@@ -9,11 +9,12 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from agac.core.errors import Problem, Where, did_you_mean
 from agac.spec import paths
+from agac.spec.data_specs import InputSpec, OutputSpec, TableTarget
 from agac.spec.graph import StageNode, amended_name, homes, rows_in_words
 from agac.spec.models import StageFile, WorkflowFile
 from agac.spec.paths import Refused, Unusable
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import open_file
-from agac.spec.workflow import InputSpec, OutputSpec, ProjectSpec, TableTarget
 from agac.spec.yaml import Document
 
 

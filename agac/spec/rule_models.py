@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from agac.spec import rules
 from agac.spec import validation as check
-from agac.spec import workflow
 from agac.spec.file_model import (
     Duration,
     FileModel,
@@ -153,7 +153,7 @@ class RunRulesFile(FileModel):
     row_timeout: Duration | None = key(
         "What a row may take from its first call, as `2m`.", gt=0, le=86_400
     )
-    keep_replies: workflow.KeepReplies = key("Which raw replies stay in the store.", default="all")
+    keep_replies: rules.KeepReplies = key("Which raw replies stay in the store.", default="all")
     telemetry: TelemetryFile = key(
         "What is measured of each call, and told.", default=TelemetryFile()
     )

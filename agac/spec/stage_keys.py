@@ -9,14 +9,14 @@ from functools import cache
 from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Where
-from agac.spec import default_models, models, workflow
+from agac.spec import default_models, models, rules, workflow
 from agac.spec.default_models import DefaultsFile
 from agac.spec.file_model import FileModel
 from agac.spec.models import StageFile
 from agac.spec.notify import NotifyTarget
 from agac.spec.operations import Vote
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.rule_models import BudgetFile, RowBudgetFile, RunRulesFile
-from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
 Keys = TypeVar("Keys", bound=FileModel)
@@ -25,11 +25,11 @@ Keys = TypeVar("Keys", bound=FileModel)
 LevelKeys = tuple[FileModel, Mapping[str, Where]]
 
 _VALUE_TYPES: dict[type[FileModel], type] = {
-    BudgetFile: workflow.Budget,
-    RowBudgetFile: workflow.RowBudget,
-    default_models.TimeoutFile: workflow.Timeout,
-    default_models.BatchFile: workflow.BatchRules,
-    default_models.RetriesFile: workflow.RetryRules,
+    BudgetFile: rules.Budget,
+    RowBudgetFile: rules.RowBudget,
+    default_models.TimeoutFile: rules.Timeout,
+    default_models.BatchFile: rules.BatchRules,
+    default_models.RetriesFile: rules.RetryRules,
     models.VoteFile: Vote,
 }
 """The types that mappings of files have in a Stage: the same keys, without how they were written.
@@ -84,32 +84,32 @@ def places_of(keys: FileModel, document: Document, path: Path_) -> dict[str, Whe
 
 def run_rules(
     file: RunRulesFile, document: Document, project: ProjectSpec, overrides: Overrides
-) -> workflow.RunRules:
+) -> rules.RunRules:
     """Merges the rules of a workflow: the command line's, then the workflow's, the project's; both
     files' budgets hold."""
-    rules = merged(RunRulesFile, project.file, file)
+    keys = merged(RunRulesFile, project.file, file)
     values = {
-        key: getattr(rules, key)
+        key: getattr(keys, key)
         for key in RunRulesFile.model_fields
-        if key in workflow.RunRules.__slots__
+        if key in rules.RunRules.__slots__
     }
-    values["confirm_above"] = rules.confirm_above.usd if rules.confirm_above else None
+    values["confirm_above"] = keys.confirm_above.usd if keys.confirm_above else None
     notifying = document if "notify" in file.model_fields_set else project.document
-    values["notify"] = _notify_targets(rules, notifying)
+    values["notify"] = _notify_targets(keys, notifying)
     if overrides.max_errors is not None:
         values["max_errors"] = overrides.max_errors
     typed_budget = overrides.budget
     timing = document if "ttft" in file.telemetry.model_fields_set else project.document
-    return workflow.RunRules(
+    return rules.RunRules(
         project=None if typed_budget else value_of(project.file.budget),
         workflow=typed_budget or value_of(file.budget),
-        row=value_of(rules.row_budget),
+        row=value_of(keys.row_budget),
         **values,
-        telemetry_file=rules.telemetry.file,
-        ttft=rules.telemetry.ttft,
-        otel=rules.telemetry.otel,
-        otel_sample=rules.telemetry.sample,
-        otel_prompts=rules.telemetry.prompts,
+        telemetry_file=keys.telemetry.file,
+        ttft=keys.telemetry.ttft,
+        otel=keys.telemetry.otel,
+        otel_sample=keys.telemetry.sample,
+        otel_prompts=keys.telemetry.prompts,
         where=timing.where(("telemetry", "ttft")),
     )
 

@@ -14,8 +14,8 @@ from agac.spec.agent_cards import Card, find_card, load_card
 from agac.spec.card_types import ONLY_A_TOOL
 from agac.spec.models import StageFile
 from agac.spec.paths import Refused, RemoteContent, Unusable, is_reference
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.templates import PlacedText, Syntax, Template
-from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
 T = TypeVar("T")

@@ -18,6 +18,7 @@ from agac.spec.card_models import CardFile, CardKeys, RequestParamsFile, ServedK
 from agac.spec.mcp_lock import lock_file, locked_tools, read_lock, told_otherwise
 from agac.spec.models import RuntimeFile, StageFile
 from agac.spec.paths import Refused, home_of, inside
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.project_files import files_hash
 from agac.spec.python_code import FORM, parse_reference
 from agac.spec.tool_schemas import safe_name
@@ -33,7 +34,6 @@ from agac.spec.tools import (
     ToolSpec,
     function_name,
 )
-from agac.spec.workflow import Overrides, ProjectSpec
 from agac.spec.yaml import Document
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from agac.core.errors import Path_, Problem, Where, any_error, key_path, listed
 from agac.core.types import JSONValue
-from agac.spec import templates, workflow
+from agac.spec import rules, templates, workflow
 from agac.spec.agent_cards import (
     Card,
     Skill,
@@ -28,6 +28,7 @@ from agac.spec.guards import Check, Guard, compile_guard
 from agac.spec.models import EscalateFile, StageFile, WorkflowFile
 from agac.spec.operations import Join
 from agac.spec.output_schema import field_problems, load_schema
+from agac.spec.project import Overrides, ProjectSpec
 from agac.spec.stage_checks import misplaced_keys, rule_problems
 from agac.spec.stage_keys import (
     LevelKeys,
@@ -42,7 +43,7 @@ from agac.spec.stage_operations import group_of, operation_of
 from agac.spec.stage_texts import StageTexts
 from agac.spec.stage_tools import ToolReader
 from agac.spec.tools import NamedTool
-from agac.spec.workflow import Overrides, ProjectSpec, WrittenStage
+from agac.spec.workflow import WrittenStage
 from agac.spec.yaml import Document
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ _PARAMS = ("temperature", "max_tokens")
 _TYPED = {"model": "--model", "backend": "--backend", "run_mode": "--run-mode"}
 """Keys of stages that the command line gives to all of them, with its flags."""
 
-_ORDER: tuple[workflow.Level, ...] = ("project", "defaults", "card", "stage", "override")
+_ORDER: tuple[rules.Level, ...] = ("project", "defaults", "card", "stage", "override")
 
 
 @dataclass(slots=True)
@@ -464,7 +465,7 @@ class StageBuilder:
         self,
         written: StageFile,
         keys: DefaultsFile,
-        levels: Mapping[workflow.Level, LevelKeys],
+        levels: Mapping[rules.Level, LevelKeys],
         card: Card | None,
     ) -> dict[str, Any]:
         """The fields of a stage whose keys other levels may set: its card, the workflow's and the
@@ -478,7 +479,7 @@ class StageBuilder:
                 "in the place of the flag"
             )
             self.problems.append(Problem(levels["override"][1]["model"], message, "warning"))
-        params: dict[workflow.Level, Mapping[str, Any]] = {
+        params: dict[rules.Level, Mapping[str, Any]] = {
             level: {key: getattr(own, key) for key in _PARAMS if key in own.model_fields_set}
             for level, (own, _) in levels.items()
             if level != "override"
@@ -504,7 +505,7 @@ class StageBuilder:
 
     def _levels(
         self, written: StageFile, path: Path_, card: Card | None, *, is_child: bool
-    ) -> dict[workflow.Level, LevelKeys]:
+    ) -> dict[rules.Level, LevelKeys]:
         """The keys of a stage that each level sets, weakest first, and the place of each key."""
         of_card: dict[str, Any] = {}
         if card and card.keys.model is not None:
@@ -562,7 +563,7 @@ def _keys_of_part(part: CardPart, written: StageFile, card: Card | None) -> Stag
     return StageFile.model_construct({"name", *keys}, name=part.name, **keys)
 
 
-def _keeps_fallback(setters: Mapping[str, workflow.Level]) -> bool:
+def _keeps_fallback(setters: Mapping[str, rules.Level]) -> bool:
     """True if the fallbacks go with the model. A stronger level's model goes without those of a
     weaker level: they were chosen for another model."""
     if not {"fallback", "model"} <= setters.keys():

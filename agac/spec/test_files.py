@@ -26,8 +26,9 @@ from agac.spec.paths import (
     is_there,
     secret_kind,
 )
+from agac.spec.project import ProjectSpec
 from agac.spec.project_files import files_in, real_path
-from agac.spec.workflow import JsonSchema, ProjectSpec, PythonSchema
+from agac.spec.workflow import JsonSchema, PythonSchema
 from agac.spec.yaml import Document, read_yaml
 
 FOLDER = "tests/workflows"

@@ -3,156 +3,42 @@ elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
 from operator import attrgetter, methodcaller
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from agac.core.arguments import refuse_fields
 from agac.core.errors import Where
-from agac.core.types import DayTime, JSONValue, Schema
+from agac.core.types import JSONValue, Schema
+from agac.spec.card_examples import Example
+from agac.spec.data_specs import InputSpec, OutputSpec
 from agac.spec.graph import StageNode
 from agac.spec.guards import STORED, Check, Guard
 from agac.spec.json_schema import field_shape
-from agac.spec.notify import NotifyTarget
 from agac.spec.operations import CHANGING, Group, Join, Operation, Vote, made_by, read_operation
-from agac.spec.paths import Fetch, ProjectPaths, RemoteContent, fetch_nothing
-from agac.spec.templates import NO_TEXT, VARS, PlacedText, Syntax, Template, sound_template
-from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSettings, ToolsMode
+from agac.spec.paths import RemoteContent
+from agac.spec.rules import (
+    DEFAULT_BATCH,
+    DEFAULT_RETRIES,
+    DEFAULT_RUN_RULES,
+    BatchRules,
+    Budget,
+    Level,
+    OnEmpty,
+    Otherwise,
+    ReplyForm,
+    RetryRules,
+    ReusePolicy,
+    RunMode,
+    RunRules,
+    Timeout,
+)
+from agac.spec.templates import NO_TEXT, VARS, Syntax, Template, sound_template
+from agac.spec.tools import NO_TOOLS, AgentSpec, NamedTool, Runtime, ToolSettings
 
 if TYPE_CHECKING:
     from agac.spec.agent_cards import Card
     from agac.spec.models import LabelFile
-    from agac.spec.project_models import ProjectFile
-    from agac.spec.yaml import Document
-
-BatchRetry = Literal["batch", "sync", "fail"]
-AtDeadline = Literal["wait", "sync"]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRules:
-    """How a stage's batches are cut, waited for and ended. Bytes, seconds; None: the provider's,
-    or agac's default. `retry`: where a request is asked again that a batch left without a good
-    answer; `max_rounds` in how many batches it may be. A `deadline` in seconds counts from the
-    submission of a batch, one of a day is the next after it; None: only the provider ends it.
-    `stuck_after` is how long nothing may move. Of conversations: `linger` is how long a batch
-    waits for slow tools, and with less than the share `tail` of them left these are called."""
-
-    max_requests: int | None = None
-    max_bytes: int | None = None
-    completion_window: str | None = None
-    poll_interval: float | None = None
-    grace: float | None = None
-    retry: BatchRetry = "batch"
-    max_rounds: int = 3
-    deadline: float | DayTime | None = None
-    on_deadline: AtDeadline = "sync"
-    stuck_after: float = 6 * 3600.0
-    linger: float = 30.0
-    tail: float = 0.01
-
-
-DEFAULT_BATCH = BatchRules()  # the rules of a stage that says nothing
-
-
-@dataclass(frozen=True, slots=True)
-class RetryRules:
-    """How often a request is sent whose call fails and may pass, and how long it waits in between,
-    in seconds. `attempts` counts the first time, and is each request's own: a model's, a re-ask's,
-    a fallback's. Refusals by rate are counted apart, by the engine. The wait is `delay` at first
-    and doubles, up to `max_delay`."""
-
-    attempts: int = 6
-    delay: float = 0.5
-    max_delay: float = 30.0
-
-
-DEFAULT_RETRIES = RetryRules()  # the rules of a stage that says nothing
-
-# Times are seconds. Paths are absolute with links followed; what is shown to users is relative to
-# the project root.
-
-Level = Literal["project", "defaults", "card", "stage", "override"]
-"""Who said it, weakest first: agac.yml's defaults, the workflow's defaults, the card, the stage,
-the command line."""
-
-RunMode = Literal["sync", "batch"]
-InputFormat = Literal[
-    "csv", "tsv", "json", "jsonl", "txt", "parquet", "xlsx", "files", "sqlite", "postgres"
-]
-OnDuplicateId = Literal["error", "first", "last", "suffix"]
-OnShortRecord = Literal["fail", "null"]
-ReusePolicy = Literal["content", "row", "never"]
-KeepReplies = Literal["all", "failed"]
-OutputFormat = Literal["csv", "tsv", "txt", "parquet"]
-Otherwise = Literal["skip", "drop"]
-OnEmpty = Literal["warn", "error"]
-Merge = Literal["replace", "extend", "update", "append"]
-ReplyForm = Literal["text", "json"]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeout:
-    """Bounds of one call in seconds; None means that agac's default holds."""
-
-    connect: float | None = None
-    first_byte: float | None = None
-    total: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What may be spent at most; None: not limited. `tokens` are those of requests and replies
-    together."""
-
-    usd: float | None = None
-    tokens: int | None = None
-    calls: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
-class RowBudget(Budget):
-    """What one row may spend at most: also how many `turns` of its conversations with tools, and
-    calls of tools."""
-
-    turns: int | None = None
-    tool_calls: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunRules:
-    """When a run stops by itself, and what it keeps.
-
-    `project`, `workflow`: both bound what a run spends over all its invocations; `row` what one
-    row spends in one. `confirm_above` is in US dollars, `max_errors` counts failed rows of an
-    invocation, `row_timeout` is in seconds from a row's first call. `max_open_rows` are under way
-    at a time where stages have tools; None: four times the calls. `telemetry_file`:
-    telemetry.jsonl is written; None: for runs that are not too large. `ttft`, which stands at
-    `where`: calls are streamed, to learn how long the first token takes. `otel…`: whether traces
-    are sent, of which share of the rows that did not fail, and with texts; None: as the
-    environment says. `notify`: who is told of it."""
-
-    project: Budget | None = None
-    workflow: Budget | None = None
-    row: RowBudget | None = None
-    confirm_above: float | None = None
-    stop_loss: bool = True
-    max_errors: int | None = None
-    max_open_rows: int | None = None
-    row_timeout: float | None = None
-    keep_replies: KeepReplies = "all"
-    telemetry_file: bool | None = None
-    ttft: bool = False
-    otel: bool | None = None
-    otel_sample: float = 0.01
-    otel_prompts: bool = False
-    notify: tuple[NotifyTarget, ...] = ()
-    where: Where = field(default=Where(""), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,97 +63,6 @@ class PythonSchema:
 
 
 SchemaSpec = JsonSchema | PythonSchema
-Speaker = Literal["user", "assistant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One message before the prompt. `path` is its place among the keys of its file, empty in a
-    file of its own."""
-
-    role: Speaker
-    content: Template
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """Where rows come from. `shown` is the path as its author wrote it.
-
-    `path` is the file; where there are `patterns`, the folder that they are relative to; of the
-    folders `skipped` nothing is taken. `statement` is what reads a database; `ordered`: its rows
-    keep their order. `piped`: rows come from standard input, which nobody has read yet; `path` is
-    the folder in which it will be kept, and `format` may be None, for what it begins with to tell.
-    `delimiter` and `encoding` say how text is written, None: as its format is, in UTF-8 or as a
-    byte order mark tells. `on_short_record`: what a csv record does that lacks fields, None:
-    `fail`. `allow_empty`: it may lose all its rows. `sql` is a statement over the rows, written at
-    `sql_at`, and `scratch` where it keeps them; `sheet` and `header_row` say where in an xlsx file
-    they are. `hive` True: folders of parquet files are fields; else None.
-    """
-
-    path: Path
-    shown: str
-    format: InputFormat | None
-    id_field: str | None
-    on_duplicate_id: OnDuplicateId
-    where: Where
-    patterns: tuple[str, ...] = ()
-    skipped: tuple[Path, ...] = ()
-    statement: str | None = None
-    ordered: bool = True
-    piped: bool = False
-    delimiter: str | None = None
-    encoding: str | None = None
-    allow_empty: bool = False
-    sql: str | None = None
-    sql_at: Where = field(default=Where("--sql"), compare=False)
-    scratch: Path | None = field(default=None, compare=False)
-    sheet: str | int | None = None
-    header_row: int | None = None
-    on_short_record: OnShortRecord | None = None
-    hive: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TableTarget:
-    """A table in a database. `shown` is a SQLite file in the project, or a PostgreSQL address,
-    which has no `path`."""
-
-    path: Path | None
-    shown: str
-    table: str
-    where: Where = field(default=Where(""), compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """Where results go. `dir` lies inside the project and holds none of the project's own files.
-    `stages` are those whose results are written, in the order in which a row meets them; `rows` is
-    the stage that made the rows that have them, None: they are the input's.
-
-    `formats` are written beside the JSON files. `merge` None: results alone in the JSON files, the
-    row's columns with the result's in tables. `bom`: csv and tsv files begin with a byte order
-    mark. `where` is where `format` stands, or the output. `places` are the only files that a row
-    run writes, by their names in an output folder, relative to the project where they are inside;
-    its `dir` is the file with the results, or stands for standard output. `how`: with each result
-    stands how people had to do with it. `sources`: with each result stand the sources of searches
-    that providers ran for it. `one_value`: a row run's JSON file holds the one result and no list,
-    as its input holds one object and no list."""
-
-    dir: Path
-    include_input: bool
-    formats: tuple[OutputFormat, ...] = ()
-    to: TableTarget | None = None
-    merge: Merge | None = None
-    csv_safe: bool = False
-    bom: bool = False
-    where: Where = field(default=Where(""), compare=False)
-    stages: tuple[str, ...] = ()
-    rows: str | None = None
-    places: Mapping[str, str] | None = None
-    how: bool = False
-    one_value: bool = False
-    sources: bool = False
 
 
 def shape_of_ends(ends: Sequence[Stage]) -> dict[str, Any] | None:
@@ -591,7 +386,7 @@ class Workflow:
     stages: tuple[WrittenStage, ...]
     vars: Mapping[str, JSONValue]
     output: OutputSpec
-    rules: RunRules = RunRules()
+    rules: RunRules = DEFAULT_RUN_RULES
     disabled: tuple[str, ...] = ()
     whole: bool = True
     remote: tuple[RemoteContent, ...] = ()
@@ -612,98 +407,3 @@ class Workflow:
         """The stages whose results are a row's result: one alone, of several an object by their
         names."""
         return tuple(stage for stage in self.stages if stage.name in self.output.stages)
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectSpec:
-    """What `agac.yml` says. `file` has its keys, in which variables are filled in where they are
-    no secrets. `env` is what `${VAR}` is looked up in: it holds secrets, so it is never shown.
-    `fetch` gets what lies elsewhere. `functions` are tools that a program gave, by their source.
-    `rows_root` has the inputs that another version's root lacks. `read` is what was read of files,
-    by what was asked of them; None: nothing is kept."""
-
-    root: Path
-    file: ProjectFile
-    paths: ProjectPaths
-    document: Document
-    env: Mapping[str, str] = field(repr=False)
-    fetch: Fetch = field(default=fetch_nothing, repr=False)
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    rows_root: Path | None = None
-    read: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives: it is called once for this key while a workflow is loaded, or several
-        by one command."""
-        if self.read is None:
-            return make()
-        if key not in self.read:
-            self.read[key] = make()
-        return cast("T", self.read[key])
-
-    def reading_once(self) -> ProjectSpec:
-        """The same for what reads files while nobody is expected to change them: each is read
-        once."""
-        return self if self.read is not None else replace(self, read={})
-
-    def noting(self) -> tuple[ProjectSpec, list[RemoteContent]]:
-        """The same for one workflow to be loaded, and where what it fetches from other machines is
-        noted."""
-        noted: list[RemoteContent] = []
-
-        def fetch(reference: str, what: str) -> tuple[RemoteContent, ...]:
-            found = tuple(replace(one, what=what) for one in self.fetch(reference, what))
-            noted.extend(one for one in found if one.hash)
-            return found
-
-        return replace(self.reading_once(), fetch=fetch), noted
-
-    def elsewhere(self) -> ProjectSpec | None:
-        """The same where the inputs are that the root lacks."""
-        root = self.rows_root
-        if root is None:
-            return None
-        names = ("workflows", "agentcards", "schemas", "output")
-        folders = {name: root / getattr(self.paths, name).relative_to(self.root) for name in names}
-        return replace(self, root=root, paths=ProjectPaths(**folders), rows_root=None)
-
-    def shown(self, path: Path) -> str:
-        """`path` as users see it: relative to the project root where it lies inside."""
-        if path.is_relative_to(self.root):
-            return path.relative_to(self.root).as_posix()
-        return str(path)
-
-
-class StageChange(NamedTuple):
-    """What is tried of one stage in place of what the files say: another model, another prompt."""
-
-    stage: str
-    model: str | None
-    prompt: PlacedText | None
-
-
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """What the command line changes for one invocation. `input` may be any path, pattern or
-    database, or `-`: the user typed it. `output` is a folder of which no rows are read. `budget`
-    replaces the project's and the workflow's. `tool_stubs` are stand-ins by tool, or a file of
-    them; `replay` is the run whose results of tools are taken. `dry`: nothing is asked, so that
-    what servers offer may be unknown."""
-
-    vars: Mapping[str, str] = field(default_factory=dict)
-    model: str | None = None
-    concurrency: int | None = None
-    input: Path | str | None = None
-    sql: str | None = None
-    output: str | None = None
-    budget: Budget | None = None
-    max_errors: int | None = None
-    run_mode: RunMode | None = None
-    backend: str | None = None
-    tools_mode: ToolsMode | None = None
-    tool_stubs: Mapping[str, Any] | str | None = None
-    replay: int | None = None
-    max_turns: int | None = None
-    trust_card: bool = False
-    change: StageChange | None = None
-    dry: bool = False

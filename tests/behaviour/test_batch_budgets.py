@@ -7,7 +7,7 @@ from support.batchrun import BatchProject, Make, advance
 from support.server import Server
 from support.soak import few
 
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 
 SECONDS = 100
 PRICES = {"small": {"input": 1.0, "output": 2.0, "batch": 0.5}, "echo": {"input": 1.0, "output": 2.0, "batch": 0.5}}

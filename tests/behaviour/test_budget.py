@@ -13,7 +13,7 @@ from support.soak import few
 from agac.api.retries import retry
 from agac.core.errors import ExitCode, SpecError, UsageError
 from agac.engine.invocation import Retry
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 from agac.store.db import migrations
 
 STAGE = {"name": "classify", "prompt": "Review: ${text}", "output_schema": SENTIMENT, "max_tokens": 200}

@@ -18,7 +18,7 @@ from agac.core.errors import ErrorType, RowError, UsageError
 from agac.engine.workers.pool import CallItem, Chunk, Ended, FunctionItem, WorkerSetup
 from agac.engine.workers.work import ChunkWorker, unpacked_replies
 from agac.spec.project_models import ProviderSpec
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 from agac.tools.tool_functions import ToolFailed, ToolTimeout, describe
 
 KEY = "sk-live-1234567890abcdef"

@@ -10,7 +10,7 @@ from support.project import ProjectFolder
 import agac
 from agac.core.types import Params
 from agac.plan.stage import DEFAULT_TIMEOUT, call_timeout
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 PRICES = {"m": {"input": 1.0, "output": 10.0, "flex": 0.5}}
 FULL = json.dumps(

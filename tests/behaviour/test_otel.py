@@ -17,7 +17,7 @@ from support.server import Faulty
 
 from agac.core.keys import share_of
 from agac.engine.output.telemetry import OtelSettings, otel_settings
-from agac.spec.workflow import RunRules
+from agac.spec.rules import RunRules
 from agac.testing import simulator
 
 TWO_STAGES = [

@@ -29,22 +29,13 @@ from agac.plan.render import Prepared, Preparer
 from agac.plan.stage import LocalStage, PlannedModel, PlannedStage
 from agac.providers.model_string import ModelRef
 from agac.providers.provider import Provider
+from agac.spec.card_examples import Example
+from agac.spec.data_specs import InputSpec, OutputSpec, TableTarget
 from agac.spec.operations import Group, Python, Rename
 from agac.spec.python_code import FunctionRef
+from agac.spec.rules import BatchRules, Budget, RunRules, Timeout
 from agac.spec.templates import Template
-from agac.spec.workflow import (
-    BatchRules,
-    Budget,
-    Example,
-    InputSpec,
-    OutputSpec,
-    PythonSchema,
-    RunRules,
-    Stage,
-    TableTarget,
-    Timeout,
-    Visibility,
-)
+from agac.spec.workflow import PythonSchema, Stage, Visibility
 
 SHIPPED = sorted(path.stem for path in (ROOT / "workflows").glob("*.yml"))
 

@@ -14,7 +14,7 @@ from agac.engine.ask.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
 from agac.engine.sharding.leases import SETTLED, SharedLimits
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 
 REFUSED = RowError(ErrorType.REFUSED, "no")
 

@@ -9,7 +9,7 @@ import agac
 from agac.api.checked_workflow import check_workflow
 from agac.api.project import open_project
 from agac.plan.plan import Plan, Selection, make_plan
-from agac.spec.workflow import Overrides
+from agac.spec.project import Overrides
 
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('was_here').touch()\n"
 

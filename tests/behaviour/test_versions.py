@@ -12,7 +12,7 @@ from agac.api.project import Project, open_project
 from agac.api.versions import project_at, version_of
 from agac.core.errors import UsageError
 from agac.plan.plan import Selection
-from agac.spec.workflow import Overrides
+from agac.spec.project import Overrides
 
 
 def prompt_of(opened: Project, name: str = "reviews") -> str:

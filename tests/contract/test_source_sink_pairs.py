@@ -27,8 +27,9 @@ from support.sources import write_sheets
 
 from agac.data.sinks import TABLES
 from agac.data.sources import FORMATS, open_input, read_rows
+from agac.spec.data_specs import InputFormat, OutputFormat
 from agac.spec.loader import load_project, load_workflow
-from agac.spec.workflow import InputFormat, OutputFormat, Overrides
+from agac.spec.project import Overrides
 
 duckdb = pytest.importorskip("duckdb")
 

@@ -30,7 +30,7 @@ from support.sources import write_sheets
 from agac.core.errors import ErrorType, Where
 from agac.data.files import Source
 from agac.data.sources import FORMATS, keep, open_input, read_rows
-from agac.spec.workflow import InputFormat, InputSpec
+from agac.spec.data_specs import InputFormat, InputSpec
 
 Rows = list[dict[str, Any]]
 

@@ -31,7 +31,7 @@ from agac.providers.http import Events, HttpReply, Sender
 from agac.providers.known_providers import ANTHROPIC, OPENAI, SHIPPED
 from agac.providers.table import DIALECTS
 from agac.providers.transport import GarbledStream
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 CANARY = "sk-canary-0123456789abcdef"
 REDACTOR = Redactor([CANARY])

@@ -14,7 +14,7 @@ from agac.core.errors import UsageError
 from agac.data import json_formats
 from agac.data.files import Source
 from agac.data.sources import FORMATS, open_source, read_rows
-from agac.spec.workflow import InputFormat
+from agac.spec.data_specs import InputFormat
 
 CORPUS = [
     b'id,text\n1,"a"\n2,"b\nc"\n3,d\n',

@@ -12,7 +12,7 @@ from support.sources import opened
 
 from agac.core.errors import ErrorType, SpecError, UsageError, Where
 from agac.data.sources import open_input
-from agac.spec.workflow import InputSpec
+from agac.spec.data_specs import InputSpec
 
 
 def written(path: Path, select: str) -> Path:

@@ -14,7 +14,7 @@ from agac.core.errors import AgacError, ErrorType, SpecError, Where
 from agac.data import sql as statements
 from agac.data.files import Source
 from agac.data.sources import open_input
-from agac.spec.workflow import InputFormat, InputSpec
+from agac.spec.data_specs import InputFormat, InputSpec
 
 AT = Where("workflows/w.yml", 3, 8, "input.sql")
 

@@ -9,7 +9,7 @@ import pytest
 from agac.core.errors import AgacError, UsageError, Where
 from agac.data.files import Source
 from agac.data.sources import open_input, read_rows
-from agac.spec.workflow import InputSpec
+from agac.spec.data_specs import InputSpec
 
 
 def opened(root: Path, *patterns: str, found: Any = "csv", id_field: str | None = None) -> Source:

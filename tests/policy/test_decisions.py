@@ -21,7 +21,7 @@ from agac.engine.ask.retry_policy import (
     max_calls,
     with_end_of_pause,
 )
-from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
+from agac.spec.rules import DEFAULT_RETRIES, RetryRules
 
 RETRY, PAUSE, FATAL, TASK = FaultKind.RETRY, FaultKind.PAUSE, FaultKind.FATAL, FaultKind.TASK
 

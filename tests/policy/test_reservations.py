@@ -11,7 +11,7 @@ from support.soak import campaign
 
 from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter, RowBudgetExceeded
 from agac.engine.stop_rules import RunStopped, StopReason, StopSignal
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 
 CALLS = 256
 

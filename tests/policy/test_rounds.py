@@ -7,7 +7,7 @@ import pytest
 from agac.core.errors import ErrorType, RowError
 from agac.core.types import FaultKind
 from agac.engine.batch.rounds import AttemptCounts, MissingAnswer, NextStep, Then, missing_error, next_step
-from agac.spec.workflow import BatchRules
+from agac.spec.rules import BatchRules
 from agac.store.batches import AT_PROVIDER, WAITING, BatchStep, may_follow
 
 LACKS: tuple[MissingAnswer, ...] = ("expired", "cancelled", "unanswered", "missing", "malformed")

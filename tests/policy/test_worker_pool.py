@@ -29,7 +29,7 @@ from agac.engine.workers.pool import (
 )
 from agac.providers.http import HttpReply
 from agac.spec.python_code import FunctionRef
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 REPLY = HttpReply(200, CIMultiDict(), b"{}", 1.0)
 FUNCTION: Any = FunctionRef  # which nobody calls here

@@ -17,7 +17,7 @@ from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter, Reserva
 from agac.engine.sharding.folder import ShardFolder, ShardLease
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 
 
 class Holder:

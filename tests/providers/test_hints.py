@@ -14,9 +14,10 @@ from agac.providers.backend import at_backend
 from agac.providers.hints import HintingSender, hinting
 from agac.providers.http import Sender
 from agac.providers.known_providers import SHIPPED
+from agac.spec.card_examples import Example
 from agac.spec.templates import NO_TEXT
 from agac.spec.tools import AgentSpec
-from agac.spec.workflow import Example, Stage
+from agac.spec.workflow import Stage
 
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
 USER, CALLED = {"role": "user", "content": "row 1"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}

@@ -37,7 +37,7 @@ from agac.core.types import FaultKind
 from agac.providers import http as sender_module
 from agac.providers.provider import Limits
 from agac.providers.transport import EXCEPTION_RULES, exception_rule
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 RETRY, FATAL, PROVIDER, TIMEOUT = FaultKind.RETRY, FaultKind.FATAL, ErrorType.PROVIDER_ERROR, ErrorType.TIMEOUT
 

@@ -18,7 +18,7 @@ from agac.providers import http as sender_module
 from agac.providers.http import HttpReply, Sending
 from agac.providers.provider import Limits, Provider
 from agac.providers.table import DIALECTS
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 WIRE = b'{"model":"m"}'
 DELTA = {"type": "response.output_text.delta", "delta": "Hi"}

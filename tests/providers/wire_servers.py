@@ -14,7 +14,7 @@ from agac.core.redact import Redactor
 from agac.core.types import Fault
 from agac.providers.http import HttpReply, Sender, Sending, SocketSender
 from agac.providers.provider import Provider
-from agac.spec.workflow import Timeout
+from agac.spec.rules import Timeout
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 AUTHORITY = str(CERTIFICATES / "authority.pem")

@@ -15,7 +15,7 @@ from agac.plan.plan import Selection, make_plan, restored_plan, run_settings
 from agac.providers.backend import at_backend, engine_counts
 from agac.providers.known_providers import SHIPPED
 from agac.providers.table import build_providers
-from agac.spec.workflow import Overrides
+from agac.spec.project import Overrides
 
 VLLM = "http://gpu:8000/v1"
 OWN = "providers: {mine: {dialect: openai-chat, base_url: 'http://mine:1/v1'}}\n"

@@ -4,7 +4,8 @@ import pytest
 from support.tree import Tree
 
 from agac.spec.operations import Join
-from agac.spec.workflow import Overrides, WrittenStage
+from agac.spec.project import Overrides
+from agac.spec.workflow import WrittenStage
 
 MEMBERS = ("draft", "check", "fix")
 CARDS = {

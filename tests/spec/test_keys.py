@@ -10,8 +10,10 @@ from agac.core.types import DayTime
 from agac.plan.checks import resolve_models
 from agac.plan.plan import Selection, make_plan
 from agac.providers.known_providers import SHIPPED
+from agac.spec.data_specs import TableTarget
 from agac.spec.operations import Vote
-from agac.spec.workflow import BatchRules, Overrides, TableTarget
+from agac.spec.project import Overrides
+from agac.spec.rules import BatchRules
 
 INPUT = "input: {path: data/reviews.csv}\n"
 

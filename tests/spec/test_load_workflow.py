@@ -20,7 +20,8 @@ from agac.plan.plan import Selection, make_plan
 from agac.providers.known_providers import SHIPPED
 from agac.spec.loader import find_workflow, load_project, load_workflow, workflow_names
 from agac.spec.paths import find_project, output_folder
-from agac.spec.workflow import Overrides, Timeout
+from agac.spec.project import Overrides
+from agac.spec.rules import Timeout
 
 INPUT = "input: {path: data/reviews.csv}\n"
 

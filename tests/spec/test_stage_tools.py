@@ -19,8 +19,8 @@ from agac.spec import paths, project_files
 from agac.spec.loader import load_workflow
 from agac.spec.mcp_lock import connection
 from agac.spec.paths import RemoteContent
+from agac.spec.project import Overrides
 from agac.spec.tools import ToolRules
-from agac.spec.workflow import Overrides
 
 TOOLS = '''
 def search(query: str) -> str:

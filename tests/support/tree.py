@@ -5,7 +5,8 @@ from pathlib import Path
 
 from agac.core.errors import Problem
 from agac.spec.loader import in_order, load_project, load_workflow, workflow_names
-from agac.spec.workflow import Overrides, ProjectSpec, Workflow, WrittenStage
+from agac.spec.project import Overrides, ProjectSpec
+from agac.spec.workflow import Workflow, WrittenStage
 
 GOOD_WORKFLOW = """\
 input: {path: data/reviews.csv, id_field: id}

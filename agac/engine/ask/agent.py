@@ -34,8 +34,9 @@ from agac.engine.settle import how_answered, stored_reply
 from agac.engine.stop_rules import RunStopped
 from agac.plan.render import Preparer
 from agac.providers.citations import sources_of_turns
+from agac.spec.rules import RowBudget
 from agac.spec.tools import ToolSpec
-from agac.spec.workflow import RowBudget, family
+from agac.spec.workflow import family
 from agac.store.records import FIRST, TURN, AgentTurn, Result
 from agac.store.rows import (
     RecordedCall,

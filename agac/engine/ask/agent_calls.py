@@ -16,8 +16,8 @@ from agac.engine.ask.task_conversation import TaskConversation, Turn, shown, tol
 from agac.engine.context import InvocationContext
 from agac.engine.stop_rules import RunStopped
 from agac.plan.stage import PlannedStage
+from agac.spec.rules import RowBudget
 from agac.spec.tools import ToolSpec
-from agac.spec.workflow import RowBudget
 from agac.store.records import TOOL, ToolCallRecord
 from agac.store.rows import StoredCall
 from agac.tools.pool import CallScope, ToolOutcome, ToolPool

@@ -16,7 +16,7 @@ from agac.plan.stage import PlannedModel
 from agac.providers.prices import BATCH, DAY, dearest_price
 from agac.providers.provider import Price
 from agac.spec.graph import stage_of
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 from agac.store.records import Call
 from agac.store.runs import Count
 

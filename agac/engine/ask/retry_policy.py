@@ -15,7 +15,7 @@ from tenacity.wait import wait_exponential
 
 from agac.core.errors import ErrorType
 from agac.core.types import Fault, FaultKind
-from agac.spec.workflow import DEFAULT_RETRIES, RetryRules
+from agac.spec.rules import DEFAULT_RETRIES, RetryRules
 
 MAX_RATE_LIMIT_RETRIES = 20
 """Tries after the first for a refusal by rate: nothing was billed, and the server says when to

@@ -20,7 +20,7 @@ from agac.engine.invocation import Batching, Clocks
 from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopSignal
 from agac.providers.batch import BatchState, ProviderBatch
-from agac.spec.workflow import DEFAULT_BATCH
+from agac.spec.rules import DEFAULT_BATCH
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, BatchView, known_ids, read_batch
 from agac.store.db import Database
 from agac.store.lease import lease_held

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from agac.core.errors import REPAIRED, ErrorType, RowError
-from agac.spec.workflow import BatchRules
+from agac.spec.rules import BatchRules
 
 Then = Literal["batch", "repair", "turn", "answer", "fallback", "sync", "run"]
 """The next step of a task: another batch, one that quotes what was wrong, the next turn of its

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from agac.core.errors import ErrorType, RowError
 from agac.core.keys import numbered_id
 from agac.core.types import RowId
-from agac.spec.workflow import OnDuplicateId
+from agac.spec.data_specs import OnDuplicateId
 from agac.store.rows import State
 
 _KEY = "input.on_duplicate_id: first | last | suffix (`agac process`: --read on_duplicate_id=last)"

@@ -40,8 +40,8 @@ from agac.engine.walk.executor import LevelStages, Task
 from agac.engine.walk.input_rows import CHUNK_ROWS, count_ids, read_chunk
 from agac.plan import diff as why
 from agac.plan.stage import CHOOSING_ROWS, AnyStage, LocalStage, PlannedStage
+from agac.spec.data_specs import InputSpec, OnDuplicateId
 from agac.spec.graph import NameSets, joined, levels_of
-from agac.spec.workflow import InputSpec, OnDuplicateId
 from agac.store.batches import lane_times, open_batches
 from agac.store.records import NewRow
 from agac.store.rows import WALKED, State, StoredRow, aged_rows, rows_by_id, rows_of_retry

@@ -14,7 +14,7 @@ from agac.engine.forecast.planned_batches import PlannedBatches, PlannedRounds
 from agac.plan.diff import OF_THE_ROW
 from agac.plan.stage import AnyStage, PlannedStage
 from agac.spec.operations import Makes
-from agac.spec.workflow import RunMode
+from agac.spec.rules import RunMode
 from agac.store.records import Seconds
 
 # What a plan says of all its stages, and a limit that should be enough for what is left.

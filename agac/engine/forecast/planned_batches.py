@@ -11,7 +11,7 @@ from agac.engine.forecast.estimate import CostEstimate
 from agac.plan.stage import PlannedStage
 from agac.providers.prices import cost, dearest_price
 from agac.providers.provider import BatchTraits
-from agac.spec.workflow import BatchRules
+from agac.spec.rules import BatchRules
 from agac.store.batches import LaneTimes
 
 # Into how many batches the requests of a stage are cut, and of what size.

@@ -15,8 +15,9 @@ from agac.data.sqlite import check_target, table_columns, tables_read
 from agac.data.tables import Observed, TableColumn, result_name
 from agac.engine.output.output_lines import is_grouped
 from agac.engine.output.run_outputs import PREVIEW
+from agac.spec.data_specs import InputSpec, TableTarget
 from agac.spec.paths import server_parts
-from agac.spec.workflow import InputSpec, TableTarget, Workflow, shape_of_ends
+from agac.spec.workflow import Workflow, shape_of_ends
 
 TEXT_FORMATS = ("csv", "tsv", "files")  # formats whose fields are always text
 

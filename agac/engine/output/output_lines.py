@@ -16,8 +16,8 @@ from agac.engine.output.run_outputs import PLAIN_MERGES
 from agac.engine.walk.replay import RowViews
 from agac.engine.walk.written_rows import WrittenRows
 from agac.plan.stage import recorded_stages
+from agac.spec.data_specs import Merge
 from agac.spec.graph import StageNode, descent
-from agac.spec.workflow import Merge
 from agac.store import runs
 from agac.store.db import Database
 from agac.store.rows import ExportRow, State, kept_rows, why_filtered

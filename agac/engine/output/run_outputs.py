@@ -13,8 +13,9 @@ from agac.data.files import PREVIOUS, PreviousFile, stamp
 from agac.data.postgres import PostgresSink, Server
 from agac.data.sqlite import FreshDatabase, TableSink
 from agac.data.tables import TableLayout, declared_fields
+from agac.spec.data_specs import Merge, OutputFormat
 from agac.spec.paths import POSTGRES
-from agac.spec.workflow import Merge, OutputFormat, shape_of_ends
+from agac.spec.workflow import shape_of_ends
 from agac.store import runs
 from agac.store.runs import RunRecord, WrittenFiles
 

@@ -43,7 +43,7 @@ from agac.engine.summary import (
     TaskSums,
 )
 from agac.plan.stage import model_of, recorded_stages
-from agac.spec.workflow import RunRules
+from agac.spec.rules import RunRules
 from agac.store import rows as store
 from agac.store.db import Database
 from agac.store.decisions import open_reviews

@@ -18,7 +18,7 @@ from agac.engine.ask.limits import NOTHING, Amount, BudgetBalance
 from agac.engine.ask.rate_limiter import Lane
 from agac.engine.sharding.folder import ShardLease, ShardStatus
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
-from agac.spec.workflow import Budget
+from agac.spec.rules import Budget
 
 # Budgets: one log a run, whose last entry says how much of each every holder (a shard's store) may
 # spend. A holder spends nothing that the log does not grant it, so all together keep to the cap,

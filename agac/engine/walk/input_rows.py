@@ -28,7 +28,7 @@ from agac.engine.output.output_folder import read_summary
 from agac.engine.walk.effects import ActiveRow
 from agac.plan.plan import Plan, Selection
 from agac.plan.stage import CHOOSING_ROWS
-from agac.spec.workflow import OnDuplicateId
+from agac.spec.data_specs import OnDuplicateId
 from agac.store import rows as store
 from agac.store.batches import project_token
 from agac.store.db import Database, write

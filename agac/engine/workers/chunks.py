@@ -28,8 +28,8 @@ from agac.providers.dialect import Begins
 from agac.providers.hints import HintingSender
 from agac.providers.http import HttpReply
 from agac.spec.python_code import FunctionInput, FunctionRef
+from agac.spec.rules import Timeout
 from agac.spec.tools import ToolSpec
-from agac.spec.workflow import Timeout
 from agac.store.packs import MAX_BYTES, Damaged
 from agac.store.records import Attempt, CallTiming, HeldAmount, NewRow
 from agac.store.rows import State

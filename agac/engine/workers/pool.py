@@ -23,8 +23,8 @@ from agac.engine.stop_rules import RunStopped
 from agac.providers.http import HttpReply
 from agac.spec.project_models import ExecutorFile, ProviderSpec
 from agac.spec.python_code import FunctionInput, FunctionRef
+from agac.spec.rules import Timeout
 from agac.spec.tools import ToolSpec
-from agac.spec.workflow import Timeout
 
 # What crosses the way to a worker is pickled, and holds no secret: `${VAR}` is filled in over
 # there.
