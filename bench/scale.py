@@ -173,7 +173,7 @@ async def chunks(asked: argparse.Namespace) -> None:
     from agac.engine.workers.pool import CallItem, Chunk, WorkerSetup
     from agac.engine.workers.ray import open_workers
     from agac.spec.project_models import ExecutorFile, ProviderSpec
-    from agac.spec.workflow import Timeout
+    from agac.spec.rules import Timeout
 
     numbers, prompt = count(1), json.dumps({"model": "stub", "messages": [{"role": "user", "content": "a" * 900}]})
     print(f"\nchunks of calls that are answered at once, {asked.repeats} each\n calls   wall ms  driver ms  worker ms")

@@ -15,9 +15,8 @@ from agac.data.frames import GivenRows
 from agac.engine.invocation import Scope, UnknownCalls
 from agac.plan.plan import Selection
 from agac.spec.project import Overrides, StageChange
-from agac.spec.rules import RunMode
+from agac.spec.rules import Budget, RunMode
 from agac.spec.tools import ToolsMode
-from agac.spec.workflow import Budget
 
 _FLAGS_OF_A_RUN = (
     "limit",

@@ -11,8 +11,8 @@ import pytest
 from agac.core.errors import UsageError, key_path
 from agac.plan.plan import Selection, make_plan
 from agac.spec.field_shapes import FieldShape
-from agac.spec.json_schema import FORMATS, compiled
-from agac.spec.output_schema import TYPES, expand_shorthand, is_json_schema, resolve_schema, schema_name
+from agac.spec.json_schema import FORMATS, TYPES, compiled
+from agac.spec.output_schema import expand_shorthand, is_json_schema, resolve_schema, schema_name
 from agac.spec.schema_checks import schema_faults, schema_warnings
 from agac.spec.workflow import JsonSchema, PythonSchema
 

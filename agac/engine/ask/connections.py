@@ -37,7 +37,7 @@ from agac.providers.structured import is_enforced
 from agac.providers.table import DIALECTS
 from agac.spec.rules import Timeout
 from agac.spec.tools import Runtime
-from agac.spec.workflow import Timeout, family
+from agac.spec.workflow import family
 from agac.store.records import Attempt, Call, CallTiming, Endpoint
 
 
