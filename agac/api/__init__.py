@@ -43,7 +43,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.process import process, process_plan, resume
     from agac.api.project_check import CheckReport, validate
     from agac.api.run_options import RunOptions
-    from agac.api.report import ResultRow, RunReport, Sink
+    from agac.api.report import RunReport
+    from agac.api.result_rows import ResultRow, Sink
     from agac.api.retrieve import (
         CancelReport, DoctorReport, RetrieveReport, WaitReport, batch_cancel, batch_wait, doctor,
         retrieve,

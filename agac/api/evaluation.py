@@ -15,11 +15,11 @@ from typing import Any
 from agac.api.comparison import ComparedAnswer, Relation
 from agac.api.labels import LabelledAnswer, StageLabels, read_labels
 from agac.api.plan import Confirm
-from agac.api.report import Watch
 from agac.api.run import WORST_FIRST
 from agac.api.run_options import RunOptions
 from agac.api.sampled_version import SampledVersion, confirm_price
 from agac.api.sync import calling
+from agac.api.watched_run import Watch
 from agac.core.errors import ExitCode, UsageError, listed
 from agac.core.statistics import Interval, paired_difference, proportion
 from agac.core.types import Report, RowId, Usd

@@ -26,10 +26,11 @@ from agac.api.plan import (
 from agac.api.progress import show_reply
 from agac.api.project import Project
 from agac.api.ready_workflow import made_ready
-from agac.api.report import RowCount, counted_or_estimated, stale_facts
+from agac.api.report import stale_facts
 from agac.api.run_options import RunOptions
 from agac.api.share import controlled
 from agac.api.stored_plan import recorded_plan
+from agac.api.watched_run import RowCount, counted_or_estimated
 from agac.core.errors import Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job
 from agac.core.types import Row

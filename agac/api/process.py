@@ -25,10 +25,11 @@ from agac.api.job import (
 )
 from agac.api.job_summary import JobCache, JobRequest, JobRows, JobSummary, JobUsage
 from agac.api.plan import Confirm, Quote, plan
-from agac.api.report import RunReport, Watch
+from agac.api.report import RunReport
 from agac.api.run import run
 from agac.api.status import database_path, given_flags, go_on, stored_run
 from agac.api.sync import asynchronous, blocking, calling
+from agac.api.watched_run import Watch
 from agac.core.errors import ExitCode, UsageError
 from agac.core.keys import job_alias
 from agac.core.types import counted
@@ -280,8 +281,9 @@ async def _run(job: Job, began: Began | None, **more: Any) -> RunReport:
         report = replace(report, job=job_summary(job, report, model, adopted, read=read))
     if job.options.summary_output is not None:
         write_whole(Path(job.options.summary_output), encode(report.summary, indent=True) + "\n")
-    copies = report.copies or ((watcher.kept,) if watcher.kept else ())
-    return replace(report, copies=copies)
+    if watcher.kept and not report.copies:
+        return replace(report, outputs=replace(report.outputs, copies=(watcher.kept,)))
+    return report
 
 
 async def _rest(job: Job, first: RunReport, quote: Quote, more: dict[str, Any]) -> RunReport:

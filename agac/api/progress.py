@@ -36,7 +36,7 @@ from agac.core.types import counted, dollars
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agac.api.report import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
+    from agac.api.watched_run import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
     from agac.engine.settle import StageTotals
 
 TICK_SECONDS = 0.125  # between two pictures on a terminal

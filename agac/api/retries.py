@@ -11,11 +11,12 @@ from typing import Any
 from agac.api.plan import Confirm
 from agac.api.prepare import InvocationRequest
 from agac.api.project import open_project
-from agac.api.report import RunReport, Watch
+from agac.api.report import RunReport
 from agac.api.run import RunInterface, invoke
 from agac.api.run_options import RunOptions
 from agac.api.status import find_rows, given_flags, go_on, position_of, stored_run
 from agac.api.sync import blocking, calling
+from agac.api.watched_run import Watch
 from agac.core.errors import ErrorType, UsageError
 from agac.core.text import row_command
 from agac.core.types import Report

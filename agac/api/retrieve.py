@@ -31,12 +31,13 @@ from agac.api.prepare import (
     work_of,
 )
 from agac.api.project import Project, open_project
-from agac.api.report import RunReport, Watch, leave_in_remote, report_of
+from agac.api.report import RunReport, leave_in_remote, report_of
 from agac.api.run import walk_through
 from agac.api.share import adopt_all, controlled
 from agac.api.status import database_path, find_run, given_flags, go_on
 from agac.api.stored_plan import recorded_plan
 from agac.api.sync import asynchronous, blocking, calling, interruptible
+from agac.api.watched_run import Watch
 from agac.core.errors import AgacError, ExitCode, UsageError
 from agac.core.types import Report, counted
 from agac.engine.batch.coordinator import LONGEST_POLL, SHORTEST_POLL, clean_up

@@ -16,9 +16,10 @@ from agac.api.prepare import InvocationRequest, PreparedRun, prepared
 from agac.api.progress import display, warnings_only
 from agac.api.project import Project, project_of
 from agac.api.ready_workflow import check_all
-from agac.api.report import RowCount, RunReport, Watch, leave_in_remote, report_of, show_progress
+from agac.api.report import RunReport, leave_in_remote, report_of
 from agac.api.run_options import RunOptions
 from agac.api.sync import calling, interruptible
+from agac.api.watched_run import RowCount, Watch, show_progress
 from agac.core.arguments import typed
 from agac.core.errors import AgacError, ExitCode, Problem
 from agac.data.frames import GivenRows

@@ -15,10 +15,10 @@ from agac.api.plan import Confirm, ask, confirm_store, planned
 from agac.api.prepare import BatchSettings, WorkOptions, batching_of, reach_providers, work_of
 from agac.api.project import Project, project_of
 from agac.api.ready_workflow import made_ready
-from agac.api.report import RowCount, Watch
 from agac.api.run import walk_through
 from agac.api.run_options import RunOptions
 from agac.api.sync import interruptible
+from agac.api.watched_run import RowCount, Watch
 from agac.core.errors import SpecError, UsageError
 from agac.core.types import Row, RowId, counted, dollars
 from agac.data.sources import place_of

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from agac.api.plan import Confirm
-from agac.api.report import Watch
 from agac.api.run_options import RunOptions
+from agac.api.watched_run import Watch
 from agac.core.arguments import refuse_types
 from agac.core.errors import UsageError
 from agac.spec.models import StageFile

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from agac.api.plan import Confirm
-from agac.api.report import RunReport, Watch
+from agac.api.report import RunReport
 from agac.api.run import run as run_workflow
 from agac.api.run_options import RunOptions
 from agac.api.sync import INTERRUPTS, Interrupts, asynchronous, calling, iterating
 from agac.api.task_keys import TaskKeys, refuse_for_workflow
 from agac.api.task_workflow import AgentResult, AgentRun, Inputs, prompt_task
+from agac.api.watched_run import Watch
 from agac.core.errors import AgacError, UsageError
 from agac.core.types import counted
 from agac.data.frames import GivenRows

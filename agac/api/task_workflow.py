@@ -16,7 +16,8 @@ from pydantic import BaseModel
 from agac.api.cards import lock_given
 from agac.api.job import STAGE
 from agac.api.project import project_of
-from agac.api.report import RunReport, result_reader
+from agac.api.report import RunReport
+from agac.api.result_rows import result_reader
 from agac.api.run import run as run_workflow
 from agac.api.run_options import RunOptions
 from agac.api.status import stored_run

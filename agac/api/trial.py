@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from agac.api.comparison import IN_BOTH
 from agac.api.plan import Confirm
-from agac.api.report import Watch
 from agac.api.run_compare import ComparedStage, RunComparison, side_of
 from agac.api.run_options import RunOptions
 from agac.api.sampled_version import SampledVersion, confirm_price, refuse_unfit
 from agac.api.status import given_flags
 from agac.api.sync import calling
+from agac.api.watched_run import Watch
 from agac.core.errors import ExitCode, SpecError, UsageError, Where
 from agac.core.keys import canonical
 from agac.core.statistics import Interval, proportion

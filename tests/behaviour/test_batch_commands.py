@@ -10,7 +10,7 @@ from support.project import SENTIMENT, ProjectFolder, Ran
 from support.server import Faulty, Server
 
 import agac
-from agac.api.report import RowCount, WatchedRun
+from agac.api.watched_run import RowCount, WatchedRun
 from agac.store.batches import BatchCount
 
 THREE: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ from support.processes import kill_at
 from support.server import Server
 
 import agac
-from agac.api.report import WatchedRun
+from agac.api.watched_run import WatchedRun
 from agac.spec.json_schema import compiled
 
 SECONDS = 100

@@ -9,7 +9,7 @@ import agac
 from agac.api.invocation_summary import InvocationSummary, StaleBatch
 from agac.api.plan import confirm_stale
 from agac.api.progress import LineStyle, run_lines
-from agac.api.report import Snapshot
+from agac.api.watched_run import Snapshot
 from agac.cli import run_batches as submitted
 from agac.core.reading import read_as
 from agac.engine.summary import MadeRows, RowCounts, RunSummary

@@ -14,8 +14,8 @@ from support.server import Faulty
 from support.soak import SOAK
 
 import agac
-from agac.api import report
-from agac.api.report import WatchedRun
+from agac.api import watched_run
+from agac.api.watched_run import WatchedRun
 from agac.engine.walk import derived_rows
 
 ECHO = {"model": "local/echo"}
@@ -294,7 +294,7 @@ def test_the_number_of_children_is_shown_once_all_parents_have_ended_and_never_b
 ) -> None:
     """Of four children one fails at the first of their two stages. The second parent answers once children of the first
     were seen to end, and its own children once the total was seen. Then the failed one is tried again."""
-    monkeypatch.setattr(report, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watched_run, "LOOK_SECONDS", 0.01)
     go_on = {text: threading.Event() for text in ("plan b", "one:b1", "deep 22")}
     go_on["one:b2"] = go_on["one:b1"]
     shown: dict[str, list[tuple[int, int | None]]] = {"one": [], "two": [], "deep": []}

@@ -12,7 +12,7 @@ import pytest
 
 from agac.api import progress
 from agac.api.progress import LineStyle, ObservedRun, rate, run_lines
-from agac.api.report import RowCount, Snapshot, WatchedRun
+from agac.api.watched_run import RowCount, Snapshot, WatchedRun
 from agac.cli.terminal import harmless
 from agac.core.errors import ErrorType, RowError
 from agac.core.text import cells, cropped, duration, on_one_line

@@ -23,7 +23,7 @@ from support.services import services
 from support.terminals import PseudoTerminal
 
 import agac
-from agac.api.report import WatchedRun
+from agac.api.watched_run import WatchedRun
 from agac.core.errors import ExitCode
 from agac.spec.models import StageFile
 

@@ -17,7 +17,7 @@ from support.server import Server
 from support.soak import campaign, few
 
 import agac
-from agac.api.report import WatchedRun
+from agac.api.watched_run import WatchedRun
 from agac.core.types import counted
 from agac.engine.walk import input_rows
 

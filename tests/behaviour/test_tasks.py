@@ -20,7 +20,7 @@ from support.server import Faulty, Server
 
 import agac
 from agac import testing
-from agac.api.report import WatchedRun
+from agac.api.watched_run import WatchedRun
 
 TEXTS = ["the tent", "the lamp", "the stove"]
 
