@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.diff import DiffReport, PlanComparison, diff, plan_against
     from agac.api.editor_schemas import SchemasReport, file_schema, write_schemas
     from agac.api.evaluation import Evaluation, evaluate
+    from agac.api.fix import FixReport, fix, reviewer
     from agac.api.gc import GcReport, gc
     from agac.api.graph import GraphReport, graph, save_drawing
     from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
@@ -51,7 +52,7 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     )
     from agac.api.review import Decision, ReviewItem, ReviewPage, review_item, review_queue
     from agac.api.review_decisions import DecideReport, decide
-    from agac.api.review_files import FixReport, fix, review_export, review_import, reviewer
+    from agac.api.review_files import review_export, review_import
     from agac.api.review_report import ReviewReport, review_report
     from agac.api.retries import RetryChoice, retry, retry_choice
     from agac.api.run import Workflow, run_several

@@ -1,5 +1,4 @@
-"""Errors that agac did not foresee: a report that can be attached to an issue, and what people are
-told of it."""
+"""Reports an error that agac did not foresee: writes a file that can be attached to an issue."""
 
 from __future__ import annotations
 
@@ -14,10 +13,11 @@ from agac.core.errors import Problem, Where
 
 
 class BugWords(NamedTuple):
-    """What people are told of an error that agac did not foresee."""
+    """A message about an error that agac did not foresee."""
 
     what: str
     """The error."""
+
     remedy: str
     """Where the report is, and what to do."""
 
@@ -35,8 +35,11 @@ def bug_report(error: Exception, command: str = "") -> BugWords:
 
 
 def bug_problem(error: Exception, where: str) -> Problem:
-    """The same as a problem of the file, workflow or project that was looked at, without the text
-    of the error, which may quote what it holds: a problem may be shown to everybody."""
+    """Writes the report, and gives the error as a problem of the file, workflow or project that was
+    looked at.
+
+    The problem leaves out the text of the error, which may quote what the file holds: a problem may
+    be shown to everybody."""
     return Problem(
         Where(where), f"this is a bug in agac: {type(error).__name__}. {bug_report(error).remedy}"
     )

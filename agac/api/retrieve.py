@@ -20,7 +20,8 @@ from agac.api.batches import (
     no_batch_yet,
     stored_again,
 )
-from agac.api.notify import reported, with_named_targets
+from agac.api.notify import reported
+from agac.api.notify_targets import with_named_targets
 from agac.api.plan import confirm_store
 from agac.api.prepare import (
     BatchSettings,

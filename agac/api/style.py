@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agac.api.checked_workflow import defined
@@ -32,24 +32,20 @@ from agac.spec.test_files import FOLDER
 from agac.spec.yaml import read_yaml
 
 
-def _tests_and_cards(spec: ProjectSpec) -> list[Path]:
-    """The files of all tests of workflows, and of all cards in their folder."""
-    tests = files_in(spec.root / FOLDER, home_of(spec.root), "**/*.y*ml")
-    return [
-        *tests,
-        *(path for name in card_names(spec) if (path := find_card(name, spec)[0]) is not None),
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class LintReport(Report):
-    """What `lint` found in these workflows, in their cards and in agac.yml. `problems` are errors
-    as `validate` has them: of a workflow with any, only its cards and its text were searched for
-    secrets."""
+    """What `lint` found in workflows, in their cards and in agac.yml."""
 
     workflows: list[str]
+    """The workflows that were looked at."""
+
     findings: list[LintFinding]
+    """Likely mistakes."""
+
     problems: list[Problem]
+    """Errors as `validate` has them. Of a workflow with any, only the cards and the text were
+    searched for secrets."""
+
     ignored: list[LintFinding]
     """What comments (`# agac: ignore[RULE]`) ignore."""
 
@@ -57,45 +53,78 @@ class LintReport(Report):
 @typed
 def lint(workflows: Sequence[str | Path] = (), *, project: Path | str | None = None) -> LintReport:
     """Looks for what is allowed and seldom meant, in these workflows or in all of the project.
-    Nothing is asked. Raises UsageError for a workflow that does not exist, SpecError where
-    agac.yml cannot be read."""
+
+    Asks no model. Raises UsageError for a workflow that does not exist, SpecError if agac.yml
+    cannot be read."""
     opened = open_project(project)
     return lint_in(opened, list(workflows) or loader.workflow_names(opened.spec))
 
 
 def lint_in(opened: Project, names: Sequence[str | Path]) -> LintReport:
-    """The same in a project that is open already."""
+    """Looks for the same in a project that is open already."""
     opened = opened.reading_once()
     spec = opened.spec
-    home = home_of(opened.root)
-    files = {home / PROJECT_FILE}
-    findings = list[LintFinding]()
-    problems = list(opened.problems)
+    search = _Search(files={home_of(opened.root) / PROJECT_FILE}, problems=list(opened.problems))
     for name in names:
-        workflow, models, found = defined(opened, name, Overrides())
-        problems += found
-        if workflow is None:  # what cannot be read is among the problems
-            continue
-        files.add(path := loader.find_workflow(spec, name))
-        files |= {file for _, file in card_files(workflow)}
-        if not any_error([*opened.problems, *found]):
-            document = read_yaml(path, spec.shown(path), home)
-            texts = Texts(workflow, document, home)
-            readers = Readers(workflow, texts)
-            findings += file_findings(workflow, document, texts, readers)
-            findings += lint_models(
-                workflow, models, readers, document.where(("stages",), key=True)
-            )
-    read = dict[str, str]()
-    for file in sorted(files):
-        try:
-            read[spec.shown(file)] = read_text(file, spec.shown(file), home)
-        except Unusable as error:
-            problems.append(error.problem)
-    findings += [one for shown, text in read.items() for one in secrets(text, shown)]
-    is_whole = {*map(str, names)} >= {*loader.workflow_names(spec)}
-    read |= texts_read([*files, *(_tests_and_cards(spec) if is_whole else ())], spec)
-    findings += [one for shown, text in read.items() for one in invisible(text, shown)]
-    errors = loader.in_order(one for one in problems if one.severity == "error")
-    left, ignored = split_by_comments(findings, read, spec.file.lint.ignore)
+        search.add_workflow(opened, name)
+    texts = search.read_files(opened)
+    findings = search.findings
+    for shown, text in texts.items():
+        findings += secrets(text, shown)
+    files = list(search.files)
+    if {*map(str, names)} >= {*loader.workflow_names(spec)}:  # all of the project
+        files += _tests_and_cards(spec)
+    texts |= texts_read(files, spec)
+    for shown, text in texts.items():
+        findings += invisible(text, shown)
+    errors = loader.in_order(each for each in search.problems if each.severity == "error")
+    left, ignored = split_by_comments(findings, texts, spec.file.lint.ignore)
     return LintReport([*map(str, names)], left, errors, ignored)
+
+
+@dataclass(slots=True)
+class _Search:
+    """What was found so far."""
+
+    files: set[Path]
+    """The files of the workflows, their cards, and agac.yml."""
+
+    problems: list[Problem]
+    findings: list[LintFinding] = field(default_factory=list)
+
+    def add_workflow(self, opened: Project, name: str | Path) -> None:
+        """Looks at a workflow; one that cannot be read is among the problems."""
+        workflow, models, problems = defined(opened, name, Overrides())
+        self.problems += problems
+        if workflow is None:
+            return
+        path = loader.find_workflow(opened.spec, name)
+        self.files.add(path)
+        self.files |= {file for _, file in card_files(workflow)}
+        if any_error([*opened.problems, *problems]):
+            return
+        home = home_of(opened.root)
+        document = read_yaml(path, opened.spec.shown(path), home)
+        texts = Texts(workflow, document, home)
+        readers = Readers(workflow, texts)
+        self.findings += file_findings(workflow, document, texts, readers)
+        where = document.where(("stages",), key=True)
+        self.findings += lint_models(workflow, models, readers, where)
+
+    def read_files(self, opened: Project) -> dict[str, str]:
+        """Reads the texts of the files, by the names that messages show."""
+        texts = dict[str, str]()
+        for file in sorted(self.files):
+            shown = opened.spec.shown(file)
+            try:
+                texts[shown] = read_text(file, shown, home_of(opened.root))
+            except Unusable as error:
+                self.problems.append(error.problem)
+        return texts
+
+
+def _tests_and_cards(spec: ProjectSpec) -> list[Path]:
+    """Lists the files of all tests of workflows, and of all cards in their folder."""
+    tests = files_in(spec.root / FOLDER, home_of(spec.root), "**/*.y*ml")
+    cards = [find_card(name, spec)[0] for name in card_names(spec)]
+    return [*tests, *(path for path in cards if path is not None)]

@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from agac import api
+from agac.api.fix import reviewer
 from agac.api.review import Decision, ReviewItem
-from agac.api.review_files import reviewer
 from agac.core.errors import UsageError
 from agac.core.types import JSONValue
 from agac.web.rendering import render

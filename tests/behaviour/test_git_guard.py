@@ -9,8 +9,8 @@ from support.repository import Git, committed
 
 from agac import api
 from agac.api.ci import Event, check_change, workflows_to_run
+from agac.api.fix import reviewer
 from agac.api.project import open_project
-from agac.api.review_files import reviewer
 from agac.api.versions import project_at, version_of
 from agac.core.errors import UsageError
 from agac.spec.git import Entry, Repository

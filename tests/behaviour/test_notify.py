@@ -136,7 +136,7 @@ def test_a_server_that_fails_is_tried_again_under_the_same_id(
 def test_what_could_not_be_sent_is_said_and_sent_by_the_next_command(
     project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(notify, "SEND_SECONDS", 0.3)
     monkeypatch.setattr(notify, "LOOK_SECONDS", 0.01)
     receiver.answers = [lambda request: receiver.over.wait(5) and None]
     report = telling(project, HOOK).run()
@@ -277,7 +277,7 @@ def test_a_command_reads_the_message_and_sees_no_secret(
 def test_a_command_that_fails_or_hangs_costs_the_run_nothing(
     code: str, why: str, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "MOST_SECONDS", 0.4)
+    monkeypatch.setattr(notify, "SEND_SECONDS", 0.4)
     report = telling(project, {"command": [sys.executable, "-c", code]}).run()
     assert report.exit_code == 0
     assert report.invocation["notifications"] == {"left": 1, "error": why}
@@ -445,7 +445,7 @@ def test_old_messages_go_with_their_run(project: ProjectFolder, receiver: Receiv
 
 def waiting_message(project: ProjectFolder, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """One message of the workflow waits, as its receiver refused it."""
-    monkeypatch.setattr(notify, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(notify, "SEND_SECONDS", 0.3)
     receiver.answers = [503]
     assert telling(project, HOOK).run().invocation["notifications"]["left"] == 1
     with project.changed() as change:
