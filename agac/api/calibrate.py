@@ -96,7 +96,8 @@ class Threshold(NamedTuple):
 
 
 def _diff_line(line: str) -> str:
-    """A line of a diff, marked as git does if it is the end of a file without a line feed."""
+    """Writes a line of a diff, marked as git does if it is the end of a file without a line
+    feed."""
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
@@ -161,7 +162,7 @@ def calibrated(
 
 
 def _start(lowest: Sequence[float], target: float) -> int:
-    """The place of the first threshold that is tried: one that would surely meet the target if all
+    """Finds the first threshold that is tried: one that would surely meet the target if all
     of its sample were right, half the target if there is one. `lowest` has the bounds of all."""
     for most in (target / 2, target):
         for place, bound in enumerate(lowest):
@@ -218,11 +219,11 @@ class _KnownRows:
         return sorted(self.threshold.height(row.score) for row in rows)
 
     def _rows_above(self, height: float) -> int:
-        """How many rows pass a threshold."""
+        """Counts the rows that pass a threshold."""
         return self.sums[-1] - self.sums[self._place(self.heights, height)]
 
     def _above(self, heights: Sequence[float], height: float) -> int:
-        """How many of some rows pass a threshold."""
+        """Counts those of some rows that pass a threshold."""
         return len(heights) - self._place(heights, height)
 
     def _place(self, heights: Sequence[float], height: float) -> int:
@@ -355,7 +356,7 @@ class _Condition(NamedTuple):
         return self.threshold.field.split(".")[1:]
 
     def source_positions(self, positions: Mapping[str, int]) -> str:
-        """The positions of the sources in a run, as the store takes a list: JSON."""
+        """Lists the positions of the sources in a run, as the store takes a list: JSON."""
         return json.dumps([positions[name] for name in self.sources if name in positions])
 
 
@@ -365,12 +366,11 @@ def _condition(stages: Sequence[Stage], name: str, target: float) -> _Condition:
     by_name = {stage.name: stage for stage in stages}
     operation = by_name[name].operation
     escalation = by_name.get(f"{name}/escalate")
-    remedy = "Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%."
-    guard = None
-    if isinstance(operation, Review):
-        guard = operation.when
-    elif escalation is not None:
+    of_review = isinstance(operation, Review)
+    guard = operation.when if isinstance(operation, Review) else None
+    if escalation is not None and not of_review:
         guard = escalation.guard
+    remedy = "Name a stage with `review: {when: …}` or `escalate`, and a share, as 2%."
     if guard is None:
         raise UsageError(f"stage {name!r} has no condition", remedy=remedy)
     if not 0 < target < 1:
@@ -379,18 +379,22 @@ def _condition(stages: Sequence[Stage], name: str, target: float) -> _Condition:
     first = threshold.field.split(".")[0]
     conditional = escalation or by_name[name]
     sources = [first, *(late for late, amended in conditional.amended if amended == first)]
-    if isinstance(operation, Review):
-        return _Condition(threshold, sources, [name], of_review=True)
-    reviews = list[str]()
-    for stage in stages:
-        if isinstance(stage.operation, Review) and stage.operation.edit == name:
-            reviews.append(stage.name)
-    return _Condition(threshold, sources, reviews, of_review=False)
+    reviews = [name] if of_review else _reviews_of(stages, name)
+    return _Condition(threshold, sources, reviews, of_review)
+
+
+def _reviews_of(stages: Sequence[Stage], name: str) -> list[str]:
+    """Lists the reviews of a stage's answers."""
+    return [
+        stage.name
+        for stage in stages
+        if isinstance(stage.operation, Review) and stage.operation.edit == name
+    ]
 
 
 def _edge(threshold: Threshold, recorded: RecordedStage | None, run: int, stage: str) -> float:
-    """The threshold of a review with which a run was made: its sample is of what passed that one.
-    Raises UsageError if the run was made with another condition."""
+    """Finds the threshold of a review with which a run was made: its sample is of what passed that
+    one. Raises UsageError if the run was made with another condition."""
     operation = None if recorded is None else recorded.operation
     before = None
     if isinstance(operation, Review) and operation.when:
@@ -440,6 +444,7 @@ class _Decisions:
                 self._count(_ShownRow(*columns))
 
     def _count(self, row: _ShownRow) -> None:
+        """Counts a row, if its answer has a number that the condition looks at."""
         of_review = self.condition.of_review
         why = json.loads(row.why)
         is_drawn = "when" not in why and (not of_review or "sample" in why)
@@ -447,11 +452,22 @@ class _Decisions:
         score = inside(answer, self.condition.path)
         if not isinstance(score, int | float) or not (is_drawn or of_review):
             return
-        final: JSONValue = NoAnswer.MISSING
-        if row.final is not None and row.how in ("approved", "manual") and "redo" not in why:
-            final = json.loads(row.final)
-        is_right = relation(answer, final) is Relation.EQUAL
+        is_right = relation(answer, _final_answer(row, why)) is Relation.EQUAL
         self.judged.append(JudgedRow(score, is_right, is_drawn))
-        self.waiting += row.how is None
-        self.unapplied += row.how == "decided"
-        self.decided += is_drawn and row.how not in (None, "decided")
+        if row.how is None:
+            self.waiting += 1
+        elif row.how == "decided":
+            self.unapplied += 1
+        elif is_drawn:
+            self.decided += 1
+
+
+def _final_answer(row: _ShownRow, why: Mapping[str, Any]) -> JSONValue | NoAnswer:
+    """Gives the answer that a review came to; MISSING if there is none, and if it was given again,
+    as it says nothing of the first answer then."""
+    if row.final is None or row.how not in ("approved", "manual"):
+        return NoAnswer.MISSING
+    if "redo" in why:
+        return NoAnswer.MISSING
+    final: JSONValue = json.loads(row.final)
+    return final

@@ -1,5 +1,5 @@
-"""Who answers in a test of a workflow, in the place of providers: the simulator, the replies of
-its file, or replies that were recorded once. Nothing goes out but while a test is recorded."""
+"""Answers in a test of a workflow instead of providers: the simulator, the replies of its file, or
+replies that were recorded once. Nothing is sent except while a test is recorded."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ _APIS = {
     "anthropic": (anthropic.MESSAGES, anthropic.PARAMETERS),
     "openai-responses": (openai.RESPONSES, openai.RESPONSES_PARAMETERS),
 }
-"""How the simulator speaks each dialect, and the parameters that it knows: those of other servers
+"""The simulator's API for each dialect, and the parameters that it knows: those of other servers
 are left out."""
 
-Came = HttpReply | Fault
+Answer = HttpReply | Fault
 
 SHOWN = 160
-"""Characters that are shown of a difference between a recorded request and the one that is made."""
+"""Characters that are shown of a difference between a recorded request and the new one."""
 
 
-def _missing(call: OutgoingCall, what: str) -> Fault:
-    place = f"stage {call.stage.name!r}, row {call.row_id!r}"
-    return Fault(FaultKind.TASK, ErrorType.PROVIDER_ERROR, f"{place}: {what}; nothing was sent")
+def _missing(call: OutgoingCall, reason: str) -> Fault:
+    """Makes the fault for a call that has no answer."""
+    where = f"stage {call.stage.name!r}, row {call.row_id!r}"
+    return Fault(FaultKind.TASK, ErrorType.PROVIDER_ERROR, f"{where}: {reason}; nothing was sent")
 
 
 class SimulatedAnswers:
-    """Answers of the simulator, or those of `rules`: then a call that none of them is for is an
+    """Answers by the simulator, or by `rules`: then a call that none of them is for is an
     error."""
 
     calls: Path | None = None
@@ -60,39 +61,50 @@ class SimulatedAnswers:
 
     async def send(
         self, call: OutgoingCall, real: Any, wire: bytes, timeout: Timeout, **how: Any
-    ) -> Came:
-        """As `Answers` says."""
-        stage = call.stage.name
-        row = call.row_id
+    ) -> Answer:
+        """Answers a call, as `Answers` says."""
         writer = self._writer
         if self._rules is not None:
-            rule = next((one for one in self._rules if one.is_for(stage, row, call.request)), None)
+            rule = self._rule_for(call, self._rules)
             if rule is None:
                 return _missing(call, "none of the test's replies is for this call")
-            writer = AnswerWriter(
-                script=[ScriptRule(reply=rule.reply, calls=[dict(one) for one in rule.calls])]
-            )
+            calls = [dict(each) for each in rule.calls]
+            writer = AnswerWriter(script=[ScriptRule(reply=rule.reply, calls=calls)])
         if call.stage.runtime is not None:
-            return _session(call, wire, writer)
-        api, known = _APIS[call.model.provider.dialect]
-        data = {key: value for key, value in json.loads(wire).items() if key in known}
-        try:
-            asked = api.read(json.dumps(data).encode(), 0, {"anthropic-version": "any"})
-            return HttpReply(200, MARK, api.body(asked, writer.answer(asked)), 0.0)
-        except ApiError as error:
-            return HttpReply(error.status, MARK, json.dumps(api.error(error)).encode(), 0.0)
+            return _session_answer(call, wire, writer)
+        return _api_answer(call, wire, writer)
+
+    def _rule_for(self, call: OutgoingCall, rules: Sequence[ReplyFile]) -> ReplyFile | None:
+        """Finds the first reply that is for a call."""
+        for rule in rules:
+            if rule.is_for(call.stage.name, call.row_id, call.request):
+                return rule
+        return None
 
 
-def _session(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Came:
-    """What a session of OpenCode comes to with the writer's answer to what was said last: no
-    program is started."""
-    # and what runs programs, where a stage has one
+def _api_answer(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Answer:
+    """Answers a request in its provider's dialect."""
+    api, parameters = _APIS[call.model.provider.dialect]
+    data = {key: value for key, value in json.loads(wire).items() if key in parameters}
+    try:
+        request = api.read(json.dumps(data).encode(), 0, {"anthropic-version": "any"})
+        return HttpReply(200, MARK, api.body(request, writer.answer(request)), 0.0)
+    except ApiError as error:
+        return HttpReply(error.status, MARK, json.dumps(api.error(error)).encode(), 0.0)
+
+
+def _session_answer(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Answer:
+    """Answers for a session of OpenCode with the writer's answer to the last message: no program
+    is started."""
+    # it imports what starts programs, which only such stages need
     from agac.providers.opencode_session import answered
 
-    asked = json.loads(wire)
+    session = json.loads(wire)
     schema = call.stage.schema
-    request: dict[str, Any] = {"model": call.model.model}
-    request["messages"] = [{"role": "user", "content": asked.get("said") or asked["prompt"]}]
+    request: dict[str, Any] = {
+        "model": call.model.model,
+        "messages": [{"role": "user", "content": session.get("said") or session["prompt"]}],
+    }
     if schema is not None:
         form = {"name": "answer", "schema": schema.body}
         request["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -104,56 +116,72 @@ def _session(call: OutgoingCall, wire: bytes, writer: AnswerWriter) -> Came:
 
 
 def as_data(value: Any) -> JSONValue:
-    """A request, or a recording, as JSON, without what is at its default: what later versions add
-    changes no key."""
+    """Makes JSON of a request, or of a recording, without what is at its default: what later
+    versions add changes no key."""
     if is_dataclass(value):
-        given = ((one, getattr(value, one.name)) for one in fields(value))
-        return {one.name: as_data(what) for one, what in given if what != one.default}
+        values = ((each, getattr(value, each.name)) for each in fields(value))
+        return {each.name: as_data(inner) for each, inner in values if inner != each.default}
     if isinstance(value, dict):
-        return {key: as_data(one) for key, one in value.items()}
+        return {key: as_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [as_data(one) for one in value]
+        return [as_data(inner) for inner in value]
     return value
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded call: its stage, row and model, the whole request with its turns, and the body of
-    the reply."""
+    """A recorded call."""
 
     stage: str
+    """Its stage."""
+
     row: RowId
+    """The id of its row."""
+
     provider: str
+    """The name of the provider."""
+
     model: str
+    """The name of the model."""
+
     request: dict[str, JSONValue]
+    """The whole request with its turns."""
+
     reply: JSONValue
+    """The body of the reply."""
 
     @cached_property
     def key(self) -> bytes:
-        """Which calls get this reply: no format of fingerprints is in it."""
+        """The same for all calls that get this reply; it does not depend on a format of
+        fingerprints."""
         return digest(canonical([self.provider, self.model, self.request]))
 
     def difference(self, other: Recording) -> str:
-        """What `other` asks differently: which parts, and the words."""
-        old, new = (
-            {"model": f"{one.provider}/{one.model}", **one.request} for one in (self, other)
-        )
+        """Says what `other` asks differently: which parts, and the words."""
+        old = self._parts()
+        new = other._parts()
         parts = [part for part in {**old, **new} if old.get(part) != new.get(part)]
-        texts = (canonical({part: one.get(part) for part in parts}) for one in (old, new))
+        texts = (canonical({part: each.get(part) for part in parts}) for each in (old, new))
         return f"{' and '.join(parts)} changed, {as_text(word_diff(*texts), width=SHOWN)}"
+
+    def _parts(self) -> dict[str, JSONValue]:
+        """The parts that make two calls different."""
+        return {"model": f"{self.provider}/{self.model}", **self.request}
 
 
 class Cassette:
-    """The recorded replies of a test: a `file` with a line of JSON for each call, and `tools`,
-    what tools gave, as stubs. Replies come in their order, of equal calls the last again and
-    again. With the `redactor` of the run calls without a reply go out, and what comes is recorded;
-    what tools give is then noted in `calls`."""
+    """Answers with the recorded replies of a test.
+
+    `file` has a line of JSON for each call, and `tools` what tools returned, as stubs. Replies come
+    in their order; of equal calls the last one is repeated. With the `redactor` of the run, calls
+    without a reply are sent, and what comes back is recorded; what tools return is then noted in
+    `calls`."""
 
     def __init__(
         self, file: Path, root: Path, redactor: Redactor | None, calls: Path | None
     ) -> None:
-        """Reads the file of the project at `root`, if it is there. Raises AgacError where it
-        cannot be read, or has a line that is no recorded call."""
+        """Reads the file of the project at `root`, if it exists. Raises AgacError if it cannot be
+        read, or has a line that is no recorded call."""
         self._root = root
         self.file = file
         self.tools = file.with_name(f"{file.stem}_calls.jsonl")
@@ -175,17 +203,14 @@ class Cassette:
             ) from None
 
     def _lines_of(self, file: Path) -> list[str]:
-        """The lines of a recording, none where there is no file. Raises SpecError."""
+        """Reads the lines of a recording; none if there is no file. Raises SpecError."""
         if not os.path.lexists(file):
             return []
-        shown = self._shown(file)
-        return [
-            line
-            for line in required_text(file, shown, self._root, most=MAX_RECORDED).split("\n")
-            if line
-        ]
+        text = required_text(file, self._shown(file), self._root, most=MAX_RECORDED)
+        return [line for line in text.split("\n") if line]
 
     def _shown(self, file: Path) -> str:
+        """The name of a file in messages."""
         if file.is_relative_to(self._root):
             return file.relative_to(self._root).as_posix()
         return file.name
@@ -193,65 +218,78 @@ class Cassette:
     @property
     def unused(self) -> list[Recording]:
         """Recordings that were not asked for."""
-        return [one for place, one in enumerate(self._recordings) if place not in self._used]
+        return [each for n, each in enumerate(self._recordings) if n not in self._used]
 
     async def send(
         self, call: OutgoingCall, real: Any, wire: bytes, timeout: Timeout, **how: Any
-    ) -> Came:
-        """As `Answers` says."""
-        asked = self._asked(call, None)
-        places = [n for n, one in enumerate(self._recordings) if one.key == asked.key]
-        seen = self._seen[asked.key]
-        self._seen[asked.key] += 1
-        if places and (self._redactor is None or seen < len(places)):
-            self._used.add(place := places[min(seen, len(places) - 1)])
-            return HttpReply(200, {}, json.dumps(self._recordings[place].reply).encode(), 0.0)
+    ) -> Answer:
+        """Answers a call, as `Answers` says."""
+        asked = self._recording(call, None)
+        recorded = self._next_reply(asked)
+        if recorded is not None:
+            return HttpReply(200, {}, json.dumps(recorded.reply).encode(), 0.0)
         if self._redactor is None:
-            near = [
-                one
-                for one in self.unused
-                if (one.stage, str(one.row)) == (asked.stage, str(asked.row))
-            ]
-            if near:
-                stale = f" (what is recorded is stale: {near[0].difference(asked)})"
-            else:
-                stale = ""
             return _missing(
                 call,
-                f"no reply is recorded for this call{stale}; record it: `agac test --record`",
+                f"no reply is recorded for this call{self._stale_words(asked)}; record it: "
+                "`agac test --record`",
             )
-        came: Came = await real(wire, timeout, **how)
-        if isinstance(came, HttpReply) and came.status == 200:
+        answer: Answer = await real(wire, timeout, **how)
+        if isinstance(answer, HttpReply) and answer.status == 200:
             self._used.add(len(self._recordings))
-            self._recordings.append(self._asked(call, json.loads(came.body)))
-        return came
+            self._recordings.append(self._recording(call, json.loads(answer.body)))
+        return answer
 
-    def _asked(self, call: OutgoingCall, reply: JSONValue) -> Recording:
-        """A call as it is recorded: without secrets."""
-        model = call.model
-        row = call.row_id
+    def _next_reply(self, asked: Recording) -> Recording | None:
+        """Finds the recorded reply for a call, and notes that it is used. While recording, each
+        reply is for one call."""
+        same = [n for n, each in enumerate(self._recordings) if each.key == asked.key]
+        seen = self._seen[asked.key]
+        self._seen[asked.key] += 1
+        if not same or (self._redactor is not None and seen >= len(same)):
+            return None
+        number = same[min(seen, len(same) - 1)]
+        self._used.add(number)
+        return self._recordings[number]
+
+    def _stale_words(self, asked: Recording) -> str:
+        """Says how a call differs from a recorded one of the same stage and row, if there is
+        one."""
+        for recorded in self.unused:
+            if (recorded.stage, str(recorded.row)) == (asked.stage, str(asked.row)):
+                return f" (what is recorded is stale: {recorded.difference(asked)})"
+        return ""
+
+    def _recording(self, call: OutgoingCall, reply: JSONValue) -> Recording:
+        """Makes the recording of a call, without secrets."""
         text = json.dumps([as_data(replace(call.request, prefix=None)), reply])
-        request, reply = json.loads(
-            self._redactor.clean(text) if self._redactor is not None else text
+        if self._redactor is not None:
+            text = self._redactor.clean(text)
+        request, reply = json.loads(text)
+        model = call.model
+        return Recording(
+            call.stage.name, call.row_id, model.provider.name, model.model, request, reply
         )
-        return Recording(call.stage.name, row, model.provider.name, model.model, request, reply)
 
     def write(self) -> list[Path]:
-        """Keeps the recordings that were asked for, and what tools gave: the files that there are
-        then."""
-        kept = sorted(
-            (self._recordings[place] for place in self._used),
-            key=lambda one: (one.stage, str(one.row)),
-        )
-        calls = {*self._lines_of(self.tools)}
-        if self.calls is not None and self.calls.is_file():  # agac wrote it, in a folder of its own
-            calls |= {
-                *required_text(self.calls, self.calls.name, None, most=MAX_RECORDED).split("\n")
-            } - {""}
+        """Keeps the recordings that were asked for, and what tools returned. Gives the files that
+        exist then."""
+        kept = [self._recordings[number] for number in self._used]
+        kept.sort(key=lambda recording: (recording.stage, str(recording.row)))
         texts = {
-            self.file: [json.dumps(as_data(one), ensure_ascii=False) for one in kept],
-            self.tools: sorted(calls),
+            self.file: [json.dumps(as_data(each), ensure_ascii=False) for each in kept],
+            self.tools: sorted(self._tool_results()),
         }
-        for path in (found := [path for path, lines in texts.items() if lines]):
-            write_in_project(path, "\n".join(texts[path]) + "\n", self._shown(path), self._root)
-        return found
+        written = [path for path, lines in texts.items() if lines]
+        for path in written:
+            text = "\n".join(texts[path]) + "\n"
+            write_in_project(path, text, self._shown(path), self._root)
+        return written
+
+    def _tool_results(self) -> set[str]:
+        """Reads what tools returned, before and now, as lines."""
+        lines = {*self._lines_of(self.tools)}
+        if self.calls is not None and self.calls.is_file():  # agac wrote it, in a folder of its own
+            text = required_text(self.calls, self.calls.name, None, most=MAX_RECORDED)
+            lines |= {*text.split("\n")} - {""}
+        return lines

@@ -75,7 +75,7 @@ def jobs_of(
 
 
 def _with_name(path: str, name: str) -> str:
-    """The path with a name before its suffix."""
+    """Adds a name before the suffix of a path."""
     file = Path(path)
     return str(file.with_name(f"{file.stem}.{name}{file.suffix}"))
 
@@ -107,19 +107,19 @@ async def compare(
     codes = list[ExitCode]()
     reports = list[RunReport]()
     jobs = jobs_of(str(output), options, models)
-    for place, job in jobs:
+    for job_output, job in jobs:
         try:
-            job = await _within_budget(str(input), place, jobs, more.get("project"))
-            report = await asynchronous(process)(input, place, job, **more)
+            job = await _within_budget(str(input), job_output, jobs, more.get("project"))
+            report = await asynchronous(process)(input, job_output, job, **more)
         except AgacError as error:
-            lines.append({"model": job.model, "output": place, "error": str(error)})
+            lines.append({"model": job.model, "output": job_output, "error": str(error)})
             codes.append(error.exit_code)
             ended(error)
             continue
         ended(report)
         reports.append(report)
         codes.append(report.exit_code)
-        lines.append({"model": job.model, "output": place, **await _facts(reports[0], report)})
+        lines.append({"model": job.model, "output": job_output, **await _facts(reports[0], report)})
         if report.exit_code is ExitCode.INTERRUPTED:
             break
     code = min(codes, key=WORST_FIRST.index)
@@ -145,7 +145,8 @@ async def _within_budget(
     jobs: Sequence[tuple[str, ProcessOptions]],
     project: Path | str | None,
 ) -> ProcessOptions:
-    """The options of the job that writes `output`, with what the other jobs left of the budget."""
+    """Gives the options of the job that writes `output`, with what the other jobs left of the
+    budget."""
     options = dict(jobs)[output]
     if not isinstance(options.budget, Budget):
         return options
@@ -159,7 +160,7 @@ async def _within_budget(
 
 
 async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
-    """What is left of a budget after the runs that these jobs would continue."""
+    """Computes what is left of a budget after the runs that these jobs would continue."""
     counts = list[runs.Count]()
     for job in others:
         async with open_for_reading(database_path(job.root)) as database:
@@ -180,8 +181,8 @@ async def _left(budget: Budget, others: Sequence[Job]) -> Budget:
 
 
 async def _facts(first: RunReport, report: RunReport) -> dict[str, Any]:
-    """What the summary has of a model that ran: parts of its own summary, and how far its results
-    agree with those of the first model."""
+    """Lists what the summary says of a model that ran: parts of its own summary, and how far its
+    results agree with those of the first model."""
     record = report.record
     facts = {
         "job": job_alias(record.run),

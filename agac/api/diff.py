@@ -238,7 +238,7 @@ async def differences(
 
 
 def _settings(project: Project | None) -> dict[str, Any]:
-    """What agac.yml says that no workflow shows."""
+    """Reads the settings of agac.yml that no workflow shows."""
     if project is None:
         return {}
     return project.spec.file.model_dump(mode="json", include=_SETTINGS, exclude_unset=True)
@@ -445,7 +445,7 @@ def _misfit(schema: Schema, text: str) -> str | None:
 
 
 def _with_settings(plan: Plan, root: Path) -> dict[str, Any]:
-    """The definition of a plan with the settings that say how answers are got: run modes,
+    """Makes the definition of a plan with the settings that say how answers are got: run modes,
     fallbacks, bounds."""
     settings = run_settings(plan, root)
     stages = list[dict[str, Any]]()

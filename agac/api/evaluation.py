@@ -131,9 +131,11 @@ async def evaluate(
 ) -> Evaluation:
     """Asks the stage that has `expect` (of several: `stage`), and those before it, about the rows
     that have a label, or `sample` of them drawn with `seed`, with one of the models after the other
-    (default: that of the files). `minimum` has what the lower bounds of `accuracy`, `agreement`,
-    `precision.CLASS` or `recall.CLASS` have to reach. Tells the price and asks before the first
-    call, unless `yes`. Raises UsageError, SpecError."""
+    (default: that of the files).
+
+    `minimum` has what the lower bounds of `accuracy`, `agreement`, `precision.CLASS` or
+    `recall.CLASS` have to reach. Shows the price and asks before the first call, unless `yes`.
+    Raises UsageError, SpecError."""
     options = RunOptions(sample=1, seed=seed, yes=yes)
     files = await SampledVersion.ready(workflow, options, project)
     labels = read_labels(files, stage)
@@ -157,20 +159,7 @@ async def evaluate(
             await qualities.add(database, model, version, ended)
             if ended.exit_code is ExitCode.INTERRUPTED:
                 break
-    missed = list(_missed(qualities.models, minimum))
-    return Evaluation(
-        workflow=files.checked.workflow.name,
-        stage=name,
-        label=labels.expect.label,
-        field=labels.expect.field,
-        rows=len(labels.forms),
-        unlabelled=labels.unlabelled,
-        asked=len(rows),
-        models=qualities.models,
-        minimum=minimum,
-        missed=missed,
-        exit_code=qualities.exit_code(missed if minimum else None),
-    )
+    return qualities.report(files.checked.workflow.name, minimum)
 
 
 async def _versions(
@@ -189,7 +178,7 @@ async def _versions(
 
 
 def _drawn(labels: StageLabels, sample: int | None, seed: int) -> list[int]:
-    """The numbers of the rows to ask: a sample is the first part of a larger one."""
+    """Draws the numbers of the rows to ask: a sample is the first part of a larger one."""
     rows = sorted(labels.forms)
     Random(seed).shuffle(rows)  # noqa: S311 - chance, not secrecy
     return rows[:sample]
@@ -268,9 +257,26 @@ class _Qualities:
         self.models.append(quality)
         self._codes.append(ended.exit_code)
 
+    def report(self, workflow: str, minimum: Mapping[str, float]) -> Evaluation:
+        """Reports the evaluation of all models that were asked."""
+        missed = list(_missed(self.models, minimum))
+        return Evaluation(
+            workflow=workflow,
+            stage=self._labels.stage.name,
+            label=self._labels.expect.label,
+            field=self._labels.expect.field,
+            rows=len(self._labels.forms),
+            unlabelled=self._labels.unlabelled,
+            asked=len(self._asked),
+            models=self.models,
+            minimum=minimum,
+            missed=missed,
+            exit_code=self.exit_code(missed if minimum else None),
+        )
+
     def exit_code(self, missed: Sequence[str] | None) -> ExitCode:
-        """The worst of the models' exit codes; if all are fine, 3 for a minimum that is `missed`
-        or, without any minimum (None), for rows that failed."""
+        """Gives the worst of the models' exit codes; if all are fine, 3 for a minimum that is
+        `missed` or, without any minimum (None), for rows that failed."""
         worst = min(self._codes, key=WORST_FIRST.index)
         if worst is not ExitCode.DONE:
             return worst
@@ -329,7 +335,7 @@ class _Judged:
 
 
 def _precision(table: Mapping[str, Mapping[str, int]]) -> dict[str, Interval | None]:
-    """Of the answers that name each label the share that is right."""
+    """Computes, of the answers that name each label, the share that is right."""
     shares: dict[str, Interval | None] = {}
     for label, row in table.items():
         answered = sum(other[label] for other in table.values())
@@ -338,7 +344,8 @@ def _precision(table: Mapping[str, Mapping[str, int]]) -> dict[str, Interval | N
 
 
 def _difference(right: Mapping[RowId, bool], first: Mapping[RowId, bool]) -> Interval | None:
-    """By how much the accuracy of a model exceeds that of the first, on rows judged for both."""
+    """Computes by how much the accuracy of a model exceeds that of the first, on rows judged for
+    both."""
     both = Counter((right[row], first[row]) for row in right.keys() & first.keys())
     if not both:
         return None
@@ -351,7 +358,7 @@ def _share(hits: int, rows: int) -> Interval | None:
 
 
 def _per_thousand(total: float | None, tasks: int) -> float | None:
-    """What 1,000 rows take, of which so many tasks take `total`."""
+    """Computes what 1,000 rows take, if so many tasks take `total`."""
     if not total:
         return total
     return 1000 / (tasks or 1) * total

@@ -10,7 +10,7 @@ from typing import Any
 
 from agac.api.drawing import COUNT_WORDS, DrawnEdge, DrawnNode, mermaid
 from agac.api.drawing_svg import svg
-from agac.api.project import project_of
+from agac.api.project import Project, project_of
 from agac.api.status import database_path, root_of, stored_run, workflow_name
 from agac.api.sync import blocking
 from agac.core.arguments import typed
@@ -23,7 +23,7 @@ from agac.spec.graph import StageNode, giving
 from agac.spec.loader import WorkflowSource, in_order, load_workflow
 from agac.spec.project import Overrides
 from agac.spec.project_files import open_file
-from agac.spec.workflow import read_needs
+from agac.spec.workflow import Workflow, read_needs
 from agac.store.db import Database, open_for_reading
 from agac.store.history import run_lines
 from agac.store.rows import made_counts, present
@@ -166,32 +166,32 @@ async def _graph_of_file(workflow: WorkflowSource, project: Path | str | None) -
     loaded, problems = load_workflow(opened.spec, workflow, Overrides())
     if loaded is None or any_error(problems):
         raise SpecError(in_order(problems))
-    record = None
-    counts = _Counts()
-    async with open_for_reading(database_path(opened.root)) as database:
-        lines = await run_lines(database, loaded.name) if database else []
-        if database is not None and lines:
-            record = await read_run(database, lines[0].id)
-        if database is not None and record is not None:
-            counts = await _counts(database, record)
-    models, _ = resolve_models(loaded, opened.providers, opened.spec.file.aliases)
-    bodies = [stage_body(stage) for stage in loaded.stages]
-    for stage, body in zip(loaded.stages, bodies, strict=True):
-        if stage.asks and stage.name in models:
-            body["model"] = models[stage.name][0].lane
-        elif stage.asks:
-            body["model"] = stage.model or "no model"
+    run, counts = await _last_counts(opened.root, loaded.name)
     levels = _levels(loaded.stages)
     return GraphReport(
         loaded.name,
-        record.id if record else None,
+        run,
         loaded.input.shown,
-        tuple(_drawn_stages(bodies, counts.stages, levels)),
+        tuple(_drawn_stages(_bodies_with_models(opened, loaded), counts.stages, levels)),
         _results(loaded.output.stages, loaded.stages),
         opened.spec.shown(loaded.output.dir),
         counts.rows,
         counts.written,
     )
+
+
+def _bodies_with_models(opened: Project, workflow: Workflow) -> list[dict[str, Any]]:
+    """Writes the stages as a definition has them; those that ask name their model."""
+    models, _ = resolve_models(workflow, opened.providers, opened.spec.file.aliases)
+    bodies = []
+    for stage in workflow.stages:
+        body = stage_body(stage)
+        if stage.asks and stage.name in models:
+            body["model"] = models[stage.name][0].lane
+        elif stage.asks:
+            body["model"] = stage.model or "no model"
+        bodies.append(body)
+    return bodies
 
 
 async def _graph_of_run(database: Database, record: RunRecord) -> GraphReport:
@@ -232,6 +232,19 @@ class _Counts:
 
     written: dict[str, int] | None = None
     """The same of the rows that are written, if a stage made them."""
+
+
+async def _last_counts(root: Path, workflow: str) -> tuple[int | None, _Counts]:
+    """Reads the counts of the run of a workflow that was last worked on, and its number; None if
+    there is no run."""
+    async with open_for_reading(database_path(root)) as database:
+        lines = await run_lines(database, workflow) if database else []
+        if database is None or not lines:
+            return None, _Counts()
+        record = await read_run(database, lines[0].id)
+        if record is None:
+            return None, _Counts()
+        return record.id, await _counts(database, record)
 
 
 async def _counts(database: Database, record: RunRecord) -> _Counts:

@@ -116,8 +116,8 @@ class StageLabels:
         row: StoredRow,
         results: Mapping[tuple[int, int], StageResult],
     ) -> str | NoAnswer:
-        """The answer of a row as it is compared. MISSING if a guard kept the row from the stage, or
-        the run ended before it."""
+        """Gives the answer of a row as it is compared. MISSING if a guard kept the row from the
+        stage, or the run ended before it."""
         has_failed = row.state == State.FAILED and row.error_stage is not None
         if has_failed and row.error_stage in self.givers:
             return NoAnswer.FAILED
@@ -189,8 +189,8 @@ def _expecting_stage(workflow: Workflow, named: str | None) -> WrittenStage:
 
 
 def _classes(forms: Mapping[int, str], expect: LabelFile) -> list[str]:
-    """The labels in their order, if they are classes: no numbers with a tolerance, and not too
-    many."""
+    """Lists the labels in their order, if they are classes: no numbers with a tolerance, and not
+    too many."""
     if expect.tolerance:
         return []
     labels = sorted(set(forms.values()))
@@ -198,7 +198,7 @@ def _classes(forms: Mapping[int, str], expect: LabelFile) -> list[str]:
 
 
 def _form(value: JSONValue) -> str:
-    """The text as which a label or an answer is compared: in lower case, without white space around
+    """Writes a label or an answer as it is compared: in lower case, without white space around
     it; 3.0 is 3."""
     text = value.strip().lower() if isinstance(value, str) else canonical(value)
     if len(text) >= 16:  # a longer number has more digits than a float
@@ -209,7 +209,7 @@ def _form(value: JSONValue) -> str:
 
 
 def _sum(first: float | None, second: float | None) -> float | None:
-    """The sum of two figures, unknown if one is unknown."""
+    """Adds two figures; the sum is unknown if one is."""
     if first is None or second is None:
         return None
     return first + second

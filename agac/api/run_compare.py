@@ -78,7 +78,7 @@ class ComparedStage(Report):
 
 
 def _answer(results: Results, key: int | None, position: int) -> JSONValue:
-    """The answer of the stage at a position for the row with a key."""
+    """Gives the answer of the stage at a position for the row with a key."""
     result = None if key is None else results.get((key, position))
     if result is None or result.value is None:
         return NoAnswer.MISSING
@@ -86,7 +86,7 @@ def _answer(results: Results, key: int | None, position: int) -> JSONValue:
 
 
 def _shown(answer: JSONValue) -> JSONValue:
-    """The answer as reports have it, where one that is missing is None."""
+    """Gives the answer as reports have it: None if it is missing."""
     return None if isinstance(answer, NoAnswer) else answer
 
 
@@ -221,7 +221,7 @@ async def compare_page(
 
 
 def _page_start(after: str | None) -> tuple[Any, Any]:
-    """The id and the repetition behind which a page begins. Raises UsageError."""
+    """Reads the id and the repetition after which a page begins. Raises UsageError."""
     if not after:
         return FIRST, 0
     try:
@@ -233,7 +233,7 @@ def _page_start(after: str | None) -> tuple[Any, Any]:
 
 
 def _keys(pairs: Iterable[RowPair]) -> Iterator[int]:
-    """The keys of the rows of both runs."""
+    """Reads the keys of the rows of both runs."""
     for _, first_key, second_key in pairs:
         if first_key:
             yield first_key
@@ -242,7 +242,7 @@ def _keys(pairs: Iterable[RowPair]) -> Iterator[int]:
 
 
 async def _common_stages(database: Database, first: int, second: int) -> list[ComparedStage]:
-    """The stages that two runs have, in the order of the second."""
+    """Finds the stages that two runs have, in the order of the second."""
     before = await definition_of(database, first)
     now = await definition_of(database, second)
     return _matched_stages(before, now)
@@ -273,7 +273,7 @@ def _matched_stages(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[C
 
 
 async def side_of(database: Database, run: int, stage: str | None = None) -> dict[str, Any]:
-    """The summary of a run, and its cost for 1,000 rows that were asked. With `stage` the calls,
+    """Summarises a run, with its cost for 1,000 rows that were asked. With `stage` the calls,
     times and failures are those of this stage."""
     summary = await summarise(database, await run_record(database, run))
     asked = await rows_asked(database, run)

@@ -1,5 +1,5 @@
-"""What a task from Python may be given: its keys, typed; a phase of `map_reduce`; and what other
-programs call them."""
+"""The arguments of a task from Python, typed; a phase of `map_reduce`; and other programs' names of
+these arguments."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from agac.spec.tools import OnToolFailure, ToolsMode
 
 class OpenCodeRuntime:
     """Runs each row of a task as an agent of OpenCode's command line, as the `runtime` of a task.
+
     `backend` and `model` are those of a task; all others are keys of a stage's `runtime`."""
 
     def __init__(
@@ -30,18 +31,14 @@ class OpenCodeRuntime:
     ) -> None:
         texts = {"backend": backend, "model": model}
         refuse_types("agac.OpenCodeRuntime", texts, dict.fromkeys(texts, str | None))
-        of_task = {
-            name: one for name, one in (("backend", backend), ("model", model)) if one is not None
-        }
-        self.task_keys: dict[str, Any] = {**of_task, "runtime": {"name": "opencode", **keys}}
+        task_keys = {name: text for name, text in texts.items() if text is not None}
+        self.task_keys: dict[str, Any] = {**task_keys, "runtime": {"name": "opencode", **keys}}
 
 
 class StageKeys(TypedDict, total=False):
-    """The keys of a stage that asks a model, as its file has them; None is the same as leaving a
-    key out. `tools` are functions, `agac.tool`s, `agac.Tool.…`, MCP servers, or what a stage's key
-    takes; `output_schema` is a Pydantic model, a JSON Schema, the short form, or a file; `runtime`
-    may be an `OpenCodeRuntime`. `max_turns` bounds the model calls of a row. Times are seconds, or
-    texts such as `12h`."""
+    """The keys of a stage that asks a model, as its file has them.
+
+    None is the same as leaving a key out. Times are seconds, or texts such as `12h`."""
 
     model: str | Sequence[str] | None
     backend: str | None
@@ -64,13 +61,17 @@ class StageKeys(TypedDict, total=False):
     messages: Sequence[Mapping[str, Any]] | None
     skills: str | Sequence[str] | None
     runtime: OpenCodeRuntime | Mapping[str, Any] | str | None
+    """An `OpenCodeRuntime`, or what the key of a stage takes."""
     tools: Sequence[Any] | Mapping[str, Any] | None
+    """Functions, `agac.tool`s, `agac.Tool.…`, MCP servers, or what the key of a stage takes."""
     max_turns: int | None
+    """The most model calls for a row."""
     tools_mode: ToolsMode | None
     tool_stubs: Mapping[str, Any] | None
     on_tool_failure: OnToolFailure | None
     reads: Sequence[str] | None
     output_schema: type | Mapping[str, Any] | str | None
+    """A Pydantic model, a JSON Schema, the short form, or a file."""
     output_field: str | None
     reply: ReplyForm | None
     checks: Sequence[Mapping[str, str]] | Mapping[str, str] | None
@@ -86,20 +87,22 @@ class StageKeys(TypedDict, total=False):
 
 
 class GroupKeys(TypedDict, total=False):
-    """How a stage that asks about groups of rows cuts those that are too large, and what becomes
-    of incomplete ones."""
+    """The keys of a stage that asks about groups of rows."""
 
     reduce: Mapping[str, int] | None
+    """How groups that are too large are cut."""
     incomplete: Incomplete | None
+    """What happens to a group that lacks rows."""
 
 
 class RunKeys(TypedDict, total=False):
-    """What holds for the run of a task. `max_inflight` bounds the calls at a time, `id_field`
-    names the field with each row's id. `options`, `project`, `progress` and `confirm` are those of
-    a workflow."""
+    """Arguments for the run of a task. `options`, `project`, `progress` and `confirm` are those of
+    a workflow's run."""
 
     max_inflight: int | None
+    """The most calls at a time."""
     id_field: str | None
+    """The field with each row's id."""
     options: RunOptions | None
     project: Path | str | None
     progress: Watch | bool
@@ -107,32 +110,35 @@ class RunKeys(TypedDict, total=False):
 
 
 class TaskKeys(StageKeys, GroupKeys, RunKeys, total=False):
-    """What a task may say besides its text and its rows: how its run is made, and the keys of a
-    stage. With `group_by` it is asked once for all rows with the same values of these fields, with
-    `explode` for each item of a list."""
+    """The arguments of a task besides its text and its rows: those of its run, and the keys of a
+    stage."""
 
     group_by: str | Sequence[str] | None
+    """The task is asked once for all rows with the same values of these fields."""
     explode: str | None
+    """The task is asked for each item of this list."""
 
 
 class SharedKeys(StageKeys, RunKeys, total=False):
-    """What holds for all phases of `map_reduce` that ask a model, where a phase does not say
-    otherwise."""
+    """Arguments for all phases of `map_reduce` that ask a model; a phase may say otherwise."""
 
 
 class PhaseKeys(StageKeys, GroupKeys, total=False):
-    """What a phase may say besides its prompt: the keys of a stage. One with `python`, a function
-    of the project, asks no model: that of `reduce` is given the list of all items. `template` is a
-    file with the prompt."""
+    """The arguments of a phase besides its prompt: the keys of a stage."""
 
     python: str | None
+    """A function of the project, which is called instead of a model; that of `reduce` gets the
+    list of all items."""
     processes: int | None
+    """In so many processes."""
     template: str | None
+    """A file with the prompt."""
 
 
 class Phase(dict[str, Any]):
-    """A phase of `map_reduce`: its prompt, and its keys. They win over those of all phases; None
-    takes one away."""
+    """A phase of `map_reduce`: its prompt, and its keys.
+
+    They override those of all phases; None takes one away."""
 
     def __init__(self, prompt: str | None = None, **keys: Unpack[PhaseKeys]) -> None:
         super().__init__(keys if prompt is None else {"prompt": prompt, **keys})
@@ -143,13 +149,15 @@ _ONE_STAGE = {"name", "needs", "enabled", "processes"}
 NOT_OF_TASKS = {*_ONE_STAGE, "prompt", "template", *OPERATIONS}
 NOT_OF_PHASES = {*_ONE_STAGE, "group_by", "explode", *OPERATIONS} - {"python", "processes"}
 NOT_SHARED = NOT_OF_TASKS | NOT_OF_PHASES
-"""Keys of a stage that a task does not have, which is one stage and asks a model; nor a phase; nor
-all phases."""
+"""Keys of a stage that neither all phases nor a single phase nor a task has: a task is one stage
+that asks a model."""
 
 RUN_OPTIONS = {
     "budget",
-    *(one.name for one in fields(RunOptions) if one.name not in StageFile.model_fields),
+    *(each.name for each in fields(RunOptions) if each.name not in StageFile.model_fields),
 }
+"""Arguments that belong into `options`."""
+
 _OTHER_NAMES = {
     "inputs=…": ("input", "rows", "data", "items", "jobs", "dataset", "records"),
     "instructions=…": (
@@ -198,9 +206,9 @@ _OTHER_NAMES = {
     "model='PROVIDER/MODEL?top_p=…'": ("top_p",),
     "model='PROVIDER/MODEL?reasoning=…'": ("reasoning", "reasoning_effort"),
 }
-"""What is written here for what other programs call it."""
+"""By agac's name of an argument, the names that other programs have for it."""
 
-_WRITTEN = {other: here for here, others in _OTHER_NAMES.items() for other in others}
+_NAME_HERE = {other: here for here, others in _OTHER_NAMES.items() for other in others}
 
 
 _OF_WORKFLOWS = ("input", "project", "progress", "confirm", "handle_signals")
@@ -218,49 +226,54 @@ def refuse_for_workflow(keys: Iterable[str]) -> None:
         )
         if key == "inputs":
             remedy = "Write it as input=…."
-        elif key in {one.name for one in fields(RunOptions)}:
+        elif key in {each.name for each in fields(RunOptions)}:
             remedy = f"Give it in the options: agac.run(WORKFLOW, agac.RunOptions({key}=…))."
         raise UsageError(f"agac.run of a workflow has no argument {key!r}", remedy=remedy)
 
 
-def refuse_keys(door: str, keys: Mapping[str, Any], refused: Collection[str]) -> None:
-    """Raises UsageError for a key that `door` cannot have, as the `refused` ones, and names what
-    is written instead."""
+def refuse_keys(function: str, keys: Mapping[str, Any], refused: Collection[str]) -> None:
+    """Raises UsageError for a key that `function` cannot have, such as the `refused` ones, and
+    names what is written instead."""
     for key, value in keys.items():
-        if key in _WRITTEN:
-            remedy = f"Write it as {_WRITTEN[key]}."
-        elif key in RUN_OPTIONS and not (key == "budget" and isinstance(value, Mapping | None)):
-            remedy = f"Give it in the options: options=agac.RunOptions({key}=…)."
-        elif key in ("prompt", "template") and key in refused:
-            remedy = "Give the text as task=…."
-        elif key in refused:
-            remedy = (
-                "Make a workflow of stages with keys of their own: agac.Workflow('NAME', "
-                "stages=[…])."
-            )
-        else:
-            continue
-        raise UsageError(f"{door} has no argument {key!r}", remedy=remedy)
+        remedy = _remedy(key, value, refused)
+        if remedy is not None:
+            raise UsageError(f"{function} has no argument {key!r}", remedy=remedy)
+
+
+def _remedy(key: str, value: Any, refused: Collection[str]) -> str | None:
+    """Says what is written instead of a key; None if the key is fine."""
+    if key in _NAME_HERE:
+        return f"Write it as {_NAME_HERE[key]}."
+    is_limit_of_rows = key == "budget" and isinstance(value, Mapping | None)
+    if key in RUN_OPTIONS and not is_limit_of_rows:
+        return f"Give it in the options: options=agac.RunOptions({key}=…)."
+    if key not in refused:
+        return None
+    if key in ("prompt", "template"):
+        return "Give the text as task=…."
+    return "Make a workflow of stages with keys of their own: agac.Workflow('NAME', stages=[…])."
 
 
 _EXCLUDE = (
     ({"runtime"}, {"tools", "skills", "messages", *FOR_TOOLS} - {"max_turns"}),
     ({"output_schema"}, {"output_field", "reply"}),
 )
-"""Keys of a stage that do not go together."""
+"""Keys of a stage that exclude each other."""
 
 
 def with_shared(
     phase: Mapping[str, Any], shared: Mapping[str, Any], own: Collection[str]
 ) -> dict[str, Any]:
-    """The keys of a phase, and those of all phases that go with them: what it says itself, or has
-    as its `own`, wins. What is for tools holds where a phase has some."""
-    said = {key for key in phase if phase[key] is not None}.union(own)
-    without = {key for some, others in _EXCLUDE for key in others if said & some}
-    without |= {key for some, others in _EXCLUDE for key in some if said & others}
-    found = {
-        key: value for key, value in shared.items() if key not in without and key not in own
-    } | dict(phase)
-    if not any(found.get(key) for key in ("tools", "agent", "skills", "runtime")):
-        found = {key: value for key, value in found.items() if key not in FOR_TOOLS or key in phase}
-    return found
+    """Adds to the keys of a phase those of all phases that fit: what it says itself, or has as its
+    `own`, wins. Keys for tools are only for a phase that has some."""
+    fixed = {key for key in phase if phase[key] is not None}.union(own)
+    excluded = set(own)
+    for first, second in _EXCLUDE:
+        if fixed & first:
+            excluded |= second
+        if fixed & second:
+            excluded |= first
+    keys = {key: value for key, value in shared.items() if key not in excluded} | dict(phase)
+    if any(keys.get(key) for key in ("tools", "agent", "skills", "runtime")):
+        return keys
+    return {key: value for key, value in keys.items() if key not in FOR_TOOLS or key in phase}

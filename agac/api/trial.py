@@ -128,7 +128,7 @@ def _flags(
     tool_stubs: str | None,
     within: float | None,
 ) -> dict[str, Any]:
-    """The flags of the command that the user would type for this trial."""
+    """Lists the flags of the command that the user would type for this trial."""
     flags = {
         "stage": change.stage,
         "prompt": None if prompt is None else str(prompt),
@@ -149,7 +149,7 @@ def _text(file: Path) -> PlacedText:
 
 
 def _max_rows(sample: int | None, within: float | None, rows: int) -> int:
-    """How many of the `rows` that have an answer may be asked."""
+    """Computes how many of the `rows` that have an answer may be asked."""
     if sample:
         return min(sample, rows)
     if within:
@@ -158,7 +158,8 @@ def _max_rows(sample: int | None, within: float | None, rows: int) -> int:
 
 
 def _shuffled(ids: Iterable[RowId], seed: int) -> list[RowId]:
-    """The ids in the order in which they are asked: a sample is the first part of a larger one."""
+    """Puts the ids in the order in which they are asked: a sample is the first part of a larger
+    one."""
     shuffled = sorted(ids, key=str)
     Random(seed).shuffle(shuffled)  # noqa: S311 - chance, not secrecy
     return shuffled
@@ -200,7 +201,7 @@ async def _answers_before(database: Database, plan: Plan, stage: str) -> _Earlie
 
 
 async def _answered(database: Database, run: int, position: int) -> dict[RowId, int]:
-    """The keys of the rows of the input that have an answer of the stage, by id."""
+    """Reads the keys of the rows of the input that have an answer of the stage, by id."""
     keys: dict[RowId, int] = {}
     async for page in export_rows(database, run):
         results = await results_of_rows(database, [row.key for row in page])
@@ -270,7 +271,7 @@ class _Trial:
         return comparison
 
     def _altered(self, comparison: RunComparison) -> Interval | None:
-        """The share of all rows that the trial would alter."""
+        """Estimates the share of all rows that the trial would alter."""
         both = comparison.rows["both"]
         if not both:
             return None
@@ -283,8 +284,8 @@ class _Trial:
         return altered is not None and altered.reach <= self.within
 
     def _next_size(self, altered: Interval | None, size: int) -> int:
-        """How many rows the next round has: as many as would be enough if the share stays what it
-        is, and at most twice as many as this round."""
+        """Computes how many rows the next round has: as many as would be enough if the share stays
+        what it is, and at most twice as many as this round."""
         share = altered.middle if altered else 0.5
         within = self.within or 1
         rows = len(self.ids)
@@ -326,5 +327,5 @@ class _Trial:
 
 
 def _first_key(repetitions: Sequence[StoredRow]) -> int:
-    """The key of the first of the rows that have the same id."""
+    """Gives the key of the first of the rows that have the same id."""
     return min(repetitions, key=lambda row: row.occurrence).key
