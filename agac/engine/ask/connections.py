@@ -43,50 +43,55 @@ from agac.store.records import Attempt, Call, CallTiming, Endpoint
 
 @dataclass(frozen=True)
 class Route:
-    """A stage and one of its models. `most` knows what a request can cost, where there is a
-    budget; `prefix` is what requests begin with where that is asked to be kept."""
+    """A stage and one of its models: how requests are written and replies read."""
 
     stage: PlannedStage
+    """The stage."""
     model: PlannedModel
+    """The model."""
     checker: Checker
+    """Checks the replies of the stage."""
     redactor: Redactor
+    """Removes secrets from what comes back."""
     most: WorstCase | None
+    """Bounds the cost of a request. None: there is no budget."""
     prefix: Prefix | None = field(default=None, kw_only=True)
+    """The beginning of all requests, if the provider is asked to cache it."""
     _encoder: Encoder = field(default_factory=Encoder, init=False, repr=False, compare=False)
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the model's provider is spoken to."""
+        """The dialect of the model's provider."""
         return DIALECTS[self.model.provider.dialect]
 
     @cached_property
     def enforced(self) -> bool:
-        """Whether the provider itself holds the model to the stage's schema."""
+        """True if the provider itself holds the model to the stage's schema."""
         schema = self.stage.schema
         return schema is not None and is_enforced(schema, self.model.provider, self.dialect.shaping)
 
     @cached_property
     def base_url(self) -> str:
-        """The provider's as it may be shown and stored."""
+        """The provider's address as it may be shown and stored."""
         return self.redactor.clean(self.model.provider.base_url)
 
     def price(self, service_tier: str | None, at: float) -> Price | None:
-        """The model's price in a service tier at a time (seconds since 1970), None when it is
-        unknown. The price library is loaded with the first reply, which takes a third of a second.
-        """
+        """Returns the model's price in a service tier at a time (seconds since 1970), or None if
+        it is unknown. The price library is loaded with the first reply, which takes a third of a
+        second."""
         return price_of(self.model.provider, self.model.model, service_tier, at)
 
     @cached_property
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """What the model is told of the stage's tools: one value, which is described and encoded
+        """The stage's tools as the model sees them: one value, which is described and encoded
         once."""
         if self.stage.agent_spec:
             return tuple(tool.definition for tool in self.stage.agent_spec.tools)
         return ()
 
     def body(self, request: Request) -> bytes:
-        """The request in the provider's words: the same bytes for a call and for a line of a
-        batch."""
+        """Writes a request in the provider's dialect: the same bytes for a call and for a line of
+        a batch."""
         if self.prefix is not None:
             request = replace(request, prefix=self.prefix.of(request)[0])
         return self._encoder.encode(
@@ -94,20 +99,20 @@ class Route:
         )
 
     def worst_case(self, body: bytes) -> Amount:
-        """What sending a request can cost at most."""
+        """Returns the most that a request can cost."""
         return self.most.of(body) if self.most else limits.NOTHING
 
     def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> Reply | Fault:
-        """What an answer means."""
+        """Reads a response."""
         model = self.model
         return self.dialect.parse(status, headers, body, model.provider, model.model, self.redactor)
 
     def check(self, reply: Reply, view: RowView | None) -> ValidReply | RowError:
-        """The result that a reply is for the row of this view, or why it is none."""
+        """Returns the result that a reply is for the row of this view, or why it is none."""
         return self.checker.check(reply, enforced=self.enforced, view=view)
 
     def endpoint(self, reply: Reply | None) -> Endpoint:
-        """Who answered, or who was asked and did not."""
+        """Returns who answered; if nobody did (None), who was asked."""
         provider = self.model.provider
         if reply is None:
             return Endpoint(provider.name, self.base_url, self.model.model, provider.simulated)
@@ -157,9 +162,9 @@ class Route:
 def request_for_model(
     model: PlannedModel, request: Request, position: int, replica: int
 ) -> Request:
-    """The request as the stage's model at `position` gets it: the first one's is made already;
-    others have parameters of their own, and the number of a replica (0: the task is run once) is
-    its seed where the provider takes one."""
+    """Returns the request for the stage's model at `position`. A request is made for the first
+    model; others have parameters of their own. The number of a replica (0: the task has none) is
+    its seed if the provider takes one."""
     if not position and not replica:
         return request
     has_seed = replica and not any(unsendable(("seed",), model.provider))
@@ -174,25 +179,29 @@ Sent = tuple[Reply | Fault, Call]
 
 @dataclass(frozen=True)
 class ModelConnection(Route):
-    """A stage's connection to one of its models: stages on one model share its lane, those on one
-    provider its sender. `stage_limit` is the stage's own bound, `uncommitted` that on calls which
-    are not durable yet. `through` stands in the place of the sender, which asks by `transport`:
-    `body`, `sse`, `ws` or `auto`."""
+    """A stage's connection to one of its models: all of a call that is fixed for the run."""
 
     by_workers: ClassVar[bool] = True
     """True if a worker may send its calls."""
 
     sender: Sending | HintingSender
+    """Sends the requests. Stages on one provider share it."""
     lane: Lane
+    """Holds calls back for the model. Stages on one model share it."""
     stage_limit: CallLimit
+    """The stage's own bound on calls at a time."""
     uncommitted: CallLimit
+    """The bound on calls that are not durable yet."""
     wall: Callable[[], float]
+    """Returns the time, in seconds since 1970."""
     transport: str
+    """How the sender asks: `body`, `sse`, `ws` or `auto`."""
     through: Callable[..., Awaitable[HttpReply | Fault]] | None = field(default=None, kw_only=True)
+    """Sends in the place of the sender."""
 
     @cached_property
     def timeout(self) -> Timeout:
-        """The bounds of a call. What the model's string says about silences comes first."""
+        """The time limits of a call. A limit on silences in the model's string comes first."""
         bounds = self.model.timeout
         silence = self.model.idle_timeout
         if silence is None:
@@ -221,20 +230,7 @@ class ModelConnection(Route):
         lane = self.lane
         permit = await deadline.wait(self._enter(body))
         started_at = self.wall()
-        try:
-            send = self.through or self.sender.send
-            http = await send(
-                body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins
-            )
-        except BaseException as ended:
-            # a cancelled call, too, gives its place back; others do with their commit
-            self.uncommitted.leave()
-            if isinstance(ended, asyncio.CancelledError):
-                cut_off()
-            raise
-        finally:
-            lane.leave()
-            self.stage_limit.leave()
+        http = await self._carry(body, deadline, cut_off, fresh=fresh, begins=begins)
         if isinstance(http, Fault):
             if http.type is ErrorType.TIMEOUT and deadline.over:
                 # which says nothing about the server
@@ -257,9 +253,36 @@ class ModelConnection(Route):
             times = CallTiming(started_at, http.duration)
         return answer, self.call(attempt, answer, status, clean, times)
 
+    async def _carry(
+        self,
+        body: bytes,
+        deadline: RowDeadline,
+        cut_off: Callable[[], None],
+        *,
+        fresh: bool,
+        begins: Begins,
+    ) -> HttpReply | Fault:
+        """Sends, and gives back the places of the call in the stage and in the lane; the one among
+        the uncommitted calls only if it brings nothing."""
+        send = self.through or self.sender.send
+        try:
+            return await send(
+                body, self.timeout, within=deadline.left(), fresh=fresh, begins=begins
+            )
+        except BaseException as ended:
+            # a cancelled call, too, gives its place back; others do with their commit
+            self.uncommitted.leave()
+            if isinstance(ended, asyncio.CancelledError):
+                cut_off()
+            raise
+        finally:
+            self.lane.leave()
+            self.stage_limit.leave()
+
     async def _enter(self, body: bytes) -> LanePermit:
-        """Waits for its turn in the stage, then among the calls that are not durable, then in the
-        lane. Who does not get there, cancelled ones too, gives its places back."""
+        """Waits for a place in the stage, then among the calls that are not durable, then in the
+        lane. A call that does not get all of them, as it is cancelled or the run stops, gives its
+        places back."""
         await self.stage_limit.enter()
         try:
             await self.uncommitted.enter()
@@ -267,10 +290,10 @@ class ModelConnection(Route):
                 return await self.lane.enter(
                     len(body) // CHARACTERS_A_TOKEN + (self.model.params.max_tokens or 0)
                 )
-            except BaseException:  # cancelled, or the run stops
+            except BaseException:
                 self.uncommitted.leave()
                 raise
-        except BaseException:  # the same, at either of the two that come after it
+        except BaseException:
             self.stage_limit.leave()
             raise
 
@@ -319,7 +342,7 @@ class ProgramConnection(ModelConnection):
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the program is spoken to."""
+        """The dialect of the program."""
         from agac.providers.opencode_session import OPENCODE  # only stages with a program need it
 
         return OPENCODE
@@ -388,15 +411,15 @@ class ConnectionOpener:
         self._lanes: dict[tuple[str, str], Lane] = {}
 
     async def open(self, stage: PlannedStage) -> tuple[ModelConnection, ...]:
-        """Opens the connections of a stage, to its model first. Raises UsageError where one cannot
-        be had."""
+        """Opens the connections of a stage, to its model first. Raises UsageError if one cannot be
+        opened."""
         program = stage.tooling.program
         at_once = stage.concurrency or math.inf
         if program is not None:
             at_once = min(at_once, program.max_agents)
         stage_limit = CallLimit(at_once)
         checker = Checker(stage)
-        found = list[ModelConnection]()
+        connections = list[ModelConnection]()
         for model in stage.models:
             transport = self._transport(model)
             if program is None:
@@ -418,23 +441,24 @@ class ConnectionOpener:
                 wall=self._work.clocks.wall,
                 transport=transport,
             )
-            found.append(connection)
-        return tuple(found)
+            connections.append(connection)
+        return tuple(connections)
 
     def _transport(self, model: PlannedModel) -> str:
-        """How the model is asked. Silences are bounded within a stream only, so that who bounds
-        them is streamed to."""
+        """Chooses how the model is asked. Silences are bounded only within a stream, so a bound on
+        them asks for one."""
         bounds_silence = model.idle_timeout not in (None, math.inf)
         return model.transport or ("sse" if self._streams or bounds_silence else "body")
 
     def _sender(self, model: PlannedModel, transport: str) -> Sending:
-        """The sender that all calls to the model's provider share."""
+        """Returns the sender that all calls to the model's provider share."""
         key = (model.provider.name, model.provider.base_url, transport)
         if key not in self._senders:
             self._senders[key] = self._new_sender(model, transport)
         return self._senders[key]
 
     def _new_sender(self, model: PlannedModel, transport: str) -> Sending:
+        """Opens a sender, which is closed with the others."""
         work = self._work
         heard = work.replies.piece if work.replies else None
         sender = open_sender(model.provider, transport, work.redactor, work.env, heard)
@@ -457,7 +481,7 @@ class ConnectionOpener:
         return program
 
     def _lane(self, model: PlannedModel) -> Lane:
-        """The lane that all calls to the model share."""
+        """Returns the lane that all calls to the model share."""
         key = (model.lane, model.provider.base_url)
         if key not in self._lanes:
             known = model.provider.limits
@@ -472,7 +496,7 @@ class ConnectionOpener:
         return self._lanes[key]
 
     def _worst_case(self, stage: PlannedStage, model: PlannedModel) -> WorstCase | None:
-        """What a call can cost at most; None: there are no budgets."""
+        """Makes the bound on the cost of a call, or None if there are no budgets."""
         if not self._has_budgets:
             return None
         program = stage.tooling.program
