@@ -118,7 +118,8 @@ class _Watch:
         """Does once what is to be done while a run is alive."""
         now = time.monotonic()
         totals = self._invocation.totals
-        mark = f"{totals.calls} {totals.seen} {totals.settled} {totals.tasks_done}"
+        counted = (totals.calls.count, totals.rows.seen, totals.rows.settled, totals.tasks.done)
+        mark = " ".join(map(str, counted))
         if mark != self._mark:
             self._mark = mark
             self._moved_at = now

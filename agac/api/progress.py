@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from agac.api.watched_run import RowCount, Snapshot, StageSnapshot, Watch, WatchedRun
-    from agac.engine.settle import StageTotals
+    from agac.engine.totals import StageTotals
 
 TICK_SECONDS = 0.125  # between two pictures on a terminal
 NOTEBOOK_SECONDS = 0.5  # the same in a notebook: each picture is a message to the browser
@@ -329,9 +329,11 @@ def _parts(stage: StageSnapshot, rate: float) -> dict[str, str]:
     if any(by_guard.values()):
         parts["guard"] = ", ".join(f"{word} {count:,}" for word, count in by_guard.items() if count)
     parts["cost"] = "price unknown"
-    if counts.cost or not counts.unpriced:
-        unknown = " + unknown prices" if counts.unpriced else ""
-        parts["cost"] = dollars(counts.cost, None, simulated=counts.simulated > 0) + unknown
+    if counts.spent.usd or not counts.spent.unpriced:
+        unknown = " + unknown prices" if counts.spent.unpriced else ""
+        parts["cost"] = (
+            dollars(counts.spent.usd, None, simulated=counts.spent.simulated > 0) + unknown
+        )
     if counts.failed:
         parts["errors"] = f"errors {counts.failed:,}"
     return parts

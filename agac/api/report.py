@@ -40,8 +40,9 @@ from agac.engine.finishing import Finishing, finishing
 from agac.engine.invocation import Work
 from agac.engine.output.export import Exported, export_run
 from agac.engine.output.run_outputs import Outputs, is_shown
-from agac.engine.output.telemetry import cost_of, summarise
+from agac.engine.output.telemetry import summarise
 from agac.engine.run_state import Invocation
+from agac.engine.stage_summary import cost_of
 from agac.engine.stop_rules import StopReason
 from agac.engine.summary import RowCounts, RunSummary
 from agac.plan.plan import Plan
@@ -305,12 +306,12 @@ def _notes(
     """Notes which calls of tools were not recorded, and how many rows are selected if not all of
     them were read."""
     notes = InvocationNotes()
-    any_unchanged = bool(invocation.totals.unchanged)
+    any_unchanged = bool(invocation.totals.rows.unchanged)
     reused = {each.name for each in summary.stages if any_unchanged or each.tasks.reused}
     names = [stage.name for stage in plan.stages if stage.tooling.record and stage.name in reused]
     if names:
         notes = replace(notes, not_recorded=NOT_RECORDED.format(", ".join(names)))
-    if count is None or invocation.totals.all_read:
+    if count is None or invocation.totals.rows.all_read:
         return notes
     selected = count()
     if selected is not None and selected.rows > summary.rows.total:
@@ -377,8 +378,8 @@ async def _finishing(
         rows = left.rows["total"] - settled
     else:
         chosen = sum(count for _, _, count in invocation.chosen)
-        rows = chosen - totals.rows_done - totals.rows_failed
-    return finishing(left, max(rows, 0), totals.rows_failed, invocation.budgets)
+        rows = chosen - totals.rows.done - totals.rows.failed
+    return finishing(left, max(rows, 0), totals.rows.failed, invocation.budgets)
 
 
 def _empty(plan: Plan, summary: RunSummary, workflow: Workflow | None) -> list[Problem]:
@@ -427,7 +428,7 @@ async def _replaced_run(database: Database, exported: Exported) -> dict[str, Any
 def _did(invocation: Invocation) -> InvocationSummary:
     """Tells what an invocation did, without its batches."""
     totals = invocation.totals
-    fault = totals.waiting_for
+    fault = totals.calls.waiting_for
     at_limit = invocation.stop_signal.stop is StopReason.LIMIT and not invocation.ended
     budgets = invocation.budgets
     return InvocationSummary(
@@ -435,21 +436,25 @@ def _did(invocation: Invocation) -> InvocationSummary:
         complete=invocation.complete,
         lost_calls_at_most=invocation.lost_calls,
         rows=InvocationRows(
-            read=totals.seen,
-            unchanged=totals.unchanged,
-            done=totals.rows_done,
-            failed=totals.rows_failed,
-            skipped=totals.rows_skipped,
-            dropped=totals.rows_filtered + totals.rows_dropped,
-            left_failed=totals.left_failed + totals.failed_for_good,
-            parked=totals.rows_parked,
+            read=totals.rows.seen,
+            unchanged=totals.rows.unchanged,
+            done=totals.rows.done,
+            failed=totals.rows.failed,
+            skipped=totals.rows.skipped,
+            dropped=totals.rows.filtered + totals.rows.dropped,
+            left_failed=totals.rows.left_failed + totals.rows.failed_for_good,
+            parked=totals.rows.parked,
         ),
-        tasks=InvocationTasks(totals.tasks_done, totals.tasks_reused, totals.collapsed),
-        calls=InvocationCalls(totals.calls, totals.retries, totals.repairs, totals.fallbacks),
+        tasks=InvocationTasks(totals.tasks.done, totals.tasks.reused, totals.tasks.collapsed),
+        calls=InvocationCalls(
+            totals.calls.count, totals.calls.retries, totals.calls.repairs, totals.calls.fallbacks
+        ),
         waiting_for=LastFault(fault.type, fault.message) if fault is not None else None,
-        unanswered=UnansweredCalls(totals.given_up, totals.ambiguous + totals.given_up),
+        unanswered=UnansweredCalls(
+            totals.calls.given_up, totals.calls.ambiguous + totals.calls.given_up
+        ),
         stopped_at_limit=at_limit,
-        cost_usd=cost_of(totals.cost, totals.unpriced),
+        cost_usd=cost_of(totals.spent.usd, totals.spent.unpriced),
         budgets=tuple(budget_facts(budgets.balances)) if budgets else (),
         waits_for_shards=invocation.waits,
     )
@@ -506,7 +511,7 @@ async def leave_in_remote(
 
     end = ShardEnd(
         run=invocation.run,
-        rows_failed=invocation.totals.rows_failed,
+        rows_failed=invocation.totals.rows.failed,
         ended=invocation.ended,
         complete=invocation.complete,
         has_batches=invocation.batches.touched,

@@ -16,8 +16,8 @@ from agac.core.errors import AgacError, Problem, RowError, StoreError
 from agac.core.types import Outcome, RowId, waits_left
 from agac.data.sources import estimated_rows
 from agac.engine.run_state import Invocation
-from agac.engine.settle import StageTotals, Totals
 from agac.engine.stop_rules import StopReason
+from agac.engine.totals import StageTotals, Totals
 from agac.plan.plan import Plan, Selection
 from agac.spec.graph import StageNode, descent, homes, levels_of
 from agac.store import runs
@@ -129,11 +129,11 @@ class WatchedRun:
             workflow=self.workflow,
             stages=tuple(stages),
             rows=rows,
-            settled=totals.settled,
-            unusable=totals.unusable,
+            settled=totals.rows.settled,
+            unusable=totals.rows.unusable,
             last_error=totals.last_error,
             stopping=self.invocation.stop_signal.stop not in (None, StopReason.QUOTE),
-            waiting_for=totals.waiting_for,
+            waiting_for=totals.calls.waiting_for,
             waits=waits_left(totals.waits, time.time()),
             batches=batches,
         )
@@ -146,7 +146,7 @@ class WatchedRun:
         is_made = name in self.uncounted
         settled = stage.settled
         if not is_made:
-            settled += self.invocation.totals.unchanged
+            settled += self.invocation.totals.rows.unchanged
         never = self._rows_that_never_come(name, stage, settled, batches_continue=batches_continue)
         if name in self.in_batches:  # a guard is no progress of what is asked in batches
             by_guard = stage.skipped + stage.dropped
@@ -170,12 +170,12 @@ class WatchedRun:
         other rows are being processed."""
         totals = self.invocation.totals
         before = [totals.stages[other] for other in self.upstream[name] if other in totals.stages]
-        never = totals.unusable + totals.rows_dropped
+        never = totals.rows.unusable + totals.rows.dropped
         never += sum(other.failed + other.dropped for other in before)
         if batches_continue:
             return never
         parked = stage.parked + sum(other.parked for other in before)
-        return max(never + parked, totals.settled - settled)
+        return max(never + parked, totals.rows.settled - settled)
 
 
 def uncounted(stages: Sequence[StageNode]) -> frozenset[str]:
@@ -248,7 +248,9 @@ async def count_children(run: WatchedRun, database: Database) -> None:
 
 def _all_settled(totals: Totals) -> bool:
     """True if the input was read to its end and none of its rows is open."""
-    return totals.all_read and totals.settled >= totals.seen and not totals.rows_parked
+    return (
+        totals.rows.all_read and totals.rows.settled >= totals.rows.seen and not totals.rows.parked
+    )
 
 
 def _children_of(
@@ -268,11 +270,11 @@ def _children_of(
 def row_count(totals: Totals, counted: RowCount | None) -> RowCount | None:
     """Returns the best known number of rows: those of an input that was read to its end, those
     `counted`, or those of the last invocation. None if none of these is known."""
-    if totals.all_read:
-        return RowCount(totals.seen, exact=True)
-    if counted is None and totals.expected is not None:
-        counted = RowCount(totals.expected, exact=False)
-    if counted is not None and counted.rows < totals.seen:
+    if totals.rows.all_read:
+        return RowCount(totals.rows.seen, exact=True)
+    if counted is None and totals.rows.expected is not None:
+        counted = RowCount(totals.rows.expected, exact=False)
+    if counted is not None and counted.rows < totals.rows.seen:
         return None  # more rows were read than there should be
     return counted
 

@@ -16,8 +16,9 @@ from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.decide.failures import stays_failed
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
 from agac.engine.notify import Notifier
-from agac.engine.settle import Settler, Totals
+from agac.engine.settle import Settler
 from agac.engine.stop_rules import AcceptedKeys, StopRules, StopSignal
+from agac.engine.totals import Totals
 from agac.engine.walk.derived_rows import RowDeriver
 from agac.engine.walk.effects import ActiveRow
 from agac.engine.walk.replay import RowViews
@@ -226,5 +227,5 @@ class InvocationContext:
         often enough."""
         left = stays_failed(row, tasks.values(), self.work.scope.tries_again)
         # a rejection is nobody's failure
-        self.totals.left_failed += left and row.error_type != ErrorType.REJECTED
+        self.totals.rows.left_failed += left and row.error_type != ErrorType.REJECTED
         return left

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agac.core.errors import ExitCode
 from agac.core.keys import canonical, snapshot
+from agac.core.reading import read_as
 from agac.engine.ask.agent import Agents, open_agents
 from agac.engine.ask.answers import AnswerSource
 from agac.engine.ask.attempts import fields
@@ -32,7 +34,8 @@ from agac.engine.notify import Notifier
 from agac.engine.output.run_outputs import outputs_text
 from agac.engine.run_context import open_context
 from agac.engine.run_end import assert_accounted, end_invocation
-from agac.engine.run_state import Invocation, invocation_facts
+from agac.engine.run_state import Invocation, invocation_start
+from agac.engine.stored_invocation import InvocationStart, ServingFacts, StoredInvocation
 from agac.engine.walk.input_rows import InputRows
 from agac.engine.walk.row_walk import RowWalk
 from agac.plan.plan import run_settings
@@ -63,11 +66,13 @@ async def killed_before(
     if found is None or found[1].ended_at is not None:
         return None
     run, last = found
-    most = lost = 2 * int(last.body["concurrency"])
-    if not await made_counts(database, run):
-        pending = runs.row_counts(await runs.counters(database, run))["open"]
-        lost = min(most, pending * int(last.body.get("billed_a_row", most)))
-    return last, lost
+    start = read_as(InvocationStart, last.body)
+    most = 2 * start.concurrency
+    if await made_counts(database, run):
+        return last, most
+    pending = runs.row_counts(await runs.counters(database, run))["open"]
+    billed_a_row = most if start.billed_a_row is None else start.billed_a_row
+    return last, min(most, pending * billed_a_row)
 
 
 async def broken_off_retry(database: Database, run: int) -> Retry | None:
@@ -75,13 +80,13 @@ async def broken_off_retry(database: Database, run: int) -> Retry | None:
     finishes it."""
     record = await runs.run_record(database, run)
     last = record.invocation
-    if last is None or not last.body.get("retry"):
+    filters = read_as(InvocationStart, last.body).retry if last is not None else None
+    if last is None or not filters:
         return None
     ended = last.exit_code in (ExitCode.DONE, ExitCode.ROWS_FAILED)
     waits = ended and record.finished_at is None and await was_batched(database, record.workflow)
     if ended and not waits:
         return None
-    filters = last.body["retry"]
     return Retry(**{**filters, "rows": tuple(filters["rows"])})
 
 
@@ -110,7 +115,8 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         killed = await killed_before(database, plan.workflow)
         # with what it was itself about to say of one that was killed before it
         if killed is not None:
-            invocation.lost_calls = killed[1] + int(killed[0].body["lost_calls"])
+            before = read_as(InvocationStart, killed[0].body)
+            invocation.lost_calls = killed[1] + before.lost_calls
         await _find_run(database, work, invocation)
         run = invocation.run
         words = "going on with" if invocation.continued else "beginning"
@@ -118,7 +124,7 @@ async def run_once(database: Database, work: Work, invocation: Invocation) -> No
         if work.retry is None:
             invocation.retry = await broken_off_retry(database, run)
         # no call is lost with one that made none
-        begun = {**invocation_facts(invocation), "concurrency": 0}
+        begun = replace(invocation_start(invocation), concurrency=0).as_json()
         await _take_over_facts(database, work, invocation)
         invocation.past = await PastUsage.read(database, plan.workflow, plan.asking)
         event = await write(database, "event_make", run, "invocation", now(), canonical(begun))
@@ -144,12 +150,12 @@ async def _take_over_facts(database: Database, work: Work, invocation: Invocatio
     """Begins with the facts that the workflow's last invocation kept for the next one."""
     last_of_workflow = await runs.last_invocation(database, work.plan.workflow)
     if not last_of_workflow:
-        invocation.serving = {}
+        invocation.serving = None
         return
-    body = last_of_workflow.invocation.body
-    invocation.serving = body.get("serving", {})
+    last = read_as(StoredInvocation, last_of_workflow.invocation.body)
+    invocation.serving = last.serving
     if work.sharding is not None:
-        work.sharding.taken = body.get("taken", {})
+        work.sharding.taken = dict(last.packs.taken) if last.packs is not None else {}
 
 
 def _ledger_of(
@@ -338,8 +344,8 @@ async def _walk(context: InvocationContext, invocation: Invocation, uncommitted:
     slots = sum(lane.most for lane in lanes.values())
     engines_after = await engine_tokens(work)
     counted = [(address, engines[address], now) for address, now in engines_after.items()]
-    invocation.serving = {}
-    if context.totals.calls:
+    invocation.serving = None
+    if context.totals.calls.count:
         invocation.serving = serving_facts(prefixes, slots, context.totals, counted)
     await _note_how_complete(context, invocation)
 
@@ -354,9 +360,9 @@ def _prefixes_of(work: Work, connections: Connections) -> dict[str, Prefix]:
     return prefixes
 
 
-def _log_changed_prefixes(prefixes: Mapping[str, Prefix], serving: Mapping[str, Any]) -> None:
-    """Logs of which stages requests begin otherwise than in the last invocation."""
-    marks_before = serving.get("prefixes", {})
+def _log_changed_prefixes(prefixes: Mapping[str, Prefix], serving: ServingFacts | None) -> None:
+    """Logs the stages whose requests begin otherwise than in the last invocation."""
+    marks_before = serving.prefixes if serving is not None else {}
     for name, prefix in prefixes.items():
         if prefix.mark != marks_before.get(name, prefix.mark):
             _log.info(
@@ -408,7 +414,7 @@ async def _note_how_complete(context: InvocationContext, invocation: Invocation)
         whole = work.retry is None or (settled and await runs.was_read(database, run))
     invocation.ended = context.stop_signal.stop is None
     invocation.waits = work.sharding.waits if work.sharding is not None else ""
-    any_parked = bool(totals.rows_parked or totals.made_parked)
+    any_parked = bool(totals.rows.parked or totals.rows.made_parked)
     # groups without rows here may get some from the shards that are waited for
     is_over = invocation.ended and not invocation.waits
     invocation.complete = is_over and whole and not any_parked

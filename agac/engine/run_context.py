@@ -15,9 +15,10 @@ from agac.engine.ask.review import Reviews, reviewings
 from agac.engine.batch.coordinator import has_batches
 from agac.engine.context import InvocationContext, WriteProof
 from agac.engine.invocation import InvocationRef, ReopenedRows, Work
-from agac.engine.run_state import Invocation, invocation_facts
-from agac.engine.settle import Settler, StageTotals, Totals
+from agac.engine.run_state import Invocation, invocation_start
+from agac.engine.settle import Settler
 from agac.engine.stop_rules import StopRules
+from agac.engine.totals import StageTotals, Totals
 from agac.engine.walk.replay import RowViews
 from agac.store import runs
 from agac.store.batches import project_token
@@ -49,7 +50,7 @@ async def open_context(
     counts = await runs.counters(database, run)
     totals.stages |= {stage.name: StageTotals() for stage in plan.stages}
     if work.retry is None and await runs.was_read(database, run):
-        totals.expected = runs.row_counts(counts)["total"]
+        totals.rows.expected = runs.row_counts(counts)["total"]
     balances = balances_of(plan, counts, await runs.lost_calls(database, run, event))
     if balances or plan.rules.row:
         invocation.budgets = BudgetLimiter(stop_signal, balances, plan.rules.row)
@@ -65,7 +66,7 @@ async def open_context(
     if reviewings(plan):
         last_discard = await discarded_at(database, plan.workflow)
         reviews = Reviews(work, places, ledger, settler, last_discard, redos)
-    facts = canonical(invocation_facts(invocation))
+    facts = canonical(invocation_start(invocation).as_json())
     return InvocationContext(
         work=work,
         places=places,

@@ -10,9 +10,15 @@ from agac.core.keys import canonical
 from agac.engine.ask.attempts import fields
 from agac.engine.context import InvocationContext
 from agac.engine.forecast.estimate import estimate, request_characters
-from agac.engine.output.telemetry import cost_of
-from agac.engine.run_state import Invocation, invocation_facts
-from agac.engine.settle import Totals
+from agac.engine.run_state import Invocation, invocation_start
+from agac.engine.stored_invocation import (
+    InvocationCounts,
+    StoppedInvocation,
+    StoredFault,
+    StoredInvocation,
+    TakenPacks,
+)
+from agac.engine.totals import Totals
 from agac.plan.plan import Plan
 from agac.store import runs
 from agac.store.decisions import asked_by
@@ -26,31 +32,21 @@ def assert_accounted(totals: Totals, made: Sequence[MadeCount], counts: Iterable
     """Raises AssertionError where rows that were to be worked on have no outcome though the run
     came to its end: those that were read, those that stages made (but for parked ones); or where a
     roll-up counts what is not there."""
-    if totals.seen != totals.settled:
-        raise AssertionError(f"{totals.seen} rows were read and {totals.settled} have an outcome")
-    waiting = sum(one.rows for one in made if one.state == State.PENDING)
-    if waiting != totals.made_parked:
+    if totals.rows.seen != totals.rows.settled:
         raise AssertionError(
-            f"{waiting} rows that stages made have no outcome, {totals.made_parked} were left open"
+            f"{totals.rows.seen} rows were read and {totals.rows.settled} have an outcome"
+        )
+    waiting = sum(one.rows for one in made if one.state == State.PENDING)
+    if waiting != totals.rows.made_parked:
+        raise AssertionError(
+            f"{waiting} rows that stages made have no outcome, {totals.rows.made_parked} were "
+            "left open"
         )
     for count in counts:
         if count.tasks < 0:
             raise AssertionError(
                 f"{count.tasks} tasks of stage {count.stage!r} are counted as {count.outcome}"
             )
-
-
-_NOTED = (
-    "rows_done",
-    "rows_failed",
-    "rows_parked",
-    "tasks_done",
-    "tasks_reused",
-    "calls",
-    "given_up",
-    "retries",
-)
-"""Counts of an invocation that its record keeps by their names."""
 
 
 async def end_invocation(context: InvocationContext, invocation: Invocation) -> None:
@@ -60,12 +56,12 @@ async def end_invocation(context: InvocationContext, invocation: Invocation) -> 
     now = context.work.clocks.wall()
     event = context.places.event
     log_fields = fields(
-        run=invocation.run, rows_done=totals.rows_done, rows_failed=totals.rows_failed
+        run=invocation.run, rows_done=totals.rows.done, rows_failed=totals.rows.failed
     )
     why = f"; {invocation.stop_signal.why}" if invocation.stop_signal.why else ""
-    counts = (invocation.run, totals.rows_done, totals.rows_failed, why)
+    counts = (invocation.run, totals.rows.done, totals.rows.failed, why)
     _log.info("run %d: this invocation ended, %d rows done, %d failed%s", *counts, extra=log_fields)
-    body = canonical(_record_of(context, invocation))
+    body = canonical(_record_of(context, invocation).as_json())
     statements: list[tuple[str, Any]] = [("event_end", (now, code, body, event))]
     statements += _estimates(context.plan, invocation)
     notifier = invocation.notifier
@@ -79,28 +75,31 @@ async def end_invocation(context: InvocationContext, invocation: Invocation) -> 
     await context.ledger.end(*statements)
 
 
-def _record_of(context: InvocationContext, invocation: Invocation) -> dict[str, Any]:
+def _record_of(context: InvocationContext, invocation: Invocation) -> StoredInvocation:
     """Returns what the store keeps of an invocation that ended."""
     totals = invocation.totals
+    sharding = context.work.sharding
+    return StoredInvocation(
+        start=invocation_start(invocation),
+        counts=InvocationCounts.of(totals),
+        serving=invocation.serving if totals.calls.count else None,
+        wait_for_people=totals.reviews,
+        packs=TakenPacks(sharding.taken) if sharding is not None else None,
+        stop=_stop_of(invocation),
+    )
+
+
+def _stop_of(invocation: Invocation) -> StoppedInvocation | None:
+    """Returns why an invocation stopped before its end; None: it did not."""
     stop_signal = invocation.stop_signal
-    record = invocation_facts(invocation) | {name: getattr(totals, name) for name in _NOTED}
-    record["rows_seen"] = totals.seen
-    if totals.short:
-        record["rows_short"] = totals.short
-    record["rows_left_failed"] = totals.left_failed + totals.failed_for_good
-    record["cost_usd"] = cost_of(totals.cost, totals.unpriced)
-    if totals.calls:
-        record["serving"] = invocation.serving
-    if totals.reviews:
-        record["wait_for_people"] = totals.reviews
-    if context.work.sharding is not None:
-        record["taken"] = context.work.sharding.taken
-    if not invocation.ended and stop_signal.stop is not None:
-        record |= {"stop": stop_signal.stop.value, "stopped": stop_signal.why}
-        last = totals.waiting_for
-        if last is not None:
-            record["waiting_for"] = {"type": last.type, "message": last.message}
-    return record
+    if invocation.ended or stop_signal.stop is None:
+        return None
+    fault = invocation.totals.calls.waiting_for
+    return StoppedInvocation(
+        stop_signal.stop.value,
+        stop_signal.why,
+        StoredFault(fault.type, fault.message) if fault is not None else None,
+    )
 
 
 async def _superseded_reviews(

@@ -11,8 +11,9 @@ from agac.engine.batch.coordinator import BatchActivity
 from agac.engine.forecast.past_usage import PastUsage
 from agac.engine.invocation import Retry
 from agac.engine.notify import Notifier
-from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopReason, StopSignal
+from agac.engine.stored_invocation import InvocationStart, ServingFacts
+from agac.engine.totals import Totals
 from agac.store.writer import Ledger
 
 
@@ -59,8 +60,9 @@ class Invocation:
     """Commits what it does."""
     notifier: Notifier | None = None
     """Makes messages of what it does."""
-    serving: dict[str, Any] = field(default_factory=dict)
-    """Facts of prefixes and slots, at first those of the last invocation."""
+    serving: ServingFacts | None = None
+    """How well caches and slots were used, at first in the last invocation; None: there were no
+    calls."""
     past: PastUsage = field(default_factory=PastUsage)
     """What was known of calls before it."""
     waits: str = ""
@@ -87,18 +89,14 @@ class Invocation:
         return ExitCode.FAILED
 
 
-def invocation_facts(invocation: Invocation) -> dict[str, Any]:
+def invocation_start(invocation: Invocation) -> InvocationStart:
     """Returns what is stored of an invocation from its beginning on."""
-    stored: dict[str, Any] = {
-        "concurrency": invocation.concurrency,
-        "billed_a_row": invocation.billed_a_row,
-        "lost_calls": invocation.lost_calls,
-        "given": invocation.given,
-    }
-    if invocation.retry:
-        stored["retry"] = invocation.retry.filters()
-    if invocation.retrieves:
-        stored["retrieves"] = True
-    if invocation.accepted:
-        stored["accepted"] = invocation.accepted
-    return stored
+    return InvocationStart(
+        concurrency=invocation.concurrency,
+        billed_a_row=invocation.billed_a_row,
+        lost_calls=invocation.lost_calls,
+        given=invocation.given,
+        retry=invocation.retry.filters() if invocation.retry else None,
+        retrieves=invocation.retrieves,
+        accepted=invocation.accepted,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agac.core.types import Report
+from agac.core.types import Report, usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,13 @@ class CallCost(Report):
 
     unpriced: int = 0
     """Calls whose price is not known."""
+
+
+def cost_of(known: float, unpriced: int) -> float | None:
+    """Returns the US dollars of calls: None if they all lack a price, and there are some.
+
+    `known` is what those with a known price cost, `unpriced` how many have none."""
+    return usd(known) if known or not unpriced else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from agac.cli.terminal import harmless
 from agac.core.errors import ErrorType, RowError
 from agac.core.text import cells, cropped, duration, on_one_line
 from agac.engine.run_state import Invocation
-from agac.engine.settle import StageTotals
 from agac.engine.stop_rules import StopReason
+from agac.engine.totals import Spending, StageTotals
 
 MISMATCH = RowError(ErrorType.SCHEMA_MISMATCH, "x")
 
@@ -50,7 +50,7 @@ def lines(
 
 
 def classify(**more: Any) -> dict[str, Any]:
-    return {"done": 1244, "failed": 3, "cost": 0.84, "last_error": (MISMATCH, "r-1089"), **more}
+    return {"done": 1244, "failed": 3, "spent": Spending(0.84), "last_error": (MISMATCH, "r-1089"), **more}
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_the_number_of_rows_is_shown_as_well_as_it_is_known() -> None:
         assert ("ETA" in line) is (total is not None)
     assert lines(watched(10, classify={"done": 10})) == ["classify ██████████ 10/10 (100.0%) | 45/s | $0.00"]
     run = watched(10, classify={"done": 11})  # more than were counted are no longer a share
-    run.invocation.totals.seen = 12
+    run.invocation.totals.rows.seen = 12
     assert lines(run)[0].startswith("classify 11 rows | ")
-    run.invocation.totals.all_read = True
+    run.invocation.totals.rows.all_read = True
     assert lines(run)[0].startswith("classify █████████░ 11/12 (91.7%) | ")
 
 
 def test_rows_that_failed_or_left_do_not_come_to_a_later_stage_and_skipped_ones_are_settled() -> None:
     run = watched(100, classify={"done": 40, "failed": 10}, reply={"done": 30, "reused": 5})
-    run.invocation.totals.unusable = 4
+    run.invocation.totals.rows.unusable = 4
     assert [line.split(" | ")[0] for line in lines(run)] == [
         "classify █████░░░░░ 50/96 (52.1%)",
         "reply    ████░░░░░░ 35/86 (40.7%)",
@@ -125,7 +125,7 @@ def test_the_rate_and_what_is_left_count_rows_that_are_passed_over() -> None:
     (stage,) = run.snapshot(run.count_rows()).stages
     assert (stage.settled, stage.counts.settled, stage.total) == (900, 900, RowCount(1000, exact=True))
     assert "ETA 10s" in lines(run, rate=10.0)[0]
-    run.invocation.totals.unchanged = 50  # rows that need nothing do not count for the rate
+    run.invocation.totals.rows.unchanged = 50  # rows that need nothing do not count for the rate
     (stage,) = run.snapshot(run.count_rows()).stages
     assert (stage.settled, stage.counts.settled) == (950, 900)
 
@@ -135,7 +135,7 @@ def test_a_branch_does_not_wait_for_rows_that_left_in_another() -> None:
     run = watched(100, left={"done": 80}, right={"done": 70, "dropped": 30}, join={"done": 70})
     run = replace(run, upstream={"left": [], "right": [], "join": ["left", "right"]})
     totals = run.invocation.totals
-    totals.rows_done, totals.rows_filtered = 70, 30
+    totals.rows.done, totals.rows.filtered = 70, 30
     assert [(s.settled, s.total and s.total.rows) for s in run.snapshot(run.count_rows()).stages] == [
         (80, 80),
         (100, 100),
@@ -145,10 +145,10 @@ def test_a_branch_does_not_wait_for_rows_that_left_in_another() -> None:
 
 def test_money_is_real_simulated_or_unknown() -> None:
     told = [
-        lines(watched(10, s={"done": 1, **costs}))[0].split(" | ")[3]
-        for costs in (
-            {"cost": 1234.5}, {"cost": 0.0123}, {"cost": 0.5, "simulated": 3}, {"cost": 0.5, "unpriced": 1},
-            {"unpriced": 1},
+        lines(watched(10, s={"done": 1, "spent": spent}))[0].split(" | ")[3]
+        for spent in (
+            Spending(1234.5), Spending(0.0123), Spending(0.5, simulated=3), Spending(0.5, unpriced=1),
+            Spending(unpriced=1),
         )
     ]  # fmt: skip
     assert told == ["$1,234.50", "$0.0123", "simulated $0.50", "$0.50 + unknown prices", "price unknown"]
@@ -157,7 +157,7 @@ def test_money_is_real_simulated_or_unknown() -> None:
 def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own() -> None:
     run = watched(100, classify={"done": 1, "in_flight": 3}, reply={"in_flight": 1})
     totals = run.invocation.totals
-    totals.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
+    totals.rows.unusable, totals.last_error = 2, (RowError(ErrorType.DUPLICATE_ID, "x"), "r-7")
     run.invocation.stop_signal.stop = StopReason.INTERRUPT
     assert lines(run)[2:] == [
         "unusable rows 2 (last: DuplicateId, row r-7)",
@@ -166,10 +166,10 @@ def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own(
     run.invocation.stop_signal.stop = StopReason.QUOTE
     assert len(lines(run)) == 3, "nobody stopped it"
     run = watched(classify=classify())
-    run.invocation.totals.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
+    run.invocation.totals.calls.waiting_for = RowError(ErrorType.PROVIDER_ERROR, "local cannot be\nreached: refused")
     assert lines(run)[1:] == ["retrying: local cannot be\\nreached: refused"]
     assert lines(run, 26)[1:] == ["retrying: local cannot be…"]
-    run.invocation.totals.waiting_for, now = None, time.time()
+    run.invocation.totals.calls.waiting_for, now = None, time.time()
     run.invocation.totals.waits = {"openai/a": now + 60, "openai/b": now + 600, "local/c": now - 1}
     end = f"{datetime.fromtimestamp(int(now + 600), UTC).astimezone():%H:%M:%S}"
     assert lines(run)[1:] == [f"waiting for openai until {end}"]
@@ -179,7 +179,7 @@ def test_unusable_rows_stopping_and_why_no_answer_comes_have_lines_of_their_own(
 
 def test_more_stages_than_lines_are_told_together() -> None:
     run = watched(10, **{f"s{i}": {"done": 10 if i < 5 else 0, "in_flight": int(i == 5)} for i in range(20)})
-    run.invocation.totals.all_read, run.invocation.totals.seen = True, 10
+    run.invocation.totals.rows.all_read, run.invocation.totals.rows.seen = True, 10
     snapshot = run.snapshot()
     shown = run_lines(snapshot, {}, LineStyle(79, "utf-8"), 4)
     assert [line.split()[0] for line in shown] == ["s5", "s6", "s7", "+"]
@@ -231,7 +231,7 @@ def test_calls_that_are_made_again_are_told_of_when_no_answer_comes_between_them
     run = watched(classify=classify())
     observed, shown = ObservedRun(run), []
     for now, again in ((0.0, True), (0.9, True), (1.0, True), (1.1, False), (1.2, True), (2.1, True), (2.3, True)):
-        run.invocation.totals.waiting_for = MISMATCH if again else None
+        run.invocation.totals.calls.waiting_for = MISMATCH if again else None
         shown.append(observed.look(now)[0].waiting_for is not None)
     assert shown == [False, False, True, False, False, False, True]
 
@@ -262,8 +262,8 @@ def test_a_pipe_gets_plain_lines_now_and_then(
             told.append((second, lines[0]))
         second += 1
         totals = run.invocation.totals
-        totals.stages["classify"].done = totals.rows_done = done(second) if done else second
-        totals.waiting_for = MISMATCH if second in waiting else None
+        totals.stages["classify"].done = totals.rows.done = done(second) if done else second
+        totals.calls.waiting_for = MISMATCH if second in waiting else None
         await asyncio.sleep(0.001)  # so that the rows can be counted meanwhile
         if second == 89:
             raise Over

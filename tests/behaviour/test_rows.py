@@ -301,7 +301,7 @@ def interrupted_run(project: ProjectFolder, after: int) -> agac.RunReport:
     """A run that is asked to stop once so many rows were settled; it may be faster than that."""
 
     async def watch(watched: WatchedRun) -> None:
-        while watched.invocation.totals.settled < after:
+        while watched.invocation.totals.rows.settled < after:
             await asyncio.sleep(0)
         watched.invocation.stop_signal.interrupt()
 

@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 INTERRUPTED = """
 import asyncio, os, signal
 async def interrupt(watched):
-    while not watched.invocation.totals.settled:
+    while not watched.invocation.totals.rows.settled:
         await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGINT)
 try:

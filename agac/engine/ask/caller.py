@@ -370,7 +370,7 @@ class Caller:
         )
         text = "row %r, stage %s: %s; retrying in %.2f s"
         _log.info(text, row_id, stage, message, delay, extra=about)
-        self._totals.waiting_for = RowError(fault.type, message)
+        self._totals.calls.waiting_for = RowError(fault.type, message)
         if lane and connection.lane.pause(delay):
             name = connection.model.lane
             _log.warning("%s: %s; retrying in %.0f s", name, message, delay, extra=about)

@@ -18,7 +18,8 @@ from agac.core.text import CHARACTERS_A_TOKEN
 from agac.core.types import Fault, Reply, Request, SharedPrefix, Usage
 from agac.engine.ask.rate_limiter import CallLimit
 from agac.engine.invocation import Work
-from agac.engine.settle import Totals
+from agac.engine.stored_invocation import ServingFacts
+from agac.engine.totals import Totals
 from agac.plan.stage import PlannedModel, PlannedStage, agent_body, opening
 from agac.providers.backend import engine_counts
 
@@ -153,35 +154,42 @@ def serving_facts(
     slots: int,
     totals: Totals,
     engines: Iterable[tuple[str, Any, Any]],
-) -> dict[str, Any]:
-    """How well caches and slots were used in an invocation, as its record keeps it: pairs that can
-    be added up, of prompt tokens and those that were cached, and of seconds. `engines`: before and
-    after."""
-    first = [
-        took
-        for one in prefixes.values()
-        for _, gate in one.keys
+) -> ServingFacts:
+    """Returns how well caches and slots were used in an invocation.
+
+    `engines` are addresses with what their engines counted before and after it."""
+    first_calls = [
+        usage
+        for prefix in prefixes.values()
+        for _, gate in prefix.keys
         if gate is not None
-        for took in gate.first
+        for usage in gate.first
     ]
-    pairs = [
-        (took.input_tokens or 0, took.cached_tokens)
-        for took in first
-        if took.cached_tokens is not None
+    known = [
+        (usage.input_tokens or 0, usage.cached_tokens)
+        for usage in first_calls
+        if usage.cached_tokens is not None
     ]
-    counted = {
-        address: [b - a for a, b in zip(*pair, strict=True)]
-        for address, *pair in engines
-        if None not in pair
-    }
-    return {
-        "known": [totals.known_prompt, totals.known_cached],
-        "first_calls": len(first),
-        "first": [sum(one) for one in zip((0, 0), *pairs, strict=True)],
-        "slots": slots,
-        "seconds": [round(slots * (totals.last_at - totals.first_at), 3), round(totals.busy, 3)],
-        "engines": {
-            address: pair for address, pair in counted.items() if min(pair) >= 0
-        },  # else it began anew
-        "prefixes": {stage: one.mark for stage, one in prefixes.items()},
-    }
+    seconds = totals.seconds
+    return ServingFacts(
+        known=(totals.prompts.tokens, totals.prompts.cached),
+        first_calls=len(first_calls),
+        first=tuple(sum(column) for column in zip((0, 0), *known, strict=True)),
+        slots=slots,
+        seconds=(round(slots * (seconds.last_at - seconds.first_at), 3), round(seconds.busy, 3)),
+        engines=_counted_by_engines(engines),
+        prefixes={stage: prefix.mark for stage, prefix in prefixes.items()},
+    )
+
+
+def _counted_by_engines(engines: Iterable[tuple[str, Any, Any]]) -> dict[str, tuple[float, ...]]:
+    """Returns by address what engines counted during an invocation. One that was started again
+    meanwhile is left out."""
+    counted = {}
+    for address, before, after in engines:
+        if before is None or after is None:
+            continue
+        pair = tuple(now - then for then, now in zip(before, after, strict=True))
+        if min(pair) >= 0:
+            counted[address] = pair
+    return counted

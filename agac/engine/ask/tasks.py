@@ -165,7 +165,7 @@ class Tasks:
         error = kept_failure(
             prior, fingerprint, asks_again=active.forced or brought, row_stays=active.resumed
         )
-        self._totals.left_failed += error is not None and not active.resumed
+        self._totals.rows.left_failed += error is not None and not active.resumed
         return error
 
     async def _follow(
@@ -228,7 +228,7 @@ class Tasks:
         again."""
         prior = asked.row.prior.get(asked.stage.index)
         had = prior is not None and bool(result) and prior.result_id == result
-        self._totals.collapsed += asked.replica <= 1 and not had
+        self._totals.tasks.collapsed += asked.replica <= 1 and not had
 
     async def _look_up_or_ask(self, asked: TaskRequest) -> TaskReply:
         """Answers the first of equal tasks from the store, or asks; the others wait for it."""

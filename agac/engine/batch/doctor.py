@@ -1,5 +1,5 @@
-"""Batches without a run (`agac doctor`): cancelled by the user, compared with the provider,
-adopted or sent again."""
+"""Works on batches without a run (`agac doctor`): cancels them for the user, compares them with
+the provider, adopts them or sends their tasks again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agac.engine.batch.poll import NOT_CANCELLED, cancel, forget_files, observe,
 from agac.engine.batch.submit import UNSURE, deadline, look_for, look_once, order_of
 from agac.engine.context import accepted_keys
 from agac.engine.invocation import Batching, Clocks
-from agac.engine.settle import Totals
 from agac.engine.stop_rules import StopSignal
-from agac.providers.batch import BatchState, ProviderBatch
+from agac.engine.totals import Totals
+from agac.providers.batch import BatchState, ProviderBatch, RemoteFile
 from agac.spec.rules import DEFAULT_BATCH
 from agac.store.batches import AT_PROVIDER, BatchRecord, BatchStep, BatchView, known_ids, read_batch
 from agac.store.db import Database
@@ -27,15 +27,18 @@ from agac.store.lease import lease_held
 from agac.store.writer import Ledger
 
 NO_RUN = 0
-PREFIX = "agac-"  # how the names of our files at providers begin
+"""The number of a run that there is not."""
+
+PREFIX = "agac-"
+"""The beginning of the names of our files at providers."""
 
 
 @asynccontextmanager
 async def batch_maintenance(
     database: Database, workflow: str, batching: Batching, redactor: Redactor, clocks: Clocks
 ) -> AsyncIterator[BatchContext]:
-    """The workflow's batches, for the block, under its lease. Raises LeaseHeld when another
-    process has that."""
+    """Opens the batches of a workflow for the block, under its lease. Raises LeaseHeld if another
+    process has it."""
     async with lease_held(database, workflow, clocks.wall) as lease:
         ledger = Ledger(
             database,
@@ -47,11 +50,19 @@ async def batch_maintenance(
         )
         stop_signal = StopSignal()
         context = BatchContext(
-            database, ledger, batching, redactor, clocks, stop_signal,
-            workflow=workflow, run=NO_RUN, event=NO_RUN, totals=Totals(),
+            database,
+            ledger,
+            batching,
+            redactor,
+            clocks,
+            stop_signal,
+            workflow=workflow,
+            run=NO_RUN,
+            event=NO_RUN,
+            totals=Totals(),
             keys=accepted_keys(database, ledger, stop_signal, clocks.wall),
-        )  # fmt: skip
-        # signs of life, while a provider takes its time
+        )
+        # it shows signs of life while a provider takes its time
         beating = asyncio.ensure_future(ledger.run())
         try:
             yield context
@@ -63,8 +74,7 @@ async def batch_maintenance(
 
 @dataclass(frozen=True, slots=True)
 class Finding(Report):
-    """One thing that was found: of which `kind`, whether it was set right already (`done`), and
-    what to do if not."""
+    """Something to know about a batch or a file."""
 
     JSON_KEYS = (
         "kind",
@@ -76,102 +86,113 @@ class Finding(Report):
     )
 
     kind: str
+    """What sort of thing it is, in one word."""
+
     message: str
+    """What was found."""
+
     batch: BatchRecord | None = None
+    """The batch; None: it is about none, or about several."""
+
     remedy: str | None = None
+    """What the user can do, if anything."""
+
     done: bool = False
+    """True if nothing is left to do."""
 
 
 def has_ended(record: BatchRecord) -> bool:
-    """Whether a batch that is not ingested has come to its end at its provider."""
+    """True if a batch that is not ingested has ended at its provider."""
     if record.state != BatchStep.SUBMITTED:
         return record.state in AT_PROVIDER
     return record.status is not None and BatchState(record.status).is_terminal
 
 
 def stuck_seconds(batch: BatchView, now: float) -> float | None:
-    """For how long no count of a batch moved that its provider works on; None where that is not
-    too long. Where the provider reports no counts before the end, it is stuck once it is older
-    than it was to become."""
+    """Returns for how long no count moved of a batch that its provider works on; None if that is
+    not too long.
+
+    If the provider reports no counts before the end, the time begins when the batch should have
+    ended."""
     if batch.state != BatchStep.SUBMITTED or has_ended(batch):
         return None
     has_counts = batch.done is not None or batch.failed is not None
-    if has_counts:
-        since = batch.moved_at or batch.submitted_at
-    else:
-        since = batch.expires_at
+    since = (batch.moved_at or batch.submitted_at) if has_counts else batch.expires_at
     if since is None or since > now:
         return None
-    still = round(now - since, 3)
-    most = batch.stuck_after
-    if still >= (DEFAULT_BATCH.stuck_after if most is None else most):
-        return still
-    return None
+    seconds = round(now - since, 3)
+    limit = DEFAULT_BATCH.stuck_after if batch.stuck_after is None else batch.stuck_after
+    return seconds if seconds >= limit else None
 
 
 async def compare(
     context: BatchContext, own: Sequence[BatchRecord], findings: list[Finding], *, clean: bool
 ) -> None:
-    """Compares the batches of a workflow with the providers, and adds what there is to say: what
-    was found before an error stays. `clean` deletes files of ours at the providers that nothing
-    needs."""
+    """Compares the batches of a workflow with the providers, and adds what it finds to
+    `findings`, which keep what was found before an error.
+
+    `clean` deletes files of ours at the providers that nothing needs."""
     await clean_up(context)
     own = [record for record in own if record.open or context.has_account(record.provider)]
     for record in own:
         findings += await _find_late(context, record)
-        now = await read_batch(context.database, record.id)
-        if now.open:
-            findings += await _look_at(context, now)
+        current = await read_batch(context.database, record.id)
+        if current.open:
+            finding = await _look_at(context, current)
+            if finding is not None:
+                findings.append(finding)
     findings += await _leftovers(context, own, clean=clean)
 
 
-async def _look_at(context: BatchContext, record: BatchRecord) -> list[Finding]:
-    """An open batch: found where it was lost, reported where it is undecided."""
+async def _look_at(context: BatchContext, record: BatchRecord) -> Finding | None:
+    """Looks for an open batch that was lost, and says what there is to know of it; None:
+    nothing."""
     match BatchStep(record.state):
-        case BatchStep.CREATE_INTENT:  # it was being created when something ended
-            after = await look_for(context, record)
-            if after.state == BatchStep.SUBMITTED:
-                return [_adopted(after)]
-            if after.state == BatchStep.NEEDS_HUMAN:
-                return [_undecided(after)]
-            if after.state == BatchStep.CREATE_INTENT:
-                message = f"batch {after.id} is looked for: {after.note or 'it may still show up'}"
-                return [Finding("lost", message, after)]
-            message = (
-                f"batch {after.id} was never created at {after.provider}: the next command "
-                "creates it"
-            )
-            return [Finding("lost", message, after, done=True)]
-        case BatchStep.NEEDS_HUMAN:  # it could not be found; perhaps it can with the right key
-            if (
-                record.provider_id is not None
-                or context.account(record.provider).provider.account != record.account
-            ):
-                return [_undecided(record)]
-            after = await look_once(context, record)
-            return [_adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)]
+        case BatchStep.CREATE_INTENT:
+            return await _look_for_intended(context, record)
+        case BatchStep.NEEDS_HUMAN:
+            return await _look_again(context, record)
         case BatchStep.SUBMITTED | BatchStep.TERMINAL:
             seen = await observe(context, record)
             if not isinstance(seen, Fault):
-                return []
+                return None
             message = f"batch {record.id} ({record.provider_id}): {seen.message}"
             remedy = "if it stays so, check that the key is that of the project which submitted it"
-            return [Finding("not_asked", message, record, remedy=remedy)]
+            return Finding("not_asked", message, record, remedy=remedy)
         case BatchStep.PLANNED:
             note = await give_up_torn(context, record)
-            return [
-                Finding(
-                    "damaged",
-                    f"batch {record.id}: {note}; its tasks go into another one",
-                    record,
-                    done=True,
-                )
-            ]
+            message = f"batch {record.id}: {note}; its tasks go into another one"
+            return Finding("damaged", message, record, done=True)
         case _:
-            return []
+            return None
+
+
+async def _look_for_intended(context: BatchContext, record: BatchRecord) -> Finding:
+    """Looks for a batch that a command was creating when it ended."""
+    after = await look_for(context, record)
+    if after.state == BatchStep.SUBMITTED:
+        return _adopted(after)
+    if after.state == BatchStep.NEEDS_HUMAN:
+        return _undecided(after)
+    if after.state == BatchStep.CREATE_INTENT:
+        message = f"batch {after.id} is looked for: {after.note or 'it may still show up'}"
+        return Finding("lost", message, after)
+    message = f"batch {after.id} was never created at {after.provider}: the next command creates it"
+    return Finding("lost", message, after, done=True)
+
+
+async def _look_again(context: BatchContext, record: BatchRecord) -> Finding:
+    """Looks again for a batch that could not be found: perhaps the key is the right one now."""
+    if record.provider_id is not None:
+        return _undecided(record)
+    if context.account(record.provider).provider.account != record.account:
+        return _undecided(record)
+    after = await look_once(context, record)
+    return _adopted(after) if after.state == BatchStep.SUBMITTED else _undecided(record)
 
 
 def _adopted(record: BatchRecord) -> Finding:
+    """Says that a batch was found."""
     message = (
         f"batch {record.id} was found at {record.provider} as {record.provider_id}, and taken over"
     )
@@ -179,14 +200,12 @@ def _adopted(record: BatchRecord) -> Finding:
 
 
 def _undecided(record: BatchRecord) -> Finding:
+    """Says that the user has to decide about a batch, and what it can cost."""
     if record.held_usd >= 0.1:
         cost = dollars(record.held_usd, 2)
     else:
         cost = dollars(record.held_usd, 6).rstrip("0")
-    if record.priced:
-        worst = f"; its requests cost up to {cost}, and would be billed twice"
-    else:
-        worst = ""
+    worst = f"; its requests cost up to {cost}, and would be billed twice" if record.priced else ""
     again = f"`agac doctor --resubmit --batch-id {record.id}` sends its requests again"
     adopt = (
         f"look for it at {record.provider}: `agac doctor --adopt ID --batch-id "
@@ -200,13 +219,20 @@ def _undecided(record: BatchRecord) -> Finding:
     )
 
 
+def _may_be_late(record: BatchRecord) -> bool:
+    """True if the provider may have a batch whose creation was given up."""
+    if record.created_after is None:
+        return False
+    if record.provider_id is None:
+        return record.state == BatchStep.NOT_CREATED
+    # an earlier attempt may have created another one; before that, what is there is the batch
+    return record.attempt > 1
+
+
 async def _find_late(context: BatchContext, record: BatchRecord) -> list[Finding]:
-    """An abandoned batch that its provider may have nevertheless: then its finished requests are
+    """Looks for an abandoned batch that its provider has nevertheless: its finished requests are
     billed."""
-    never = record.state == BatchStep.NOT_CREATED and record.provider_id is None
-    # before that, what is there is it
-    twice = record.attempt > 1 and record.provider_id is not None
-    if record.created_after is None or not (never or twice):
+    if not _may_be_late(record):
         return []
     form = await context.format(record)
     account = context.account(record.provider)
@@ -218,16 +244,16 @@ async def _find_late(context: BatchContext, record: BatchRecord) -> list[Finding
     ):
         if isinstance(seen, Fault):
             return [Finding("not_asked", f"batch {record.id}: {seen.message}", record)]
-        known = seen.id in record.not_ours or bool(await known_ids(context.database, [seen.id]))
-        # one that was refused cost nothing
-        if known or (seen.state is BatchState.FAILED and not seen.results):
+        if seen.id in record.not_ours or await known_ids(context.database, [seen.id]):
+            continue
+        if seen.state is BatchState.FAILED and not seen.results:  # it was refused and cost nothing
             continue
         findings.append(await _came_late(context, record, seen))
     return findings
 
 
 async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> Finding:
-    """It exists, though its tasks were sent again: it is ended, and its finished answers are kept
+    """Ends a batch that exists although its tasks were sent again, and keeps its finished answers
     for reuse."""
     if not seen.state.is_terminal:
         fault = await context.account(record.provider).api.cancel(seen.id)
@@ -247,35 +273,40 @@ async def _came_late(context: BatchContext, record: BatchRecord, seen: ProviderB
 async def _leftovers(
     context: BatchContext, records: Sequence[BatchRecord], *, clean: bool
 ) -> list[Finding]:
-    """Files of ours at the providers that nothing needs: of batches that are in, or never came to
-    be."""
+    """Finds files of ours at the providers that nothing needs, since their batches are ingested or
+    were never created. `clean` deletes them."""
     findings = []
     intents = {record.intent: record for record in records}
     for name in dict.fromkeys(record.provider for record in records):
-        api = context.account(name).api
-        async for file in api.stale(PREFIX):
+        async for file in context.account(name).api.stale(PREFIX):
             if isinstance(file, Fault):
                 findings.append(Finding("not_asked", f"{name}: {file.message}"))
                 break
             record = intents.get((file.key or "")[:16])
             if record is None or record.open or record.state == BatchStep.INGESTED:
                 continue
-            size = "" if file.size is None else f", {file.size:,} bytes"
-            message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
-            if not clean:
-                findings.append(
-                    Finding("stale_file", message, record, remedy="agac doctor --clean deletes it")
-                )
-                continue
-            fault = await api.delete(file.id)
-            deleted = f"{file.name} ({file.id}) was deleted at {name}"
-            message = deleted if fault is None else f"{message}: {fault.message}"
-            findings.append(Finding("stale_file", message, record, done=fault is None))
+            findings.append(await _leftover(context, name, record, file, clean=clean))
     return findings
 
 
+async def _leftover(
+    context: BatchContext, name: str, record: BatchRecord, file: RemoteFile, *, clean: bool
+) -> Finding:
+    """Says that a file at the provider `name` is not needed, or deletes it."""
+    size = "" if file.size is None else f", {file.size:,} bytes"
+    message = f"leftover file {file.name} ({file.id}{size}) at {name}: no batch needs it"
+    if not clean:
+        return Finding("stale_file", message, record, remedy="agac doctor --clean deletes it")
+    fault = await context.account(name).api.delete(file.id)
+    if fault is not None:
+        return Finding("stale_file", f"{message}: {fault.message}", record)
+    deleted = f"{file.name} ({file.id}) was deleted at {name}"
+    return Finding("stale_file", deleted, record, done=True)
+
+
 async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str) -> Finding:
-    """A user says which batch at the provider it is. Raises UsageError where that cannot be."""
+    """Takes a batch at the provider that the user named for this one. Raises UsageError if that is
+    not possible."""
     seen = await context.account(record.provider).api.look(provider_id)
     if isinstance(seen, Fault):
         raise UsageError(
@@ -299,7 +330,8 @@ async def adopt_as(context: BatchContext, record: BatchRecord, provider_id: str)
 
 
 async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
-    """A user says that the batch or its results are lost: its requests are sent again."""
+    """Has the requests of a batch sent again, since the user says that it or its results are
+    lost."""
     if record.state == BatchStep.TERMINAL:  # its results cannot be fetched
         record = await context.journal.step(record, BatchStep.NEEDS_HUMAN, record.note)
     after = await context.journal.release(
@@ -315,8 +347,9 @@ async def resubmit_as(context: BatchContext, record: BatchRecord) -> Finding:
 
 
 async def end(context: BatchContext, record: BatchRecord) -> bool:
-    """Ends a batch at whatever step it is: whether it could be. Killed anywhere, the next look at
-    it asks again."""
+    """Ends a batch at any step. Returns False if it has ended already.
+
+    Killed anywhere, the next look at it asks again."""
     step = BatchStep(record.state)
     if step in (BatchStep.PLANNED, BatchStep.BUILT, BatchStep.UPLOAD_INTENT, BatchStep.UPLOADED):
         forget_files(context, await context.journal.release(record, ENDED, ENDED_UNSENT))

@@ -84,7 +84,7 @@ async def ingest(
         {kind: count for kind, count in (record.counts or {}).items() if kind in OF_TASKS}
     )
     taken = context.intakes.get(record.id, Intake(downloads=1))
-    reader = ResultReader(context, record, form, counts, spent=taken.real, unpriced=taken.unpriced)
+    reader = ResultReader(context, record, form, counts, spent=taken.spent, unpriced=taken.unpriced)
     context.path(record, STRANGE).unlink(missing_ok=True)  # of an earlier download, or of this one
     await _read_files(reader, files)
     context.intakes[record.id] = Intake(taken.downloads, reader.spent, reader.unpriced)
@@ -95,7 +95,7 @@ async def ingest(
     if context.budget is not None and record.run_id == context.run:
         context.budget.ingested(record.id, reader.spent)
     # the cost in the record is that of earlier chunks, perhaps of a killed process
-    spent = (record.cost or 0.0) + reader.spent.usd - taken.real.usd
+    spent = (record.cost or 0.0) + reader.spent.usd - taken.spent.usd
     is_unpriced = reader.unpriced or (counts["done"] and not record.priced)
     cost_usd = None if is_unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
@@ -287,12 +287,11 @@ class ResultReader:
                 strange.append(line)
                 continue
             _, position, mark = name
-            if position in named:
-                self.counts["duplicate"] += 1
-                # the second line counts only if it has an answer and the first has none
-                if not _is_good(result) or _is_good(named[position][1]):
-                    continue
-            named[position] = (mark, result)
+            is_repeated = position in named
+            self.counts["duplicate"] += is_repeated
+            # the second line counts only if it has an answer and the first has none
+            if not is_repeated or (_is_good(result) and not _is_good(named[position][1])):
+                named[position] = (mark, result)
         return named, strange
 
     def _read(self, line: bytes, *, is_first: bool) -> ResultLine | None:

@@ -1,5 +1,4 @@
-"""The life of a batch: its steps as a table, each step as one commit, and what all work on batches
-shares."""
+"""Commits each step in the life of a batch, and holds what all work on batches shares."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from agac.engine.context import WriteProof
 from agac.engine.forecast.planned_batches import most_bytes, most_requests
 from agac.engine.invocation import Batching, Clocks
 from agac.engine.notify import Notifier
-from agac.engine.settle import Totals
 from agac.engine.stop_rules import AcceptedKeys, RunStopped, StopSignal
+from agac.engine.totals import Totals
 from agac.plan.plan import Plan
 from agac.plan.stage import PlannedModel, PlannedStage
 from agac.providers.batch import ProviderBatch, ResultLine, UnreadableLine
@@ -46,19 +45,30 @@ if TYPE_CHECKING:
     from agac.engine.batch.control import Control
     from agac.engine.output.otlp import Traces
 
-AROUND_A_REPLY = 1 << 16  # bytes of a line of results besides the reply, at most
+AROUND_A_REPLY = 1 << 16
+"""Bytes of a line of results besides the reply, at most."""
+
 _NAMED = re.compile(rb'"custom_id"\s*:\s*"([a-z0-9-]{1,64})"')
 
 
 @dataclass(frozen=True)
 class BatchFormat(Route):
-    """A stage and one of its models, `position` among them, as far as its batches go."""
+    """How the batches of a stage and one of its models are written and read."""
 
     position: int
+    """The position of the model among those of the stage."""
+
     traits: BatchTraits
+    """What the batch API of the provider can do."""
+
     lines: type[BatchApi]
+    """Writes and reads the lines of files."""
+
     keeps_all: bool
-    overhead: int  # bytes of a line beyond its body, at most
+    """True if replies are stored that were right at once."""
+
+    overhead: int
+    """Bytes of a line besides its body, at most."""
 
     @property
     def address(self) -> str:
@@ -76,13 +86,13 @@ class BatchFormat(Route):
         return self.model.provider.limits.reply_bytes + AROUND_A_REPLY
 
     def read(self, line: ResultLine) -> Reply | Fault:
-        """What an answered line means: the same as an answer to a call."""
+        """Reads an answered line like the answer to a call."""
         if line.ended == "too_large":
             return too_large(self.model.provider)
         return self.parse(line.status, {}, line.body)
 
     def result(self, line: bytes) -> ResultLine:
-        """A line of results without secrets: a server may quote what we sent. Raises
+        """Reads a line of results and removes secrets, which a server may quote. Raises
         UnreadableLine."""
         if len(line) > self.longest_line:
             named = _NAMED.search(line[:AROUND_A_REPLY])
@@ -100,6 +110,7 @@ class BatchFormat(Route):
 def _format(
     stage: PlannedStage, position: int, model: PlannedModel, redactor: Redactor, *, keeps_all: bool
 ) -> BatchFormat:
+    """Makes the format of a stage's batches to one of its models, at `position` among them."""
     traits = model.provider.batch
     path = DIALECTS[model.provider.dialect].path
     assert traits is not None
@@ -124,21 +135,24 @@ BatchFormats = Mapping[tuple[int, int], BatchFormat]
 
 
 class Journal:
-    """Writes the steps of batches under the workflow's lease. Each step is committed before
-    anything else is done: what a crash finds is what the store says; with a `control` state the
-    remote says it, too. What is stored is returned."""
+    """Writes the steps of batches under the workflow's lease.
+
+    Each step is committed before anything else is done, so that the store says what a crash
+    leaves. Methods return the batch as it is stored."""
 
     def __init__(
         self, database: Database, ledger: Ledger, now: Callable[[], float], control: Control | None
     ) -> None:
+        """`control` takes the steps to a remote, too, if there is one."""
         self._database = database
         self._ledger = ledger
         self._now = now
         self._control = control
-        self.notifier: Notifier | None = None  # which tells of some steps
+        self.notifier: Notifier | None = None
+        """Writes messages about some steps."""
 
     async def plan(self, form: BatchFormat, first: bytes, *, run: int, event: int) -> BatchRecord:
-        """Adds a new batch, to be filled. `first` is the fingerprint of its first task."""
+        """Begins a batch that is to be filled. `first` is the fingerprint of its first task."""
         token = await batches.project_token(self._database)
         model = form.model
         now = self._now()
@@ -170,25 +184,26 @@ class Journal:
     async def step(
         self, record: BatchRecord, to: BatchStep, note: str | None = None
     ) -> BatchRecord:
-        """One step further, or aside."""
+        """Takes a batch a step further, or aside."""
         return await self.write(record, "step", to=to, note=note)
 
     async def remark(self, record: BatchRecord, note: str) -> BatchRecord:
-        """Why it stays where it is."""
+        """Notes why a batch stays at its step."""
         if record.note == note:
             return record
         return await self.write(record, "remark", at=None, note=note)
 
     async def release(self, record: BatchRecord, then_do: str, note: str) -> BatchRecord:
-        """It comes to its end without having run, NOT_CREATED: its tasks go round again."""
+        """Ends a batch that did not run, NOT_CREATED. Its tasks take the step `then_do`."""
         released = ("tasks_release", {"id": record.id, "then_do": then_do})
         return await self.write(record, "step", [released], to=BatchStep.NOT_CREATED, note=note)
 
     async def halve(self, record: BatchRecord, word: str, note: str) -> BatchRecord:
-        """Its file was refused, `word` says why: it comes to its end without having run, and its
-        tasks go into files of half its size (all tasks of its account, or these:
-        `BatchContext.most_bytes`). Killed before, the next upload is refused alike; after, the
-        size is known."""
+        """Ends a batch whose file was refused; `word` says why. Its tasks go into files of half
+        its size.
+
+        So do all later ones of its account, or only these (`BatchContext.most_bytes`). Killed
+        before, the next upload is refused too; after, the size is known."""
         released = ("tasks_release", {"id": record.id, "then_do": "batch"})
         return await self.write(
             record, "halve", [released], to=BatchStep.NOT_CREATED, word=word, note=note
@@ -201,12 +216,15 @@ class Journal:
         note: str,
         stage: PlannedStage | None,
     ) -> BatchRecord:
-        """It was refused as a whole. Tasks at the refused lines (from 1) have failed, and the
-        others of the `stage` go round again, as often as it may be; where no line was to blame the
-        run stops, and the round does not count."""
+        """Ends a batch that was refused as a whole, with the errors of its lines, from 1.
+
+        The tasks of these lines fail. The others of the `stage` are asked again, as often as its
+        rules allow. Without errors the run stops, and the round does not count."""
         tasks = await batches.tasks_at(self._database, record.id, [line - 1 for line in errors])
-        ends = (EndedTask(task, None, errors[place + 1]) for place, task in tasks.items())
-        ended = [("task_ended", ended_task(one)) for one in ends]
+        ended = [
+            ("task_ended", ended_task(EndedTask(task, None, errors[position + 1])))
+            for position, task in tasks.items()
+        ]
         left: tuple[str, Any] = ("tasks_release", {"id": record.id, "then_do": "batch"})
         if errors and stage is not None:
             most = stage.batch.max_rounds
@@ -217,7 +235,7 @@ class Journal:
     async def submitted(
         self, record: BatchRecord, seen: ProviderBatch, deadline: float | None, note: str | None
     ) -> BatchRecord:
-        """It exists."""
+        """Notes that the provider has a batch."""
         at = self._now()
         step = ("batch_seen", {**seen.stored(), "id": record.id, "now": at})
         return await self.write(
@@ -225,18 +243,17 @@ class Journal:
         )
 
     async def seen(self, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
-        """What its provider says of it now."""
+        """Notes what the provider says of a batch now."""
         return await self.write(record, "seen", **seen.stored())
 
     async def cancel(self, record: BatchRecord, then_do: str) -> BatchRecord:
-        """It is to be ended before its time. The first decision stays, also where it is decided
-        again."""
+        """Decides that a batch is to be ended early. The first decision stays."""
         if record.cancel_at is not None:
             return record
         return await self.write(record, "cancel", then_do=then_do)
 
     async def cap(self, record: BatchRecord, cap: int) -> None:
-        """What the account takes at most in a lane, as it showed."""
+        """Notes how many tokens the account takes at most in a lane."""
         values = (record.provider, record.account, record.model, cap, self._now())
         await self._ledger.change(lambda writer: writer.execute(sql("lane_cap"), values).rowcount)
 
@@ -248,21 +265,21 @@ class Journal:
         **values: Any,
     ) -> BatchRecord:
         """Commits the statement `batch_…` of this name, which must change the batch, and `others`
-        with their values. It is given the batch's id and the time too, and for a step aside or
-        back (`to`) the step before."""
+        with their values.
+
+        The statement also gets the batch's id, its present step and the time. Raises AgacError if
+        another command changed the batch."""
         to = values.get("to")
         if to is not None:
             assert batches.may_follow(BatchStep(record.state), to), (record.state, to)
-        told: Sequence[tuple[str, tuple[Any, ...]]]
+        messages: Sequence[tuple[str, tuple[Any, ...]]] = ()
         if self.notifier is not None:
-            told = await self.notifier.batch(record, to)
-        else:
-            told = ()
+            messages = await self.notifier.batch(record, to)
         values = {"now": self._now(), "before": record.state, **values, "id": record.id}
 
         def write(writer: sqlite3.Connection) -> int:
             changed = writer.execute(sql(f"batch_{statement}"), values).rowcount
-            for name, other in (*others, *told):
+            for name, other in (*others, *messages):
                 execute(writer, name, [other])
             return changed
 
@@ -281,18 +298,22 @@ class Journal:
 
 
 def foreign(record: BatchRecord, provider_id: str | None) -> str:
-    """The ids that are known not to be this batch, with one more."""
+    """Returns as JSON the ids that are known not to be this batch, with one more."""
     assert provider_id is not None
     return json.dumps(sorted({*record.not_ours, provider_id}))
 
 
 class Intake(NamedTuple):
-    """What was taken of a batch in this invocation: downloads, the answers' cost, and how many
-    have no price."""
+    """What was taken of a batch in this invocation."""
 
     downloads: int = 0
-    real: Amount = NOTHING
+    """How often its results were downloaded."""
+
+    spent: Amount = NOTHING
+    """What its answers cost."""
+
     unpriced: int = 0
+    """Answers whose price is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,41 +321,74 @@ class Account:
     """One account at a provider."""
 
     provider: Provider
+    """The provider."""
+
     traits: BatchTraits
+    """What its batch API can do."""
+
     api: BatchApi
+    """The open batch API."""
 
 
 _log = logging.getLogger("agac.batch")
 
-# seconds for which a limit that an account showed is believed: others may have used it up that day
 CAP_KEPT = 86_400.0
+"""Seconds for which a limit that an account showed is believed: others may have used it up that
+day."""
 
 MAX_WAIT_S = 60.0
-"""Seconds that a command stays for a provider's pause, or for a list that may lag, unless it was
-to wait."""
+"""Seconds that a command waits for the end of a provider's pause, or for a list that may lag,
+unless it was told to wait."""
 
 
 @dataclass
 class BatchContext:
-    """What all work on a workflow's batches shares in one invocation. `plan` is that of its run,
-    where it has one; `totals` and `budget` are the invocation's: what belongs to another run is
-    not counted there. `close` it."""
+    """What all work on a workflow's batches shares in one invocation. `close` it."""
 
     database: Database
+    """The store."""
+
     ledger: Ledger
+    """Commits what is done."""
+
     batching: Batching
+    """What the invocation does with batches, and the providers."""
+
     redactor: Redactor
+    """Removes secrets."""
+
     clocks: Clocks
+    """The clocks."""
+
     stop_signal: StopSignal
+    """Stops the run."""
+
     workflow: str
+    """The name of the workflow."""
+
     run: int
+    """The number of the run."""
+
     event: int
+    """The number of the invocation."""
+
     totals: Totals
+    """The counts of the invocation; nothing of another run is counted there."""
+
     keys: AcceptedKeys
+    """Which keys providers accepted."""
+
     plan: Plan | None = None
+    """The plan of the run, if there is a run."""
+
     budget: BudgetLimiter | None = None
+    """The budgets of the invocation, if it has any; nothing of another run is counted there."""
+
     proof: WriteProof | None = None
+    """Proves that results can be stored."""
+
     traces: Traces | None = None
+    """Takes what is sent by OpenTelemetry, if anything is."""
 
     def __post_init__(self) -> None:
         self.journal = Journal(self.database, self.ledger, self.clocks.wall, self.batching.control)
@@ -356,12 +410,13 @@ class BatchContext:
             await account.api.close()
 
     def account(self, name: str) -> Account:
-        """The account at a provider of the project as it is now. Raises AgacError for a provider
-        that the project does not have any more, or without batches, and UsageError where a key of
-        it is missing."""
-        found = self._accounts.get(name)
-        if found is not None:
-            return found
+        """Opens the account at a provider of the project, as the project is now.
+
+        Raises AgacError if the project has no such provider any more, or the provider no batches,
+        and UsageError if a key is missing."""
+        account = self._accounts.get(name)
+        if account is not None:
+            return account
         provider = self.batching.providers.get(name)
         if provider is None or provider.batch is None:
             lost = "which agac.yml does not have any more"
@@ -373,26 +428,26 @@ class BatchContext:
             raise AgacError(f"a batch is open at provider {name!r}, {lost}", remedy=remedy)
         if provider.missing_variables:
             names = ", ".join(provider.missing_variables)
-            what = f"provider {name!r} needs {names}, which is not set"
             raise UsageError(
-                what,
+                f"provider {name!r} needs {names}, which is not set",
                 remedy=(
                     f"set {names} in the environment or in .env, then run the same command again"
                 ),
             )
-        made = self._accounts[name] = Account(
-            provider, provider.batch, open_batch_api(provider, self.redactor)
-        )
-        return made
+        account = Account(provider, provider.batch, open_batch_api(provider, self.redactor))
+        self._accounts[name] = account
+        return account
 
     def has_account(self, name: str) -> bool:
-        """Whether the project still has a provider of this name, with batches."""
+        """True if the project still has a provider of this name, with batches."""
         provider = self.batching.providers.get(name)
         return provider is not None and provider.batch is not None
 
     async def formats(self, run: int) -> BatchFormats:
-        """The formats of all stages of a run, batch stages or not: a stage's mode may have been
-        another when its batches were made. Models of providers without batches have none."""
+        """Returns the formats of all stages of a run, even of those that call their models: their
+        mode may have been another when their batches were made.
+
+        Models of providers without batches have none."""
         if run not in self._formats:
             plan = (self.plan if run == self.run else None) or await self.batching.recorded(
                 self.database, run
@@ -409,35 +464,35 @@ class BatchContext:
         return self._formats[run]
 
     async def format(self, record: BatchRecord) -> BatchFormat | None:
-        """How the batch's lines are read: as those of the model that was asked, whatever the
-        stage's fallbacks are by now. None where the stage's own provider does no batches any more.
-        """
-        own = [
+        """Returns how the batch's lines are read: as those of the model that was asked, whatever
+        the stage's fallbacks are now.
+
+        None if none of the stage's providers has batches any more."""
+        of_stage = [
             form
             for (stage, _), form in (await self.formats(record.run_id)).items()
             if stage == record.stage
         ]
-        asked = (record.provider, record.model)
-        found = next(
-            (form for form in own if (form.model.provider.name, form.model.model) == asked), None
-        )
-        if found is not None or not own:
-            return found
+        if not of_stage:
+            return None
+        for form in of_stage:
+            model = form.model
+            if (model.provider.name, model.model) == (record.provider, record.model):
+                return form
+        first = of_stage[0]
         model = PlannedModel(self.account(record.provider).provider, record.model, Params())
         return _format(
-            own[0].stage, record.position, model, self.redactor, keeps_all=own[0].keeps_all
+            first.stage, record.position, model, self.redactor, keeps_all=first.keeps_all
         )
 
     async def lane_load(self, record: BatchRecord) -> batches.LaneLoad:
-        """What is under way in a batch's lane, and how many enqueued tokens its account takes, or
-        is said to take."""
+        """Returns what is under way in a batch's lane, and how many enqueued tokens its account
+        takes, as it showed or as the provider says."""
         account = self.account(record.provider)
         lane = (record.provider, account.provider.account, record.model)
         load = await lane_load(self.database, *lane, self.clocks.wall() - CAP_KEPT)
-        if self.batching.sharding is not None:
-            shares = self.batching.sharding.processes
-        else:
-            shares = 1
+        sharding = self.batching.sharding
+        shares = sharding.processes if sharding is not None else 1
         caps = [
             cap // shares
             for cap in (load.cap, account.provider.limits.enqueued_tokens)
@@ -446,14 +501,16 @@ class BatchContext:
         return load._replace(cap=min(caps, default=None))
 
     def heard(self, account: Account, answer: object) -> None:
-        """An account answered a question: unless it was refused, its key is accepted."""
+        """Notes that a key is accepted, unless the account refused the request."""
         if not isinstance(answer, Fault):
             self.keys.accepted(account.provider)
 
     async def most_bytes(self, form: BatchFormat, refused_with: int = 0) -> int:
-        """Bytes of a new batch: half of the smallest file that its account refused for its size in
-        the last day. `refused_with`: the bytes of the file with which its tasks were refused for
-        what it held; 0, they were not."""
+        """Returns how many bytes a new batch may have: half of the smallest file that its account
+        refused for its size in the last day.
+
+        `refused_with`: the bytes of the file with which its tasks were refused for what it held;
+        0: they were not."""
         provider = form.model.provider
         since = self.clocks.wall() - CAP_KEPT
         refused = await least_refused(self.database, provider.name, provider.account, since)
@@ -462,21 +519,23 @@ class BatchContext:
         return min([form.max_bytes, *bounds])
 
     def path(self, record: BatchRecord, suffix: str = "") -> Path:
-        """The batch's file, or another beside it."""
+        """Returns the path of the batch's file, or of another one next to it."""
         return self.batching.folder / (record.file if not suffix else f"{record.intent}{suffix}")
 
     async def is_due(self, record: BatchRecord) -> bool:
-        """Whether a batch has met its deadline, at which its stage calls what is not finished."""
+        """True if a batch has met its deadline, at which its stage calls what is not finished."""
         if record.deadline is None or self.clocks.wall() < record.deadline:
             return False
         form = await self.format(record)
         return form is not None and form.stage.batch.on_deadline == "sync"
 
     async def wait_and_retry(self, fault: Fault, attempt: int, what: str) -> bool:
-        """Whether it was waited for another try, after `attempt` of them. Raises RunStopped when
-        the run stops, which it does here for a fault that every further request would meet."""
+        """Waits until a request may be repeated, after `attempt` tries; False: it may not.
+
+        Raises RunStopped if the run stops, which it does here for a fault that every further
+        request would meet."""
         match decide(fault, attempt, 0, self.clocks.jitter(), has_alternative=True):
-            # another command may come later
+            # after a long delay another command goes on
             case RetryAfter(delay, _) if delay <= MAX_WAIT_S or self.batching.wait:
                 _log.warning("%s: %s; again in %.1f s", what, fault.message, delay)
                 await self.stop_signal.sleep(delay)
@@ -487,7 +546,7 @@ class BatchContext:
                 raise self.stopped_by(fault)
 
     def stopped_by(self, fault: Fault) -> RunStopped:
-        """Stops the run, since every further request would meet this fault; the caller raises what
-        it returns."""
+        """Stops the run, since every further request would meet this fault. The caller raises what
+        is returned."""
         self.stop_signal.fail(with_end_of_pause(fault, self.clocks.wall()))
         return RunStopped()

@@ -1,8 +1,10 @@
-"""OpenTelemetry: a trace for each row that failed and for a sample of the others, and metrics,
-sent by OTLP over HTTP. Spans are made after the fact. While a row walks, what it comes to is noted
-beside it (`RowNotes`); at its end its failure, or a hash of its id, decides whether spans are made
-of that. A thread sends them: nothing waits for it, and what there is no room for is left out.
-Nothing else of agac loads OpenTelemetry's packages. Names are those of its GenAI conventions
+"""Sends OpenTelemetry traces and metrics by OTLP over HTTP: a trace for each row that failed, and
+for a sample of the others.
+
+Spans are made after the fact. While a row walks, its outcomes are noted (`RowNotes`); at its end
+its failure, or a hash of its id, decides whether spans are made of the notes. A thread sends them:
+nothing waits for it, and what it has no room for is left out. Nothing else of agac loads
+OpenTelemetry's packages. Names are those of its GenAI conventions
 (`opentelemetry-semantic-conventions` 0.66b2); what these have no name for is `agac.…`."""
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from agac.engine.ask.rate_limiter import Lane
 from agac.engine.invocation import InvocationRef, Work
 from agac.engine.output.row_spans import Attributes, RowSpans, model_attributes
 from agac.engine.output.telemetry import OtelSettings
-from agac.engine.settle import Totals
+from agac.engine.totals import Totals
 from agac.engine.walk.effects import ActiveRow, RowNotes, TracedCall
 from agac.store.history import calls_of_row
 from agac.store.records import Call
@@ -44,13 +46,23 @@ TOKENS = [4.0**power for power in range(14)]
 SECONDS = [0.01 * 2**power for power in range(14)]
 """The bounds that the conventions give for the histograms of tokens and of seconds."""
 
-MOST_ROWS = 4096  # that wait to be sent; and spans of a request, about
+MOST_ROWS = 4096
+"""Rows whose spans may wait to be sent."""
+
 MOST_SPANS = 512
+"""Spans of a request, about."""
+
 EVERY = 1.0
+"""Seconds between two looks at what is to be sent."""
+
 METRICS_EVERY = 60.0
+"""Seconds between two sendings of metrics."""
+
 AT_THE_END = 3.0
-"""Seconds between two looks at what is to be sent, between two sendings of metrics, and how long
-the end of a run waits at most for the last of it."""
+"""Seconds that the end of a run waits at most for what is left to be sent."""
+
+Point = tuple[Attributes, float]
+"""A value of a metric, with the attributes that tell it from others."""
 
 _FAILED = Status(StatusCode.ERROR)
 _UNSET = Status(StatusCode.UNSET)
@@ -59,24 +71,28 @@ _CUMULATIVE = data.AggregationTemporality.CUMULATIVE
 
 
 def _context(trace: int, span: int) -> SpanContext:
+    """Makes the context of a span that is sent."""
     return SpanContext(trace, span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def _said(attributes: Attributes) -> Attributes:
-    """Those that have a value."""
+    """Returns the attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None and value != ""}
 
 
 class FixedResource(Resource):
-    """The encoder asks each span's resource for its hash, which is made of all that it holds."""
+    """A resource that is hashed by its identity.
+
+    The encoder asks each span's resource for its hash, which otherwise is made of all its
+    attributes."""
 
     def __hash__(self) -> int:
         return id(self)
 
 
 class Traces:
-    """Takes the traces and the metrics of one invocation. `lanes` are those at work, by name.
-    `close` it."""
+    """Takes the traces and the metrics of one invocation, and sends them in a thread. `close`
+    it."""
 
     def __init__(
         self, settings: OtelSettings, work: Work, places: InvocationRef, token: str, totals: Totals
@@ -87,17 +103,21 @@ class Traces:
         self._database = places.database
         self._totals = totals
         self.identity = (token, places.run, places.event)
-        self.invocation, self._began = _context(*trace_ids(*self.identity)), self._wall()
+        self.invocation = _context(*trace_ids(*self.identity))
+        self._began = self._wall()
         self.lanes: Mapping[str, Lane] = {}
+        """The lanes at work, by name."""
         self._tallies: dict[tuple[Any, ...], list[float]] = {}
-        own: Attributes = {
+        """Histograms by label, kind and model: the sum, the least and the greatest value, and how
+        many values lie within each bound."""
+        attributes: Attributes = {
             "service.name": "agac",
             "agac.workflow": work.plan.workflow,
             "agac.run": places.run,
         }
-        # the environment's names come last
-        known = Resource.create(own).merge(OTELResourceDetector().detect())
-        self._resource = FixedResource(known.attributes, known.schema_url)
+        # names of the environment take precedence
+        resource = Resource.create(attributes).merge(OTELResourceDetector().detect())
+        self._resource = FixedResource(resource.attributes, resource.schema_url)
         self._spans = OTLPSpanExporter() if settings.traces else None
         self._metrics = OTLPMetricExporter() if settings.metrics else None
         self._queue = deque[list[ReadableSpan]]()
@@ -109,13 +129,13 @@ class Traces:
         self._thread.start()
 
     def begin(self, row: ActiveRow) -> RowNotes:
-        """The notes of a row that is taken up. Each walk of it is a trace of its own."""
+        """Begins the notes of a row that is taken up. Each walk of it is a trace of its own."""
         return RowNotes(
             self._wall(), (*self.identity, row.new.origin, row.new.row.id, row.new.occurrence)
         )
 
     def called(self, attempts: TaskAttempts, call: Call, reply: Reply | None) -> None:
-        """A call ended."""
+        """Notes a call that ended."""
         model = attempts.connection.model.model
         notes = attempts.row.notes
         self.count(model, call)
@@ -128,9 +148,9 @@ class Traces:
                 }
             notes.calls.append(TracedCall(call, model, reply.finish if reply else None, texts))
 
-    def count(self, asked: str, call: Call, *, in_batch: bool = False) -> None:
-        """Counts what a call took; of one in a batch not for how long."""
-        by = call.endpoint.provider, asked, call.endpoint.model, call.endpoint.simulated
+    def count(self, model: str, call: Call, *, in_batch: bool = False) -> None:
+        """Counts what a call of a model took; the time of one in a batch is left out."""
+        by = call.endpoint.provider, model, call.endpoint.model, call.endpoint.simulated
         for kind, tokens in (
             ("input", call.usage.input_tokens),
             ("output", call.usage.output_tokens),
@@ -145,38 +165,33 @@ class Traces:
             )
 
     def _tally(self, key: tuple[Any, ...], bounds: Sequence[float], value: float) -> None:
-        found = self._tallies.get(key)
-        if found is None:  # the sum, the least, the most, and how many lie within each bound
-            found = self._tallies[key] = [0.0, inf, 0.0, *[0] * (len(bounds) + 1)]
-        found[0] += value
-        found[1], found[2] = min(found[1], value), max(found[2], value)
-        found[3 + bisect_left(bounds, value)] += 1
+        """Adds a value to a histogram."""
+        histogram = self._tallies.get(key)
+        if histogram is None:
+            histogram = self._tallies[key] = [0.0, inf, 0.0, *[0] * (len(bounds) + 1)]
+        histogram[0] += value
+        histogram[1] = min(histogram[1], value)
+        histogram[2] = max(histogram[2], value)
+        histogram[3 + bisect_left(bounds, value)] += 1
 
     async def ended(self, row: ActiveRow) -> None:
-        """A row came to its end, or to where it waits: it is walked again then, so without a call
-        nothing is sent."""
+        """Sends the spans of a row that came to its end or waits, unless it was not sampled.
+
+        A row that waits is walked again later: if no call was made for it, nothing is sent."""
         notes = row.notes
-        failed = row.failed if not row.dropped else None
-        waits = row.stays_open
-        if notes is None or self._spans is None or (waits and not notes.calls):
+        if notes is None or self._spans is None:
             return
-        if waits or failed is None:
+        outcome = _outcome(row)
+        if outcome == "waiting" and not notes.calls:
+            return
+        # rows that failed are all sent
+        if outcome != "failed":
             share = share_of("trace", "", row.new.row.id)
             if share >= self.plan.rules.otel_sample:
                 return
         if row.ready:
             notes.calls += await self._calls_in_batches(row, notes)
-        if waits:
-            outcome = "waiting"
-        elif failed:
-            outcome = "failed"
-        elif row.dropped:
-            outcome = "dropped"
-        elif row.reached or row.lists:
-            outcome = "done"
-        else:
-            outcome = "skipped"
-        error = failed[1] if failed else None
+        error = row.failed[1] if row.failed is not None and not row.dropped else None
         self._put(self._row_spans(row, notes, outcome, error))
 
     async def _calls_in_batches(self, row: ActiveRow, notes: RowNotes) -> list[TracedCall]:
@@ -212,12 +227,9 @@ class Traces:
         self, name: str, context: SpanContext, start: float, end: float, attributes: Attributes,
         above: SpanContext | None = None,
     ) -> ReadableSpan:  # fmt: skip
-        """A span that is whole; the first one of a row is linked to its invocation."""
-        links: tuple[Link, ...]
-        if above or context is self.invocation:
-            links = ()
-        else:
-            links = (Link(self.invocation),)
+        """Makes a span that has ended. The first one of a row is linked to its invocation."""
+        is_first_of_row = not above and context is not self.invocation
+        links = (Link(self.invocation),) if is_first_of_row else ()
         return ReadableSpan(
             name,
             context,
@@ -233,6 +245,7 @@ class Traces:
         )
 
     def _put(self, spans: list[ReadableSpan]) -> None:
+        """Hands spans to the thread that sends them, unless it has too many."""
         if len(self._queue) < MOST_ROWS:
             self._queue.append(spans)
         else:
@@ -241,8 +254,8 @@ class Traces:
     async def close(self) -> None:
         """Sends what is left, for as long as the end of a run may wait."""
         counts = {
-            "agac.rows.done": self._totals.rows_done,
-            "agac.rows.failed": self._totals.rows_failed,
+            "agac.rows.done": self._totals.rows.done,
+            "agac.rows.failed": self._totals.rows.failed,
         }
         name = f"invoke_workflow {self.plan.workflow}"
         about = {"gen_ai.operation.name": "invoke_workflow", **counts}
@@ -257,6 +270,7 @@ class Traces:
     # From here on everything runs in the thread.
 
     def _send_all(self) -> None:
+        """Sends what there is every few seconds, until `close`."""
         loggers = [logging.getLogger(type(one).__module__) for one in (self._spans, self._metrics)]
         for logger in loggers:
             logger.addFilter(self._hear)
@@ -267,12 +281,13 @@ class Traces:
             logger.removeFilter(self._hear)
 
     def _hear(self, record: logging.LogRecord) -> bool:
-        """What exporters log of their faults is told once, in our words."""
+        """Keeps the faults that exporters log, so that they are logged once, in our words."""
         if record.thread == self._thread.ident:
             self._why = record.getMessage().partition(" encountered while ")[0]
         return record.thread != self._thread.ident
 
     def _lost(self, why: str) -> None:
+        """Logs once that not everything is sent."""
         if not self._warned:
             self._warned = True
             _log.warning(
@@ -281,6 +296,7 @@ class Traces:
             )
 
     def _send(self, *, at_end: bool) -> None:
+        """Sends the spans that wait, and the metrics if it is time."""
         sent = True
         while self._queue and self._spans is not None:
             spans: list[ReadableSpan] = []
@@ -294,60 +310,81 @@ class Traces:
             self._lost(self._why)
 
     def _measured(self) -> data.MetricsData:
-        """All metrics as they stand, counted from the beginning of the invocation."""
-        totals = self._totals
+        """Returns all metrics, counted from the beginning of the invocation."""
         times = (int(self._began * 1e9), time.time_ns())
-        metrics = list[data.Metric]()
-        base: Attributes = {"agac.workflow": self.plan.workflow}
-
-        def add(
-            name: str, unit: str, values: Iterable[tuple[Attributes, float]], *, counts: bool = True
-        ) -> None:
-            found = [data.NumberDataPoint(base | about, *times, value) for about, value in values]
-            metrics.append(
-                data.Metric(name, "", unit, data.Sum(found, _CUMULATIVE, is_monotonic=counts))
-            )
-
-        rows = {
-            "done": totals.rows_done,
-            "failed": totals.rows_failed,
-            "skipped": totals.rows_skipped,
-            "dropped": totals.rows_dropped + totals.rows_filtered,
-            "unchanged": totals.unchanged,
+        rows = self._totals.rows
+        rows_by_outcome = {
+            "done": rows.done,
+            "failed": rows.failed,
+            "skipped": rows.skipped,
+            "dropped": rows.dropped + rows.filtered,
+            "unchanged": rows.unchanged,
         }
-        stages = list(totals.stages.items())
-        add(
-            "agac.rows", "{row}", (({"agac.outcome": one}, rows[one]) for one in rows), counts=False
-        )
-        add(
-            "agac.cost",
-            "USD",
-            (({"agac.stage": n, "agac.simulated": s.simulated > 0}, s.cost) for n, s in stages),
-        )
-        add(
-            "agac.lane.wait",
-            "s",
-            (({"agac.lane": n}, lane.waited) for n, lane in self.lanes.items()),
-        )
-        for name, unit, label, bounds in (
-            ("gen_ai.client.token.usage", "{token}", "gen_ai.token.type", TOKENS),
-            ("gen_ai.client.operation.duration", "s", "error.type", SECONDS),
-        ):
-            found = [
-                data.HistogramDataPoint(
-                    _said(base | {label: kind} | model_attributes(*by)),
-                    *times,
-                    int(sum(counts)),
-                    total,
-                    [*map(int, counts)],
-                    bounds,
-                    low,
-                    high,
-                )
-                for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items())
-                if of == label
-            ]
-            metrics.append(data.Metric(name, "", unit, data.Histogram(found, _CUMULATIVE)))
+        row_points: list[Point] = [
+            ({"agac.outcome": outcome}, count) for outcome, count in rows_by_outcome.items()
+        ]
+        cost_points: list[Point] = [
+            ({"agac.stage": name, "agac.simulated": stage.spent.simulated > 0}, stage.spent.usd)
+            for name, stage in list(self._totals.stages.items())
+        ]
+        wait_points: list[Point] = [
+            ({"agac.lane": name}, lane.waited) for name, lane in self.lanes.items()
+        ]
+        metrics = [
+            self._sum("agac.rows", "{row}", times, row_points, is_monotonic=False),
+            self._sum("agac.cost", "USD", times, cost_points),
+            self._sum("agac.lane.wait", "s", times, wait_points),
+            self._histogram(
+                "gen_ai.client.token.usage", "{token}", times, "gen_ai.token.type", TOKENS
+            ),
+            self._histogram("gen_ai.client.operation.duration", "s", times, "error.type", SECONDS),
+        ]
         return data.MetricsData(
             [data.ResourceMetrics(self._resource, [data.ScopeMetrics(_SCOPE, metrics, "")], "")]
         )
+
+    def _sum(
+        self,
+        name: str,
+        unit: str,
+        times: tuple[int, int],
+        points: Iterable[Point],
+        *,
+        is_monotonic: bool = True,
+    ) -> data.Metric:
+        """Makes a metric of sums. `times`: its beginning and now, in ns since 1970."""
+        base: Attributes = {"agac.workflow": self.plan.workflow}
+        sums = [data.NumberDataPoint(base | about, *times, value) for about, value in points]
+        return data.Metric(name, "", unit, data.Sum(sums, _CUMULATIVE, is_monotonic=is_monotonic))
+
+    def _histogram(
+        self, name: str, unit: str, times: tuple[int, int], label: str, bounds: Sequence[float]
+    ) -> data.Metric:
+        """Makes a metric of the histograms of a label. `times` are those of `_sum`."""
+        base: Attributes = {"agac.workflow": self.plan.workflow}
+        points = [
+            data.HistogramDataPoint(
+                _said(base | {label: kind} | model_attributes(*by)),
+                *times,
+                int(sum(counts)),
+                total,
+                [*map(int, counts)],
+                bounds,
+                low,
+                high,
+            )
+            for (of, kind, *by), (total, low, high, *counts) in list(self._tallies.items())
+            if of == label
+        ]
+        return data.Metric(name, "", unit, data.Histogram(points, _CUMULATIVE))
+
+
+def _outcome(row: ActiveRow) -> str:
+    """Names how a row ended, or that it waits."""
+    if row.stays_open:
+        return "waiting"
+    if row.dropped:
+        return "dropped"
+    if row.failed is not None:
+        return "failed"
+    return "done" if row.reached or row.lists else "skipped"

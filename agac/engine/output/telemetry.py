@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agac.core.errors import ErrorType
-from agac.core.types import Outcome, dollars_in_all, iso, usd
+from agac.core.reading import read_as
+from agac.core.types import Outcome, dollars_in_all, iso
 from agac.data.json_formats import encode
 from agac.engine.stage_summary import (
     CallCost,
@@ -27,7 +28,9 @@ from agac.engine.stage_summary import (
     TokenCounts,
     ToolCallCounts,
     VoteAgreement,
+    cost_of,
 )
+from agac.engine.stored_invocation import ServingFacts
 from agac.engine.summary import (
     EngineCache,
     ErrorSummary,
@@ -342,7 +345,9 @@ async def summarise(database: Database, run: RunRecord) -> RunSummary:
         stages=stages,
         calls=calls_of(counts),
         timing_ms=_timing_ms(times, None),
-        serving=serving_of(await run_serving(database, run.id)),
+        serving=serving_of(
+            [read_as(ServingFacts, facts) for facts in await run_serving(database, run.id)]
+        ),
         errors=_errors(counts, await _examples(database, run, rows, levels)),
     )
 
@@ -530,19 +535,22 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
-def serving_of(found: Sequence[Mapping[str, Any]]) -> ServingSummary:
-    """Adds up how well prefix caches and slots were used, of the facts of a run's invocations."""
-    known, first, seconds = (
-        _added(one[key] for one in found) for key in ("known", "first", "seconds")
-    )
-    names = dict.fromkeys(name for one in found for name in one["engines"])
-    engines = {name: _added(one["engines"].get(name, (0, 0)) for one in found) for name in names}
+def serving_of(invocations: Sequence[ServingFacts]) -> ServingSummary:
+    """Adds up how well prefix caches and slots were used in the invocations of a run."""
+    known = _added(facts.known for facts in invocations)
+    first = _added(facts.first for facts in invocations)
+    seconds = _added(facts.seconds for facts in invocations)
+    addresses = dict.fromkeys(address for facts in invocations for address in facts.engines)
+    engines = {
+        address: _added(facts.engines.get(address, (0, 0)) for facts in invocations)
+        for address in addresses
+    }
     return ServingSummary(
         prefix_hit=_part(*known),
         prefix_hit_without_first=_part(known[0] - first[0], known[1] - first[1]),
         prefill_tokens=known[0] - known[1] if known[0] else None,
-        first_calls=sum(one["first_calls"] for one in found),
-        slots=found[-1]["slots"] if found else None,
+        first_calls=sum(facts.first_calls for facts in invocations),
+        slots=invocations[-1].slots if invocations else None,
         slot_utilisation=_part(*seconds),
         engines=tuple(
             EngineCache(address, int(seen), int(had), _part(seen, had))
@@ -558,12 +566,6 @@ def _added(pairs: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 def _part(whole: float, some: float) -> float | None:
     return round(some / whole, 4) if whole else None
-
-
-def cost_of(known: float, unpriced: int) -> float | None:
-    """USD of calls: what is `known`; None where nothing is, since calls were made whose price is
-    not."""
-    return usd(known) if known or not unpriced else None
 
 
 def calls_of(counts: Iterable[Count]) -> CallCounts:

@@ -16,7 +16,6 @@ from agac.data.sources import InputDigest
 from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.ask.rate_limiter import Lane
 from agac.engine.output.telemetry import calls_of
-from agac.engine.settle import Totals
 from agac.engine.sharding.folder import (
     ITS_BATCHES,
     PaidCalls,
@@ -29,6 +28,7 @@ from agac.engine.sharding.row_packs import put_rows
 from agac.engine.stage_summary import CallCounts
 from agac.engine.stop_rules import RunStopped, StopRules, StopSignal
 from agac.engine.summary import RunSummary, added_records
+from agac.engine.totals import Totals
 from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
@@ -138,7 +138,7 @@ class ShardRun:
         command = self._go_on(await runs.run_record(working.database, working.run))
         while True:
             counts = await runs.counters(working.database, working.run)
-            facts = self._facts(working.run, counts, working.totals.rows_failed)
+            facts = self._facts(working.run, counts, working.totals.rows.failed)
             busy = {name: lane.in_flight for name, lane in working.lanes.items()}
             facts |= {"lanes": busy, "waits": self.waits, "command": command}
             try:

@@ -213,7 +213,7 @@ class InputRows:
             while self._context.stop_signal.stop is None:
                 chunk = await asyncio.to_thread(read_chunk, rows)
                 if not chunk:
-                    self._totals.all_read = True
+                    self._totals.rows.all_read = True
                     await self._finish()
                     await write(
                         self._db, "run_reading", self._context.work.clocks.wall(), self._run
@@ -232,11 +232,11 @@ class InputRows:
                         if not more
                     }
                 active_rows = await self._place(chunk, first, last)
-                self._totals.seen += len(chunk)
-                self._totals.short += sum(new.row.short for new in chunk)
+                self._totals.rows.seen += len(chunk)
+                self._totals.rows.short += sum(new.row.short for new in chunk)
                 await self._ledger.durable()  # the next chunk is compared with what is committed
                 if left is not None:
-                    some = max(0, left - self._totals.unchanged)
+                    some = max(0, left - self._totals.rows.unchanged)
                     if len(active_rows) > some:
                         yield active_rows[:some]
                         return
@@ -306,7 +306,7 @@ class InputRows:
         aged = await self._aged(pairs)
         for new, old in pairs:
             if is_finished(old, new.hash, is_reopened=old.key in aged):
-                self._totals.unchanged += 1
+                self._totals.rows.unchanged += 1
                 continue
             new.row = new.row._replace(id=old.id)
             # it repeats the id that it repeated before
@@ -342,7 +342,7 @@ class InputRows:
             if old.ordinal is None:
                 self._settler.count_tasks(tasks, 1)
             if same and old.key not in aged and self._left_as_it_is(new, old, tasks):
-                self._totals.unchanged += 1
+                self._totals.rows.unchanged += 1
                 continue
             self._settler.count_row(old.state, -1, old.error_type)
             self._count(new)
@@ -391,11 +391,11 @@ class InputRows:
         error = new.row.error
         if new.state is State.DROPPED:
             self._settler.count_row(new.state, 1)
-            self._totals.rows_dropped += 1
+            self._totals.rows.dropped += 1
         elif new.state is State.FAILED and error:
             self._settler.count_row(new.state, 1, error.type)
-            self._totals.rows_failed += 1
-            self._totals.unusable += 1
+            self._totals.rows.failed += 1
+            self._totals.rows.unusable += 1
             self._context.stops.row_failed()
             self._totals.last_error = (error, new.row.id)
 

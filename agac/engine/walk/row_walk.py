@@ -56,7 +56,7 @@ class RowWalk:
             await self._from(retried_rows(context, work.retry))
         else:
             await self._from(input_rows.active_rows())
-            if work.first is not None and not context.totals.all_read:
+            if work.first is not None and not context.totals.rows.all_read:
                 stop_signal.end(
                     StopReason.QUOTE,
                     "its first rows are done, and what the rest costs was to be asked",
@@ -118,7 +118,7 @@ class RowWalk:
         another answer."""
         context, reviews = self.context, self.context.reviews
         if context.stop_signal.stop is None and len(context.levels.all) > 1:
-            context.totals.made_parked = 0
+            context.totals.rows.made_parked = 0
             if context.work.sharding is not None:
                 context.work.sharding.waits = ""
             await self.until_stopped(self._levels())

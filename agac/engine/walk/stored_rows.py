@@ -48,10 +48,10 @@ async def retried_rows(context: InvocationContext, retry: Retry) -> ActiveRows:
             context.settler.reopen_row(row, old)
             ledger.batch.changes.append(new)
             found.append(row)
-        context.totals.seen += len(rows)
+        context.totals.rows.seen += len(rows)
         await ledger.durable()
         yield found
-    context.totals.all_read = True
+    context.totals.rows.all_read = True
 
 
 async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> ActiveRows:
@@ -78,9 +78,9 @@ async def open_rows(context: InvocationContext, *, again: bool, idle: bool) -> A
             tasks = await context.tasks_of([row.key for row in rows])
             waiting = await context.merely_waiting([row.key for row in rows if read is rows_idle])
             if again:
-                totals.rows_parked -= len(rows)
+                totals.rows.parked -= len(rows)
             else:
-                totals.seen += len(rows)
+                totals.rows.seen += len(rows)
             found = []
             for one in rows:
                 new = NewRow.of(one)
@@ -108,7 +108,11 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
     everything is committed. A level that looks at all rows before it waits where some of those are
     open, or with other shards."""
     await context.ledger.durable()
-    (database, run, _), origin, before = context.places, level.origin, context.totals.made_parked
+    (database, run, _), origin, before = (
+        context.places,
+        level.origin,
+        context.totals.rows.made_parked,
+    )
     assert level.maker is not None
     assert origin is not None
     record = await run_record(database, run)
@@ -141,7 +145,7 @@ async def has_work(context: InvocationContext, level: Level[AnyStage]) -> bool:
         if context.work.retry is not None:
             async for rows in LevelPass(context, level).rows():
                 parked += sum(row.state != State.PENDING for row in rows)
-        context.totals.made_parked = before + parked
+        context.totals.rows.made_parked = before + parked
     return not waits
 
 
@@ -211,7 +215,7 @@ class LevelPass:
             waiting = await context.merely_waiting(
                 [row.key for row in chosen if row.state == State.PENDING]
             )
-            context.totals.made_parked += len(waiting)  # these are left open
+            context.totals.rows.made_parked += len(waiting)  # these are left open
             chosen = [row for row in chosen if row.key not in waiting]
             reopened = [row.key for row in chosen if row.state != State.PENDING]
             if reopened and (
@@ -232,7 +236,7 @@ class LevelPass:
         totals = self._context.totals
         retry = self._context.work.retry
         if row.parent_state == State.PENDING:
-            totals.made_parked += row.state == State.PENDING
+            totals.rows.made_parked += row.state == State.PENDING
             return False
         if row.state == State.PENDING:
             return True
