@@ -1,4 +1,4 @@
-"""How a run is stopped: by a signal, by `max_errors` and `stop_loss`, by keys that are refused."""
+"""Stops a run: by a signal, by `max_errors` and `stop_loss`, by keys that are refused."""
 
 from __future__ import annotations
 
@@ -19,75 +19,96 @@ from agac.providers.provider import Provider
 class StopReason(StrEnum):
     """Why a run ends before its rows do."""
 
-    INTERRUPT = "interrupt"  # Ctrl-C: no new calls, those in flight finish
-    FATAL = "fatal"  # every further call would fail too
-    INPUT = "input"  # the input cannot be read on
-    LIMIT = "limit"  # a budget or max_errors: what is finished is kept and shown
-    QUOTE = "quote"  # the first rows are there, and what the rest costs is asked first
-    # nearly everything fails alike from the start: nobody pays for a million rows to learn of a
-    # typo
+    INTERRUPT = "interrupt"
+    """Ctrl-C: there are no new calls, and those in flight finish."""
+
+    FATAL = "fatal"
+    """Every further call would fail too."""
+
+    INPUT = "input"
+    """The input cannot be read any further."""
+
+    LIMIT = "limit"
+    """A budget or `max_errors` was reached. What is finished is kept and shown."""
+
+    QUOTE = "quote"
+    """The first rows are done, and the user is asked about the price of the rest."""
+
     LOSS = "loss"
+    """Nearly everything fails in the same way from the start, as after a typo: a million rows
+    would be paid for nothing."""
 
 
 class RunStopped(Exception):
-    """A task is given up because the run stops. Nothing is settled: the next run asks it."""
+    """A task is given up because the run stops. It is not settled, so that the next run asks
+    it."""
 
 
 class StopSignal:
-    """The one switch of a run. It is only ever turned on."""
+    """The one switch that stops a run. It is never turned off."""
 
     def __init__(self) -> None:
         self.stop: StopReason | None = None
+        """Why the run stops; None: it does not."""
         self.fault: Fault | None = None
+        """The first fatal fault."""
         self.error: AgacError | None = None
+        """The error that is raised once all that was begun has finished."""
         self.reason = ""
+        """The reason of the stop in words."""
         self.asked = False
-        """Set by a signal at once, when the event loop may be too busy to call `interrupt`."""
+        """True as soon as a signal came, even if the event loop is too busy to call
+        `interrupt`."""
         self._callbacks: list[Callable[[], None]] = []
         self.stopped = asyncio.Event()
+        """Is set once the run is to stop."""
         self.forced = asyncio.Event()
+        """Is set once calls in flight are given up, too."""
 
     def interrupt(self) -> None:
-        """No new calls from now on. When the run is stopping already, calls in flight are given up
+        """Lets no new call begin. If the run is stopping already, calls in flight are given up,
         too."""
         if self.stop is not None:
             self.forced.set()
         self.end(StopReason.INTERRUPT)
 
     def fail(self, fault: Fault) -> None:
-        """A fatal fault: the first one is kept and said once."""
+        """Stops the run for a fatal fault. The first one is kept and reported once."""
         if self.fault is None:
             self.fault = fault
         self.end(StopReason.FATAL)
 
     def lose_input(self, error: AgacError) -> None:
-        """No further row can be read, or asked: what is under way is finished, then the error is
-        raised."""
+        """Stops the run since no further row can be read or asked.
+
+        What was begun is finished, then the error is raised."""
         self.error = error
         self.end(StopReason.INPUT)
 
     def refuse(self, error: AgacError) -> None:
-        """Something is not done before a user says so: what is under way is finished, then the
-        error is raised."""
+        """Keeps an error that is raised at the end, since something needs the user's consent."""
         self.error = self.error or error
 
     @property
     def why(self) -> str:
-        """Why the run stops, in words; empty for a Ctrl-C. A fatal fault that came after the stop
-        is added."""
-        if self.fault is None or self.stop is StopReason.FATAL:
-            return self.fault.message if self.fault else self.reason
+        """The reason of the stop in words, with a fatal fault that came later; empty for a
+        Ctrl-C."""
+        if self.fault is None:
+            return self.reason
+        if self.stop is StopReason.FATAL:
+            return self.fault.message
         if self.reason:
             return f"{self.reason}; then a call failed for good: {self.fault.message}"
         return ""
 
     def when_stopped(self, callback: Callable[[], None]) -> None:
-        """`callback` is called once, when the run is to stop."""
+        """Has a function called once, when the run is to stop."""
         self._callbacks.append(callback)
 
     def end(self, stop: StopReason, reason: str = "") -> None:
-        """No new calls from now on; `reason` says which limit is reached, or what fails. The first
-        one counts."""
+        """Lets no new call begin. `reason` says which limit is reached, or what fails.
+
+        The first reason counts."""
         if self.stop is None:
             self.stop = stop
             self.reason = reason
@@ -97,16 +118,16 @@ class StopSignal:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing more is to begin."""
+        """True if nothing more is to begin."""
         return self.asked or self.stop is not None
 
     def check(self) -> None:
-        """Raises RunStopped once the run is to stop."""
+        """Raises RunStopped if the run is to stop."""
         if self.stopping:
             raise RunStopped
 
     async def sleep(self, seconds: float) -> None:
-        """Waits, but no longer than until the run is to stop; then raises RunStopped."""
+        """Waits. Raises RunStopped as soon as the run is to stop."""
         try:
             async with asyncio.timeout(seconds):
                 await self.stopped.wait()
@@ -116,15 +137,18 @@ class StopSignal:
 
 
 FIRST_OUTCOMES = 20
-"""Outcomes of a stage that are looked at. A stage that has so many answers already has shown that
-it works."""
+"""How many outcomes of a stage are looked at. A stage with as many answers has shown that it
+works."""
 
-ALIKE = 17  # more than 80 % of them
-MOST_OF_FAILURE = 300  # characters of what a tool said that failed
+MAX_SAME_FAILURES = 17
+"""How many of them may fail in the same way: more than 80 %."""
+
+MAX_FAILURE_TEXT = 300
+"""Characters of a tool's failure that are shown."""
 
 
 class StopRules:
-    """Counts outcomes of tasks that were asked, and turns the switch. Nothing waits for it."""
+    """Counts outcomes of tasks that were asked, and stops the run if too many failed."""
 
     def __init__(
         self,
@@ -137,8 +161,9 @@ class StopRules:
         """`done_before`: how many answers each stage has in this run so far, by name."""
         self._stop_signal = stop_signal
         self._max_errors = max_errors
-        self._guards_all = stop_loss
-        self._errors = self._elsewhere = 0
+        self._stop_loss = stop_loss
+        self._errors = 0
+        self._elsewhere = 0
         self._proven = {name for name, count in done_before.items() if count >= FIRST_OUTCOMES}
         self._outcomes: Counter[str] = Counter()
         self._failures: Counter[tuple[str, ErrorType]] = Counter()
@@ -147,58 +172,65 @@ class StopRules:
         self._broken_tools: Counter[tuple[str, str]] = Counter()
 
     def answered(self, stage: str) -> None:
-        """A task was asked and has its answer."""
-        if self._guards_all and stage not in self._proven:
+        """Counts a task that was asked and has its answer."""
+        if self._stop_loss and stage not in self._proven:
             self._count(stage)
 
     def failed(self, stage: str, error: RowError, row_id: RowId, fingerprint: bytes | None) -> None:
-        """A task, and so its row, failed in this invocation. Rows with one question count once for
-        the stop-loss."""
+        """Counts a task that failed in this invocation, and its row.
+
+        Rows with the same question count once for the stop-loss."""
         self.row_failed()
-        if not self._guards_all or stage in self._proven:
+        if not self._stop_loss or stage in self._proven:
             return
         if fingerprint is not None:
             if (stage, fingerprint) in self._failed:
                 return
             self._failed.add((stage, fingerprint))
         self._failures[stage, error.type] += 1
-        if self._failures[stage, error.type] >= ALIKE:
+        if self._failures[stage, error.type] >= MAX_SAME_FAILURES:
             self._stop_signal.end(
                 StopReason.LOSS,
-                f"{ALIKE} of the first {self._outcomes[stage] + 1} outcomes of stage {stage!r} "
+                f"{MAX_SAME_FAILURES} of the first {self._outcomes[stage] + 1} outcomes of "
+                f"stage {stage!r} "
                 f"are {error.type}; row {row_id!r} for example: {error.message}",
             )
         self._count(stage)
 
     def tool_called(self, stage: str, tool: str, failure: str | None) -> None:
-        """A call of an agent's tool ended; `failure`: what it said when it failed. A tool whose
-        first calls of an invocation nearly all fail ends the run: its rows would be answered
-        without it."""
+        """Counts a call of an agent's tool. `failure`: what it said if it failed.
+
+        The run stops if nearly all of a tool's first calls of the invocation fail: its rows would
+        be answered without the tool."""
         key = stage, tool
-        if not self._guards_all or self._tools[key] >= FIRST_OUTCOMES:
+        if not self._stop_loss or self._tools[key] >= FIRST_OUTCOMES:
             return
         self._tools[key] += 1
-        self._broken_tools[key] += failure is not None
-        if failure is not None and self._broken_tools[key] >= ALIKE:
+        if failure is None:
+            return
+        self._broken_tools[key] += 1
+        if self._broken_tools[key] >= MAX_SAME_FAILURES:
             self._stop_signal.end(
                 StopReason.LOSS,
-                f"{ALIKE} of the first {self._tools[key]} calls of the tool {tool} at stage "
-                f"{stage!r} failed, the last one with: {beginning(failure, MOST_OF_FAILURE)}. "
+                f"{MAX_SAME_FAILURES} of the first {self._tools[key]} calls of the tool {tool} at "
+                f"stage {stage!r} failed, the last one with: "
+                f"{beginning(failure, MAX_FAILURE_TEXT)}. "
                 "Rows that are done were answered without it; --fresh asks them again",
             )
 
     def row_failed(self) -> None:
-        """One more failed row; so many as `max_errors` end the run, and the first one where it is
-        0."""
+        """Counts a failed row. The run stops at `max_errors` of them, and at the first one if that
+        is 0."""
         self._errors += 1
         self._check_errors()
 
     def failed_elsewhere(self, rows: int) -> None:
-        """So many rows failed in the other shards of the run: they count as its own."""
+        """Sets how many rows failed in the other shards of the run, which count, too."""
         self._elsewhere = rows
         self._check_errors()
 
     def _check_errors(self) -> None:
+        """Stops the run if too many rows failed."""
         errors = self._errors + self._elsewhere
         if self._max_errors is not None and errors >= max(1, self._max_errors):
             rows = "1 row" if errors == 1 else f"{errors:,} rows"
@@ -208,14 +240,15 @@ class StopRules:
             )
 
     def _count(self, stage: str) -> None:
+        """Counts an outcome of a stage."""
         self._outcomes[stage] += 1
         if self._outcomes[stage] >= FIRST_OUTCOMES:
             self._proven.add(stage)
 
 
 MAX_BLOCKED = 10
-"""Calls in a row that are refused with an accepted key until the run stops: then it is not a
-single row's text."""
+"""How many calls in a row may be refused with an accepted key: with more, the text of a row is not
+to blame, and the run stops."""
 
 
 MAX_BLOCKED_FILES = 100
@@ -224,9 +257,10 @@ refused."""
 
 
 class AcceptedKeys:
-    """Which keys were accepted, in this invocation or before: a refusal that may be about the key
-    or about a row's text (`About.UNSURE`) blames the key only where it was never accepted. `known`
-    asks the store about a provider's name and account, `keep` remembers one there."""
+    """Knows which keys were accepted, in this invocation or before.
+
+    A refusal that may be about the key or about a row's text (`About.UNSURE`) is taken to be about
+    the key only if it was never accepted."""
 
     def __init__(
         self,
@@ -234,6 +268,8 @@ class AcceptedKeys:
         known: Callable[[str, str], Awaitable[bool]],
         keep: Callable[[str, str], None],
     ) -> None:
+        """`known` asks the store about a provider's name and account, `keep` stores them as
+        accepted."""
         self._stop_signal = stop_signal
         self._known = known
         self._keep = keep
@@ -245,7 +281,8 @@ class AcceptedKeys:
 
     @contextmanager
     def sending(self, provider: Provider) -> Iterator[None]:
-        """While a call is under way: its answer may show that the key is accepted."""
+        """Notes for the block that a call is in flight, whose answer may show that its key is
+        accepted."""
         key = provider.name, provider.account
         self._under_way[key] += 1
         try:
@@ -255,14 +292,15 @@ class AcceptedKeys:
             self._changed.set()
 
     def answered(self, provider: Provider) -> None:
-        """A call was answered, so that its key is accepted."""
+        """Notes that a call was answered, so that its key is accepted."""
         key = provider.name, provider.account
         for most in (MAX_BLOCKED, MAX_BLOCKED_FILES):
             self._blocked[key, most] = 0
         self.accepted(provider)
 
     def accepted(self, provider: Provider) -> None:
-        """A request without texts of rows was answered, so that its key is accepted."""
+        """Notes that a request without texts of rows was answered, so that its key is
+        accepted."""
         key = provider.name, provider.account
         if key not in self._accepted:
             self._accepted.add(key)
@@ -270,10 +308,11 @@ class AcceptedKeys:
             self._changed.set()
 
     async def judged(self, provider: Provider, fault: Fault, requests: int = 1) -> Fault:
-        """A refusal with whoever is to blame: the row (TASK), or the key (FATAL). Where the key
-        was never accepted, and other calls with it are under way, their answers decide.
-        `requests`: how many were refused together. Raises RunStopped when the run stops meanwhile.
-        """
+        """Decides whether a refusal is about the row (TASK) or about the key (FATAL).
+
+        If the key was never accepted, and other calls with it are in flight, their answers decide.
+        `requests`: how many were refused together. Raises RunStopped if the run stops
+        meanwhile."""
         if fault.about is not About.UNSURE:
             return fault
         key = provider.name, provider.account
@@ -281,12 +320,7 @@ class AcceptedKeys:
         self._blocked[key, most] += 1
         if key not in self._accepted and await self._known(*key):
             self._accepted.add(key)
-        while (
-            key not in self._accepted and self._under_way[key] and self._blocked[key, most] < most
-        ):
-            self._stop_signal.check()
-            self._changed.clear()
-            await self._changed.wait()
+        await self._until_decided(key, most)
         of_account, of_row = fault.remedies
         if key not in self._accepted:
             return replace(
@@ -301,3 +335,12 @@ class AcceptedKeys:
             f"{fault.message}"
         )
         return replace(fault, about=About.ACCOUNT, message=with_remedy(message, of_account))
+
+    async def _until_decided(self, key: tuple[str, str], most: int) -> None:
+        """Waits while calls in flight may show that a key is accepted. Raises RunStopped."""
+        while key not in self._accepted:
+            if not self._under_way[key] or self._blocked[key, most] >= most:
+                return
+            self._stop_signal.check()
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,5 +1,5 @@
-"""The control state of a workflow in a remote: who works on its batches, and what others need to
-go on with them."""
+"""Keeps the control state of a workflow in a remote: who works on its batches, and what others
+need to continue them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from secrets import token_hex
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 from pydantic import Field
@@ -38,36 +38,59 @@ from agac.store.lease import is_dead_here, lease_held, shown, this_process
 from agac.store.packs import Damaged
 from agac.store.snapshot import MAX_BYTES, State, batch_states, make_snapshot, take_snapshot
 
-# One log a workflow: objects with numbers without gaps, each created once and never changed. The
-# last entry says all: its snapshot of the runs, and how their batches stand since. The numbers are
-# the fence: whoever finds the next one taken was taken over, and asks for nothing any more.
+# Each workflow has one log: objects with numbers without gaps, each created once and never changed.
+# The last entry says all: its snapshot of the runs, and the states of their batches since. The
+# numbers are the fence: a process that finds the next one taken was taken over, and asks for
+# nothing any more.
 
 FOLDER = "v1/control"
 SNAPSHOTS = "v1/snapshots"
 BEAT_SECONDS = 120.0
-STALE_SECONDS = 600.0
-"""How often a holder shows a sign of life, and after how long without one it counts as gone."""
+"""Seconds between two signs of life of a holder."""
 
-LOOKED_BACK = 100  # entries that cannot be believed are passed over, so many at most
+STALE_SECONDS = 600.0
+"""Seconds without a sign of life after which a holder counts as gone."""
+
+LOOKED_BACK = 100
+"""How many entries that cannot be believed are passed over at most."""
 
 _log = logging.getLogger("agac.batch")
 
 
 class LogEntry(SharedObject):
-    """An entry. `mark` tells its writer's from others, `free` that the lease was given back;
-    `snapshot` names that, and `batches` are the columns of open ones in it, by intent."""
+    """An entry of the log. Its `mark` tells the entries of one process from others."""
 
     number: Annotated[int, Field(ge=1, lt=1_000_000_000)]
+    """Its number in the log."""
+
     workflow: Line
+    """The name of the workflow."""
+
     free: bool
+    """True if the lease was given back."""
+
     snapshot: ContentHash
+    """The name of the snapshot of the runs."""
+
     batches: Mapping[Line, State]
+    """The columns of the open batches in the snapshot, by intent."""
+
+
+class StoredBatches(NamedTuple):
+    """What another machine would continue, as the store has it."""
+
+    runs: list[tuple[int, int]]
+    """The last run and those with open batches, each with its revision."""
+
+    states: dict[str, str]
+    """The states of the open batches that are filled, by intent."""
 
 
 class Control:
-    """The control state of one workflow. It `adopt`s what other machines left, and while it is
-    `held` writes what becomes of the batches of this one. `trust`: whose entries are believed.
-    `lost` is called when it was taken over."""
+    """The control state of one workflow.
+
+    It adopts what other machines left (`adopt`). While it is `held`, it writes what becomes of the
+    batches of this one."""
 
     def __init__(
         self,
@@ -77,26 +100,33 @@ class Control:
         trust: Iterable[str],
         shard: Shard | None = None,
     ) -> None:
+        """`trust` are the writers whose entries are believed, besides the own ones."""
         self._remote = remote
         self._workflow = workflow
         self._writer = writer
         self._trust = {*trust, writer} - {""}
-        self._name = quote(workflow, safe="").replace("%", "=") + (
-            f"@{shard.name}" if shard else ""
-        )
+        suffix = f"@{shard.name}" if shard else ""
+        self._name = quote(workflow, safe="").replace("%", "=") + suffix
         self._turn = asyncio.Lock()
         self._mark = token_hex(16)
         self._error: LeaseLost | None = None
         self.lost: Callable[[AgacError], None] = lambda _: None
+        """Is called when another machine took the workflow over."""
         self._number = 0
+        """The number of the last entry."""
         self._at = 0.0
+        """When this process wrote its last entry, in seconds since 1970."""
         self._snapshot = ""
+        """The name of the last snapshot."""
         self._known = set[str]()
-        self._stored: object = None  # what was there when the snapshot was made
+        """The intents of the batches that are in it."""
+        self._stored: StoredBatches | None = None
+        """What the store had when it was made."""
 
     async def last(self) -> LogEntry | None:
-        """The last entry that can be believed, if any. Raises AgacError: there is none, a newer
-        agac wrote one, or the log lacks an entry."""
+        """Reads the last entry that can be believed; None: the log has none at all.
+
+        Raises AgacError if no entry can be believed, a newer agac wrote one, or one is missing."""
         log = f"{FOLDER}/{self._name}"
         numbers = entry_numbers(
             name.removeprefix(f"{log}/") for name in await self._remote.sizes(log)
@@ -114,17 +144,13 @@ class Control:
                 )
             try:
                 entry = read_record(LogEntry, content)
-                why = f"it is of another log, or its writer {entry.writer!r} is not trusted"
-                is_here = (entry.number, entry.workflow) == (number, self._workflow)
-                if (
-                    is_here
-                    and entry.writer in self._trust
-                    and entry.at < time.time() + CLOCKS_APART
-                ):
-                    return entry
             except ValueError as error:
-                why = f"it is no entry: {error}"
-            _log.warning("%s/%s is left out: %s", self._remote.url, self._entry(number), why)
+                reason = f"it is no entry: {error}"
+            else:
+                if self._is_believed(entry, number):
+                    return entry
+                reason = f"it is of another log, or its writer {entry.writer!r} is not trusted"
+            _log.warning("%s/%s is left out: %s", self._remote.url, self._entry(number), reason)
         if numbers:
             what = f"{self._remote.url}/{FOLDER}/{self._name} has no entry that can be believed"
             raise AgacError(
@@ -133,13 +159,22 @@ class Control:
             )
         return None
 
+    def _is_believed(self, entry: LogEntry, number: int) -> bool:
+        """True if an entry belongs at this number, and its writer is trusted."""
+        if (entry.number, entry.workflow) != (number, self._workflow):
+            return False
+        return entry.writer in self._trust and entry.at < time.time() + CLOCKS_APART
+
     def _entry(self, number: int) -> str:
+        """Returns the name of an entry in the remote."""
         return f"{FOLDER}/{self._name}/{entry_name(number)}"
 
     async def adopt(self, database: Database, entry: LogEntry | None) -> None:
-        """Takes in what other machines wrote, up to this last entry, since this store last knew of
-        it. Raises LeaseHeld where a process of this machine is at work on the workflow, AgacError
-        where the snapshot cannot be used."""
+        """Takes in what other machines wrote since this store last read the log, up to this
+        entry.
+
+        Raises LeaseHeld if a process of this machine is at work on the workflow, and AgacError if
+        the snapshot cannot be used."""
         known = await runs.control_known(database, self._workflow)
         if entry is None or known == entry.number:
             return
@@ -160,7 +195,7 @@ class Control:
             ) from None
 
     def holder(self, entry: LogEntry) -> str | None:
-        """Who works on the workflow, in words; None: nobody does any more."""
+        """Returns in words which process works on the workflow; None: none does."""
         age = time.time() - entry.at
         if entry.free or is_dead_here(entry.holder) or age > STALE_SECONDS:
             return None
@@ -168,8 +203,8 @@ class Control:
 
     @asynccontextmanager
     async def held(self, database: Database) -> AsyncIterator[None]:
-        """The workflow is this process's, among all machines, for the block. Raises LeaseHeld
-        where it is another's."""
+        """Holds the workflow for this process, among all machines, for the block. Raises LeaseHeld
+        if another holds it."""
         tried = -1
         while not await self._taken(database):
             self._error = None
@@ -185,9 +220,10 @@ class Control:
             await to_the_end(self._give_back(database))
 
     async def _taken(self, database: Database) -> bool:
-        """Whether the lease was taken, which another machine may have been faster to do."""
+        """Takes the lease; False: another machine was faster."""
         entry = await self.last()
-        if entry is not None and (holder := self.holder(entry)) is not None:
+        holder = self.holder(entry) if entry is not None else None
+        if holder is not None:
             what = f"workflow {self._workflow!r} is being run by {holder}"
             after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
             raise LeaseHeld(
@@ -195,7 +231,7 @@ class Control:
             )
         await self.adopt(database, entry)
         stored = await self._now(database)
-        if entry is None or stored[1].keys() - entry.batches.keys():
+        if entry is None or stored.states.keys() - entry.batches.keys():
             await self._snap(database)  # some were submitted before there was a log
         else:
             self._snapshot = entry.snapshot
@@ -207,37 +243,33 @@ class Control:
             return False
         return True
 
-    async def _now(self, database: Database) -> tuple[list[tuple[int, int]], dict[str, str]]:
-        """The runs that another machine would go on with (the last one, those with batches) with
-        their revisions, and the states of batches that are filled and have not come to their end,
-        by intent."""
-        found = [
-            one
-            for one in await unfinished_batches(database, self._workflow)
-            if one.state != BatchStep.PLANNED
+    async def _now(self, database: Database) -> StoredBatches:
+        """Reads what another machine would continue."""
+        filled = [
+            record
+            for record in await unfinished_batches(database, self._workflow)
+            if record.state != BatchStep.PLANNED
         ]
-        numbers = {
-            *(await runs.run_ids(database, self._workflow))[:1],
-            *(one.run_id for one in found),
-        }
+        last_run = (await runs.run_ids(database, self._workflow))[:1]
+        numbers = {*last_run, *(record.run_id for record in filled)}
         revisions = [
             (run, (await runs.run_record(database, run)).revision) for run in sorted(numbers)
         ]
-        return revisions, {one.intent: one.state for one in found}
+        return StoredBatches(revisions, {record.intent: record.state for record in filled})
 
     async def _snap(self, database: Database) -> None:
-        """All that the store has of these runs lies in the remote from now on."""
+        """Puts all that the store has of these runs into the remote."""
         stored = await self._now(database)
         name, content = await asyncio.to_thread(
-            make_snapshot, database.path, [run for run, _ in stored[0]]
+            make_snapshot, database.path, [run for run, _ in stored.runs]
         )
         await self._remote.create(f"{SNAPSHOTS}/{self._name}/{name}", content)
         self._snapshot = name
-        self._known = set(stored[1])
+        self._known = set(stored.states)
         self._stored = stored
 
     async def _append(self, database: Database, *, free: bool = False) -> None:
-        """One more entry, of how all stands now. Raises LeaseLost where another machine took the
+        """Appends an entry with the present states. Raises LeaseLost if another machine took the
         workflow over."""
         async with self._turn:
             while self._error is None:
@@ -263,7 +295,7 @@ class Control:
                     await write(database, "control_keep", self._workflow, entry.number)
                     return
                 if await self._is_ours(name):
-                    self._number = entry.number  # we were cut off before we heard of it
+                    self._number = entry.number  # the answer to its creation was lost
                     continue
                 what = (
                     f"another machine took over workflow {self._workflow!r} while this one "
@@ -276,30 +308,31 @@ class Control:
             raise self._error
 
     async def _is_ours(self, name: str) -> bool:
+        """True if this process wrote an entry."""
+        content = await self._remote.read(name, MAX_ENTRY) or b""
         try:
-            return (
-                read_record(LogEntry, await self._remote.read(name, MAX_ENTRY) or b"").mark
-                == self._mark
-            )
+            return read_record(LogEntry, content).mark == self._mark
         except ValueError:
             return False
 
     async def wrote(self, database: Database, record: BatchRecord) -> None:
-        """A step of a batch was committed. Returns once the remote knows of it."""
+        """Writes a step of a batch, which was committed, into the log, and returns once it is
+        there."""
         is_known = record.intent in self._known
         if not is_known and record.state != BatchStep.CREATE_INTENT:
-            return  # nothing of it is anywhere else
-        # its tasks have ends: answers came
-        if not is_known or (not record.open and record.state != BatchStep.CLEANED):
+            return  # the provider has nothing of it, nor has another machine
+        has_answers = not record.open and record.state != BatchStep.CLEANED
+        if not is_known or has_answers:
             await self._snap(database)
         await self._append(database)
 
     async def prove(self, database: Database) -> None:
-        """Proves that the workflow is still ours, after a silence. Raises LeaseLost."""
+        """Proves after a silence that this process still holds the workflow. Raises LeaseLost."""
         if self._error is not None or time.time() - self._at > 2 * BEAT_SECONDS:
             await self._append(database)
 
     async def _beat(self, database: Database) -> None:
+        """Shows signs of life until the workflow is taken over."""
         while self._error is None:
             await asyncio.sleep(BEAT_SECONDS)
             try:
@@ -308,6 +341,7 @@ class Control:
                 _log.warning("no sign of life could be given: %s", error.message)
 
     async def _give_back(self, database: Database) -> None:
+        """Gives the lease back, with what changed since the last snapshot."""
         try:
             if self._error is None and self._stored != await self._now(database):
                 await self._snap(database)

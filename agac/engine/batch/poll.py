@@ -1,5 +1,5 @@
-"""A batch at its provider: followed, ended when it takes too long, its results downloaded, its
-files deleted."""
+"""Follows a batch at its provider: ends it when it takes too long, downloads its results, deletes
+its files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from errno import ENOSPC
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from agac.core.errors import ErrorType, RowError, StoreError
 from agac.core.state_files import make_folder
@@ -24,29 +26,34 @@ from agac.engine.batch.ingest import ingest, keep_late
 from agac.engine.batch.lifecycle import AROUND_A_REPLY, BatchContext, Intake, foreign
 from agac.engine.batch.submit import UNSURE, create_later, halve, is_whole, names_other, over_cap
 from agac.providers.batch import BatchState, ProviderBatch, Remote
-from agac.providers.batch_calls import TOO_LARGE
+from agac.providers.batch_calls import TOO_LARGE, BatchApi
 from agac.providers.error_tables import with_remedy
 from agac.store.batches import BatchRecord, BatchStep
 
 _log = logging.getLogger("agac.batch")
 
-# seconds for which results are taken to be kept where a provider does not say
 RESULTS_KEPT = 30 * 86_400.0
-# how the note of a batch begins that runs on although it was to end
+"""Seconds for which results are taken to be kept if the provider does not say."""
+
 NOT_CANCELLED = "its end could not be asked for: "
+"""The beginning of the note of a batch that could not be ended."""
 
 LATE_FILES = (0.1, 0.5, 2.0, 5.0)
-"""Seconds between looks at a batch that has ended and names no file with results, or whose files
-hold none."""
+"""Seconds between looks at a batch that has ended and whose results are missing, in full or in
+part."""
 
 _OF_WHOLE = (About.QUEUE, About.FRAME, About.ACCOUNT)
-"""What no row is to blame for, although the error names a line."""
+"""Errors for which no row is to blame, even if they name a line."""
 
-MOST_REFUSALS = (
-    5  # times that a batch is created again which was refused for a reason that may pass
-)
+MOST_REFUSALS = 5
+"""How often a batch is created that is refused for a reason that may pass."""
 
-LATE = ".late"  # the further ending of results of a creation that was given up
+LATE = ".late"
+"""The further ending of files with results of a batch whose tasks were sent again."""
+
+
+LEFT_TO_STORE = 64 << 20
+"""Bytes of the disk that downloads leave to the store."""
 
 
 async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
@@ -70,6 +77,7 @@ async def collect(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | Fault:
+    """Asks the provider for a batch."""
     assert record.provider_id is not None
     account = context.account(record.provider)
     seen = await account.api.look(record.provider_id)
@@ -78,7 +86,7 @@ async def _seen(context: BatchContext, record: BatchRecord) -> ProviderBatch | F
 
 
 async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | Fault:
-    """How it is at its provider now; no further step is made."""
+    """Asks the provider for the state of a batch and stores it, without a further step."""
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         return seen
@@ -86,7 +94,8 @@ async def observe(context: BatchContext, record: BatchRecord) -> BatchRecord | F
 
 
 async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks for its state. What is not found may show up yet: only a state that ends it ends it."""
+    """Asks for the state of a batch. It ends only by a state that says so: a batch that is not
+    found may show up later."""
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
         if seen.kind is FaultKind.FATAL:
@@ -104,7 +113,11 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
         return await _refused(context, record, seen)
     if seen.state.is_terminal:
         return await context.journal.step(record, BatchStep.TERMINAL, seen.reasons or None)
-    # ends what has met its deadline; asks again for the end of what was cancelled and goes on
+    return await _end_if_due(context, record)
+
+
+async def _end_if_due(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Ends a batch that has met its deadline, or that was to end and is not cancelled yet."""
     if record.note == UNSURE:  # it may be another user's
         return record
     if record.cancel_at is None and await context.is_due(record):
@@ -114,71 +127,101 @@ async def _follow(context: BatchContext, record: BatchRecord) -> BatchRecord:
     return record
 
 
+class BatchRefusal(NamedTuple):
+    """Why a batch was refused as a whole."""
+
+    by_about: Mapping[About | None, Fault]
+    """The first error that no row is to blame for, by what it is about."""
+
+    lines: Mapping[int, RowError]
+    """The errors of rows, by line from 1; none if the run stops."""
+
+    stopping: Fault | None
+    """What stops the run: its model, its schema or the account is refused."""
+
+    @staticmethod
+    def of(api: BatchApi, record: BatchRecord, seen: ProviderBatch) -> BatchRefusal:
+        """Judges the errors of a batch."""
+        judged = [(error, api.judged(error, record.model)) for error in seen.errors]
+        by_about = {
+            fault.about: fault
+            for error, fault in reversed(judged)
+            if error.line is None or fault.about in _OF_WHOLE
+        }
+        stopping = by_about.get(About.FRAME) or by_about.get(About.ACCOUNT)
+        lines: dict[int, RowError] = {}
+        for error, fault in judged:
+            if error.line is not None and stopping is None:
+                message = f"line {error.line} was refused: {error.words}"
+                lines.setdefault(error.line, RowError(fault.type, message))
+        return BatchRefusal(by_about, lines, stopping)
+
+
 async def _refused(context: BatchContext, record: BatchRecord, seen: ProviderBatch) -> BatchRecord:
-    """What becomes of a batch that was refused as a whole, by what its errors are about: its model
-    or schema, which stop the run, the size of its file, what passes, or the rows at the lines that
-    are named."""
-    api = context.account(record.provider).api
-    judged = [(one, api.judged(one, record.model)) for one in seen.errors]
-    by_about = {
-        fault.about: fault
-        for one, fault in reversed(judged)
-        if one.line is None or fault.about in _OF_WHOLE
-    }
-    capped = by_about.get(About.QUEUE)
+    """Takes a batch that was refused as a whole to its next step, by what its errors are about.
+
+    It waits for room, is cut into smaller files or created again; or the rows at the lines that
+    are named fail. Raises RunStopped if the model, the schema or the account was refused."""
+    refusal = BatchRefusal.of(context.account(record.provider).api, record, seen)
+    capped = refusal.by_about.get(About.QUEUE)
     if capped is not None:
         return await over_cap(context, record, capped.message)
-    stopping = by_about.get(About.FRAME) or by_about.get(About.ACCOUNT)
-    errors: dict[int, RowError] = {}
-    for one, fault in judged:
-        if one.line is not None and stopping is None:
-            message = f"line {one.line} was refused: {one.words}"
-            errors.setdefault(one.line, RowError(fault.type, message))
-    if not errors and stopping is None:
-        large = by_about.get(About.SIZE)
-        if large is not None:
-            return await halve(context, record, large)
-        passing = by_about.get(About.LANE) or by_about.get(About.SERVER)
-        if passing is not None and record.attempt < MOST_REFUSALS:
-            return await create_later(context, record, passing)
+    if not refusal.lines and refusal.stopping is None:
+        repaired = await _sent_otherwise(context, record, refusal)
+        if repaired is not None:
+            return repaired
     reasons = seen.reasons or "no reason was given"
     note = f"{record.provider} refused it as a whole, and nothing was charged: {reasons}"
     form = await context.format(record)
-    record = await context.journal.reject(
-        record, errors, note, form.stage if form is not None else None
-    )
-    if not errors:
-        why = (
-            f"batch {seen.id}: "
-            f"{with_remedy(note, stopping.remedies[0] if stopping is not None else '')}"
-        )
-        raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, why))
-    return record
+    stage = form.stage if form is not None else None
+    record = await context.journal.reject(record, refusal.lines, note, stage)
+    if refusal.lines:
+        return record
+    remedy = refusal.stopping.remedies[0] if refusal.stopping is not None else ""
+    message = f"batch {seen.id}: {with_remedy(note, remedy)}"
+    raise context.stopped_by(Fault(FaultKind.FATAL, ErrorType.PROVIDER_ERROR, message))
+
+
+async def _sent_otherwise(
+    context: BatchContext, record: BatchRecord, refusal: BatchRefusal
+) -> BatchRecord | None:
+    """Cuts a batch that is too large, or creates it again later if the reason may pass; None:
+    neither helps."""
+    too_large = refusal.by_about.get(About.SIZE)
+    if too_large is not None:
+        return await halve(context, record, too_large)
+    passing = refusal.by_about.get(About.LANE) or refusal.by_about.get(About.SERVER)
+    if passing is not None and record.attempt < MOST_REFUSALS:
+        return await create_later(context, record, passing)
+    return None
 
 
 def _is_gone(context: BatchContext, record: BatchRecord, fault: Fault) -> bool:
-    """Whether what is not found is not late any more: its results would be deleted by now, or its
-    user ended it."""
+    """True if a batch that is not found will not show up: its results would be deleted by now, or
+    its user ended it."""
+    if fault.status != HTTPStatus.NOT_FOUND:
+        return False
     kept = context.account(record.provider).traits.results_kept or RESULTS_KEPT
     until = record.results_until or (record.submitted_at or record.planned_at) + kept
-    is_past = record.cancel_at is not None or context.clocks.wall() > until
-    return fault.status == HTTPStatus.NOT_FOUND and is_past
+    return record.cancel_at is not None or context.clocks.wall() > until
 
 
 async def _vanished(context: BatchContext, record: BatchRecord) -> BatchRecord:
+    """Leaves a batch that its provider does not know to the user."""
     note = f"{record.provider} does not know it (any more); what it finished may have been paid"
     return await context.journal.step(record, BatchStep.NEEDS_HUMAN, note)
 
 
 async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Asks for the decided end of a batch, once in effect; where that failed, the note says why,
-    to ask again."""
+    """Asks the provider for the end of a batch, which was decided before.
+
+    If that fails, the note of the batch says why, and it is asked for again later."""
     assert record.provider_id is not None
     api = context.account(record.provider).api
     attempts = count(1)
     while (fault := await api.cancel(record.provider_id)) is not None:
-        fatal = fault.kind is FaultKind.FATAL
-        if fatal or not await context.wait_and_retry(
+        is_fatal = fault.kind is FaultKind.FATAL
+        if is_fatal or not await context.wait_and_retry(
             fault, next(attempts), f"cancelling batch {record.id}"
         ):
             return await context.journal.remark(record, f"{NOT_CANCELLED}{fault.message}")
@@ -186,55 +229,66 @@ async def cancel(context: BatchContext, record: BatchRecord) -> BatchRecord:
 
 
 async def _fetch(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Downloads its results. Killed meanwhile: what is there under its last name is whole."""
+    """Downloads the results of a batch.
+
+    Killed meanwhile: a file under its final name is complete."""
     journal = context.journal
     taken = context.intakes.get(record.id, Intake())
-    # lines are missing: they may be late
+    # if lines were missing, they may be late
     for pause in LATE_FILES[taken.downloads - 1 : taken.downloads]:
         await context.stop_signal.sleep(pause)
     seen = await _seen(context, record)
     if isinstance(seen, Fault):
-        gone = _is_gone(context, record, seen)
-        return await (_vanished(context, record) if gone else journal.remark(record, seen.message))
+        if _is_gone(context, record, seen):
+            return await _vanished(context, record)
+        return await journal.remark(record, seen.message)
     if not seen.state.is_terminal:  # it was terminal before: this answer proves nothing
         return await journal.remark(
             record, f"{record.provider} calls it {seen.word} again: it is looked at later"
         )
     seen = await _with_results(context, record, seen)
-    if not seen.results and (
-        seen.done or (seen.done is None and seen.state is BatchState.COMPLETED)
-    ):
-        note = (
+    lost = f"its results are gone from {record.provider}, and may have been paid"
+    if not seen.results:
+        problem = _problem_without_results(context, record, seen, lost)
+        if problem is not None:
+            return await journal.step(record, BatchStep.NEEDS_HUMAN, problem)
+    files = []
+    for remote in seen.results:
+        file = await _download(context, record, remote)
+        if isinstance(file, Fault):
+            if file.kind is FaultKind.TASK:
+                return await journal.step(record, BatchStep.NEEDS_HUMAN, f"{lost}: {file.message}")
+            return await journal.remark(record, f"its results could not be fetched: {file.message}")
+        files.append(file)
+    context.intakes[record.id] = taken._replace(downloads=taken.downloads + 1)
+    return await journal.write(record, "downloaded", outputs=json.dumps(files))
+
+
+def _problem_without_results(
+    context: BatchContext, record: BatchRecord, seen: ProviderBatch, lost: str
+) -> str | None:
+    """Says why a batch that has ended without result files is left to the user; None: it may have
+    none.
+
+    `lost` says that they are gone."""
+    if seen.done or (seen.done is None and seen.state is BatchState.COMPLETED):
+        return (
             f"what it finished may have been paid, and {record.provider} has no results of "
             "it (any more)"
         )
-        return await journal.step(record, BatchStep.NEEDS_HUMAN, note)
-    lost = f"its results are gone from {record.provider}, and may have been paid"
-    files = []
-    for remote in seen.results:
-        got = await _download(context, record, remote)
-        if isinstance(got, Fault):
-            if got.kind is FaultKind.TASK:
-                return await journal.step(record, BatchStep.NEEDS_HUMAN, f"{lost}: {got.message}")
-            return await journal.remark(record, f"its results could not be fetched: {got.message}")
-        files.append(got)
-    if (
-        not seen.results
-        and seen.results_until is not None
-        and seen.results_until < context.clocks.wall()
-    ):
-        return await journal.step(record, BatchStep.NEEDS_HUMAN, lost)
-    context.intakes[record.id] = taken._replace(downloads=taken.downloads + 1)
-    return await journal.write(record, "downloaded", outputs=json.dumps(files))
+    if seen.results_until is not None and seen.results_until < context.clocks.wall():
+        return lost
+    return None
 
 
 async def _with_results(
     context: BatchContext, record: BatchRecord, seen: ProviderBatch
 ) -> ProviderBatch:
-    """A batch that has ended with its result files, which some servers name a moment later."""
+    """Waits for the result files of a batch that has ended: some servers name them a moment
+    later."""
     for pause in LATE_FILES:
-        finished = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
-        if seen.results or not finished:
+        has_lines = seen.state is BatchState.COMPLETED or (seen.done or 0) + (seen.failed or 0) > 0
+        if seen.results or not has_lines:
             break
         await context.stop_signal.sleep(pause)
         again = await _seen(context, record)
@@ -246,42 +300,57 @@ async def _with_results(
 async def _download(
     context: BatchContext, record: BatchRecord, remote: Remote, suffix: str = ""
 ) -> tuple[str, int, str] | Fault:
-    """One file, whole or not at all. `suffix` keeps it apart from what the batch has itself."""
+    """Downloads a file completely or not at all. Returns its name, size and sha256.
+
+    `suffix` keeps it apart from the files that the batch has itself."""
     path = context.path(record, f".{remote.kind}{suffix}")
     part = path.with_name(path.name + ".part")
-    gone = record.results_until is not None and context.clocks.wall() > record.results_until
-    account = context.account(record.provider)
-    most = record.tasks * (account.provider.limits.reply_bytes + AROUND_A_REPLY)
+    is_past = record.results_until is not None and context.clocks.wall() > record.results_until
     attempts = count(1)
     while True:
         try:
             with writing(part):
-                make_folder(part.parent)
-                begun = part.stat().st_size if part.exists() else 0
-                free = shutil.disk_usage(part.parent).free + begun - (64 << 20)  # left to the store
-                got = await account.api.download(remote, part, min(most, free))
-                if isinstance(got, Fault) and got.code == TOO_LARGE:
-                    if free < most:
-                        raise OSError(ENOSPC, os.strerror(ENOSPC))
-                    _log.warning("batch %d: %s; only these are read", record.id, got.message)
-                    got = part.stat().st_size
-                if not isinstance(got, Fault):
-                    return path.name, got, await asyncio.to_thread(_kept, part, path)
+                size = await _download_part(context, record, remote, part)
+                if not isinstance(size, Fault):
+                    return path.name, size, await asyncio.to_thread(_kept, part, path)
         except StoreError:
             part.unlink(missing_ok=True)
             raise
-        if got.status == HTTPStatus.NOT_FOUND and gone:  # it was kept so long, and is not late
-            got = replace(got, kind=FaultKind.TASK)
-        if got.kind is FaultKind.TASK or not await context.wait_and_retry(
-            got, next(attempts), f"fetching {path.name}"
+        fault = size
+        if fault.status == HTTPStatus.NOT_FOUND and is_past:  # it is not kept any longer
+            fault = replace(fault, kind=FaultKind.TASK)
+        if fault.kind is FaultKind.TASK or not await context.wait_and_retry(
+            fault, next(attempts), f"fetching {path.name}"
         ):
             part.unlink(missing_ok=True)
-            return got
+            return fault
+
+
+async def _download_part(
+    context: BatchContext, record: BatchRecord, remote: Remote, part: Path
+) -> int | Fault:
+    """Downloads a file, or what is missing of it, and returns its bytes.
+
+    Of a file that is longer than all results can be, the beginning is kept. Raises OSError if the
+    disk has no room."""
+    account = context.account(record.provider)
+    most = record.tasks * (account.provider.limits.reply_bytes + AROUND_A_REPLY)
+    make_folder(part.parent)
+    begun = part.stat().st_size if part.exists() else 0
+    free = shutil.disk_usage(part.parent).free + begun - LEFT_TO_STORE
+    size = await account.api.download(remote, part, min(most, free))
+    if isinstance(size, Fault) and size.code == TOO_LARGE:
+        if free < most:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        _log.warning("batch %d: %s; only these are read", record.id, size.message)
+        return part.stat().st_size
+    return size
 
 
 def _kept(part: Path, path: Path) -> str:
-    """Brings a downloaded file to the disk under its last name; gives its sha256. Runs in a
-    thread."""
+    """Writes a downloaded file to the disk under its final name and returns its sha256.
+
+    It waits for the disk: call it in a thread."""
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         os.fsync(file.fileno())
@@ -291,8 +360,8 @@ def _kept(part: Path, path: Path) -> str:
 
 
 async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Reads its results into the store; a file that is not what was downloaded is downloaded
-    again."""
+    """Reads the results of a batch into the store. A file that is not what was downloaded is
+    downloaded again."""
     files = []
     for name, size, digest in record.outputs or []:
         files.append(context.batching.folder / name)
@@ -317,26 +386,30 @@ async def _ingest(context: BatchContext, record: BatchRecord) -> BatchRecord:
 async def take_late(
     context: BatchContext, record: BatchRecord, seen: ProviderBatch
 ) -> tuple[int, int]:
-    """Keeps answers of a batch whose tasks were sent again, where there is no other: how many, how
-    many paid twice."""
+    """Stores the answers of a batch whose tasks were sent again, if a task has no other.
+
+    Returns how many were stored, and how many others there were, which were paid for twice."""
     form = await context.format(record)
     assert form is not None
-    kept = twice = 0
+    kept = 0
+    paid_twice = 0
     for remote in seen.results:
-        got = await _download(context, record, remote, LATE)
-        if not isinstance(got, Fault):
-            file = context.batching.folder / got[0]
-            fresh, others = await keep_late(context, record, form, file)
-            kept = kept + fresh
-            twice = twice + others
+        downloaded = await _download(context, record, remote, LATE)
+        if not isinstance(downloaded, Fault):
+            name, _, _ = downloaded
+            file = context.batching.folder / name
+            stored, others = await keep_late(context, record, form, file)
+            kept += stored
+            paid_twice += others
             file.unlink(missing_ok=True)
     await context.journal.write(record, "late", foreign=foreign(record, seen.id))
-    return kept, twice
+    return kept, paid_twice
 
 
 async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
-    """Deletes its files at the provider and here. Killed meanwhile: what is gone already is no
-    fault."""
+    """Deletes the files of a batch at the provider and on this machine.
+
+    Killed meanwhile: a file that is gone already is no fault."""
     api = context.account(record.provider).api
     lost = (record.counts or {}).get("missing", 0)
     if lost:
@@ -346,21 +419,23 @@ async def _clean(context: BatchContext, record: BatchRecord) -> BatchRecord:
         )
         record = await context.journal.remark(record, note)
     elif api.uploads:
-        if record.provider_id is not None:
-            seen = await _seen(context, record)
-        else:
-            seen = None
-        if isinstance(seen, ProviderBatch):
-            results = [one.ref for one in seen.results]
-        else:
-            results = []
-        for file in [*([record.file_id] if record.file_id else []), *results]:
+        for file in await _files_at_provider(context, record):
             fault = await api.delete(file)
             if fault is not None:
                 note = f"a file of it is left at {record.provider}: {fault.message}"
                 return await context.journal.remark(record, note)
     forget_files(context, record)
     return await context.journal.write(record, "cleaned")
+
+
+async def _files_at_provider(context: BatchContext, record: BatchRecord) -> list[str]:
+    """Returns the provider's names of the files of a batch."""
+    files = [record.file_id] if record.file_id else []
+    if record.provider_id is not None:
+        seen = await _seen(context, record)
+        if isinstance(seen, ProviderBatch):
+            files += [result.ref for result in seen.results]
+    return files
 
 
 def forget_files(context: BatchContext, record: BatchRecord) -> None:
