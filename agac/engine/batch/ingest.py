@@ -92,23 +92,34 @@ async def ingest(
     if step is not None:
         return step
     await reader.without_line()
-    if context.budget is not None and record.run_id == context.run:
+    is_of_this_run = record.run_id == context.run
+    if context.budget is not None and is_of_this_run:
         context.budget.ingested(record.id, reader.spent)
-    # the cost in the record is that of earlier chunks, perhaps of a killed process
-    spent = (record.cost or 0.0) + reader.spent.usd - taken.spent.usd
-    is_unpriced = reader.unpriced or (counts["done"] and not record.priced)
-    cost_usd = None if is_unpriced and not spent else spent
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(reader.counts.items()) if count)
     _log.info("batch %d: %s", record.id, shown or "no results")
     ended = await context.journal.write(
-        record, "ingested", counts=canonical(dict(reader.counts)), cost=cost_usd
+        record,
+        "ingested",
+        counts=canonical(dict(reader.counts)),
+        cost=_cost_of(reader, taken.spent.usd),
     )
-    if reader.refused is not None and not counts["done"] and record.run_id == context.run:
+    if reader.refused is not None and not counts["done"] and is_of_this_run:
         message = (
             f"batch {record.provider_id} has no answer, and its lines say: {reader.refused.message}"
         )
         raise context.stopped_by(replace(reader.refused, message=message))
     return ended
+
+
+def _cost_of(reader: ResultReader, earlier_usd: float) -> float | None:
+    """Returns what a batch cost in US dollars; None: no price is known.
+
+    Its record has the cost of earlier chunks, perhaps of a killed process; `earlier_usd` of it
+    were counted by this reader, too."""
+    record = reader.record
+    spent = (record.cost or 0.0) + reader.spent.usd - earlier_usd
+    is_unpriced = reader.unpriced or (reader.counts["done"] and not record.priced)
+    return None if is_unpriced and not spent else spent
 
 
 async def _read_files(reader: ResultReader, files: Sequence[Path]) -> None:

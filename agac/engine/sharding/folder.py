@@ -1,5 +1,5 @@
-"""What the shards of a run tell each other: a folder of a remote whose objects are created once
-and never replaced."""
+"""Holds what the shards of a run tell each other: a folder of a remote whose objects are created
+once and never replaced."""
 
 from __future__ import annotations
 
@@ -48,22 +48,29 @@ from agac.store.db import to_the_end
 from agac.store.lease import is_dead_here, shown, this_process
 from agac.store.packs import MAX_BYTES, Damaged, unzipped
 
-# v1/shards/WORKFLOW/KEY/… lease/3-of-16/0000000001      who works on a shard: a log, whose numbers
-# are the fence minutes/29412345/3-of-16-…    signs of life, by the minute; readers look at the last
-# of them alone ended/3-of-16/0000000001      how each invocation ended: a log
-# paid/3-of-16/STORE/0000000001 what the calls came to of which a store of the shard knows: a log
-# answers/3-of-16/WRITER/PACK   packs of answers that a shard pushed rows/NAME.pack
-# final rows, named by the last manifest of their shard
+# v1/shards/WORKFLOW/KEY/…
+#
+# lease/3-of-16/0000000001       which process works on a shard: a log, whose numbers are the fence
+# minutes/29412345/3-of-16-…     signs of life, by the minute; readers look only at the last ones
+# ended/3-of-16/0000000001       how each invocation ended: a log paid/3-of-16/STORE/0000000001  the
+# calls that a store of the shard knows of: a log answers/3-of-16/WRITER/PACK    packs of answers
+# that a shard pushed rows/NAME.pack                 final rows, named by the last manifest of their
+# shard
 
 FOLDER = "v1/shards"
-STALE_SECONDS = (
-    180.0  # without a sign of life for so long a shard's process counts as gone, wherever it is
-)
-SURE_SECONDS = (
-    90.0  # after such a silence a process proves that it was not taken over before it goes on
-)
-LAST = 99_999_999  # the number of a process's last sign of life, which says how it ended
-ITS_BATCHES = "its batches"  # what a shard waits for until they are retrieved
+
+STALE_SECONDS = 180.0
+"""Seconds without a sign of life after which a shard's process counts as gone, wherever it is."""
+
+SURE_SECONDS = 90.0
+"""Seconds of silence after which a process proves that it was not taken over before it
+continues."""
+
+LAST = 99_999_999
+"""The number of a process's last sign of life, which says how it ended."""
+
+ITS_BATCHES = "its batches"
+"""What a shard waits for until its batches are retrieved."""
 
 _SMALL = "lease/", "paid/"
 """Logs whose entries are small."""
@@ -75,7 +82,7 @@ _log = logging.getLogger("agac.shard")
 
 
 def _calls(calls: dict[str, Any]) -> dict[str, Any]:
-    """What calls came to, as `telemetry.calls_of` says it. Raises ValueError."""
+    """Checks the counts of calls, as `telemetry.calls_of` makes them. Raises ValueError."""
     for name, value in calls.items():
         is_flag = name == "cost_is_simulated"
         is_amount = value is None or (isinstance(value, int | float) and value >= 0)
@@ -86,7 +93,7 @@ def _calls(calls: dict[str, Any]) -> dict[str, Any]:
 
 
 def _command(text: str) -> str:
-    """A command as `go_on` writes it: people are told to type it."""
+    """Checks a command that people are told to type. Raises ValueError."""
     if text and not text.startswith(("agac run ", "agac resume ", "agac try ", "agac.run(")):
         raise ValueError("it is no command of agac")
     if text.startswith("agac ") and shlex.join(shlex.split(text)) != text:
@@ -100,36 +107,49 @@ PackNames = Annotated[tuple[ContentHash, ...], Field(max_length=200_000)]
 
 
 class LeaseEntry(SharedObject):
-    """Who took a shard, or gave it back (`free`). `mark` tells processes apart."""
+    """Which process took a shard. Its `mark` tells it from others."""
 
     free: bool = False
+    """True if the process gave the shard back."""
 
 
 class ShardStatus(SharedObject):
-    """How a shard is: its rows by state, what its calls came to in this run, calls in flight by
-    lane, the errors that count for `max_errors`; what it `waits` for, and why it stopped.
-    `silent`: it should be at work and shows no sign of life. `command` goes on with it, once it is
-    at work no more."""
+    """How a shard is."""
 
     number: ShardNumber
+    """The number of the shard, from 1."""
     of: ShardNumber
+    """How many shards the run has."""
     state: Literal["running", "ended", "stopped", "silent"] = "running"
+    """`silent`: it should be at work, and shows no sign of life."""
     run: Count = 0
+    """The number of the run in the shard's store."""
     rows: Mapping[Line, Count] = {}
+    """Its rows by state."""
     calls: Count = 0
+    """Its calls in this run."""
     input_tokens: Count = 0
+    """Tokens of their prompts."""
     output_tokens: Count = 0
+    """Tokens of their replies."""
     usd: Dollars | None = None
+    """US dollars of those with a known price."""
     simulated: bool = False
+    """True if the simulator answered one of them."""
     errors: Count = 0
+    """Failed rows that count for `max_errors`."""
     lanes: Mapping[Line, Count] = {}
+    """Calls in flight by lane."""
     waits: Text = ""
+    """What it waits for, if anything."""
     why: Text = ""
+    """Why it stopped."""
     command: Command = ""
+    """The command that continues it, once it is at work no more."""
 
     @property
     def shard(self) -> Shard:
-        """The shard that it is about."""
+        """The shard that this is about."""
         return Shard(self.number, self.of)
 
     @model_validator(mode="after")
@@ -145,58 +165,68 @@ Taken = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15} [0-9]{1,5} group
 
 
 class PaidCalls(SharedObject):
-    """What the `calls` of a run came to, as in its summary, as far as one store knows of them."""
+    """The calls of a run that one store of a shard knows of."""
 
     calls: Calls
+    """Their counts, as in a summary."""
 
 
 class ShardManifest(SharedObject):
-    """How an invocation of a shard ended. `complete`: so is the shard; then `packs` name its final
-    rows, in order. `input` is the hash of all rows that were read, so many as `input_rows`: empty
-    where the input was not read to its end. `summary` is the run's, of this shard."""
+    """How an invocation of a shard ended."""
 
     status: ShardStatus
+    """How the shard was at the end."""
     exit_code: Annotated[int, Field(ge=0, le=255)]
+    """The exit code of the process."""
     complete: bool
+    """True if the shard is complete."""
     input: Line
+    """The hash of all rows that were read; empty if the input was not read to its end."""
     input_rows: Count
+    """How many rows were read."""
     summary: Facts
+    """The summary of this shard's run."""
     packs: Mapping[Literal["rows", "failed", "filtered"], PackNames] = {}
+    """The packs with the final rows of a complete shard, in their order."""
     taken: Mapping[Taken, Mark] = {}
+    """The marks of the members of groups that it took from other shards."""
 
 
 Beating = tuple[str, str]
-"""Whose sign of life it is: the name of a shard, and the mark of a process."""
+"""Which process shows signs of life: the name of its shard, and its mark."""
 
 
 def folder_key(definition: bytes, selection: str, of: int) -> str:
-    """Names the folder of a run in so many shards: by its definition and its selection, which is
-    that of all shards."""
+    """Makes the name of the folder of a run in so many shards, from its definition and the
+    selection of all shards."""
     return digest(canonical(["shards", definition.hex(), selection, of])).hex()
 
 
 class ShardFolder:
-    """The folder of a run. What others than `trust` wrote is not believed."""
+    """The folder of a run in a remote."""
 
     def __init__(self, remote: ObjectStore, workflow: str, key: str, trust: Iterable[str]) -> None:
+        """`trust` are the writers whose objects are believed."""
         self.remote = remote
         self.workflow = workflow
         self.key = key
         self.trust = {*trust} - {""}
         self.path = f"{runs_folder(workflow)}/{key}"
-        self._last = dict[str, tuple[int, bytes]]()  # of logs that were read
-        self._read = dict[Beating, tuple[str, ShardStatus]]()  # the newest that was read
+        self._last = dict[str, tuple[int, bytes]]()
+        """The numbers and contents of the last entries of logs that were read."""
+        self._read = dict[Beating, tuple[str, ShardStatus]]()
+        """The newest signs of life that were read, with their names."""
 
     async def create(self, name: str, content: bytes) -> bool:
-        """Puts an object; False where it is there already."""
+        """Creates an object; False: it exists already."""
         return await self.remote.create(f"{self.path}/{name}", content)
 
     async def read(self, name: str, most: int = MAX_SMALL) -> bytes | None:
-        """The content of an object; None where it is not there, or longer."""
+        """Reads an object; None if it does not exist or has more than `most` bytes."""
         return await self.remote.read(f"{self.path}/{name}", most)
 
     async def put_pack(self, folder: str, text: bytes) -> str:
-        """Puts a pack into a folder, and gives its name: the hash of the text in it."""
+        """Puts a pack into a folder. Returns its name: the hash of the text in it."""
         from zstandard import compress
 
         name = sha256(text).hexdigest()
@@ -204,7 +234,7 @@ class ShardFolder:
         return name
 
     async def pack(self, folder: str, name: str, remedy: str) -> bytes:
-        """The text in a pack. Raises AgacError with this remedy where it is not what its name
+        """Reads the text in a pack. Raises AgacError with this remedy if it is not what its name
         stands for."""
         path = f"{folder}/{name}.pack"
         why = "it is not the content that its name stands for"
@@ -219,16 +249,17 @@ class ShardFolder:
         )
 
     async def names(self, folder: str, after: str | None = None) -> dict[str, int]:
-        """All objects below a folder, each with its bytes; those `after` one of them."""
+        """Returns the objects below a folder with their bytes; only those `after` one of them."""
         start = len(self.path) + 1
-        found = await self.remote.sizes(f"{self.path}/{folder}", after and f"{self.path}/{after}")
-        return {name[start:]: size for name, size in found.items()}
+        sizes = await self.remote.sizes(f"{self.path}/{folder}", after and f"{self.path}/{after}")
+        return {name[start:]: size for name, size in sizes.items()}
 
     async def append(self, log: str, make: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Makes one more entry of a log, of the last one (None: there is none), again where
-        another was faster; gives the entry. What `make` gives None for is as it should be: the
-        last entry. Raises AgacError for a log with a gap, and where something else has the name of
-        the next entry."""
+        """Appends an entry to a log, and returns it.
+
+        `make` makes it from the last entry (None: there is none), again if another process was
+        faster. If it makes None, nothing is appended, and the last entry is returned. Raises
+        AgacError for a log with a gap, and if something else has the name of the next entry."""
         tried = -1
         while True:
             number, last = await self.last(log)
@@ -243,8 +274,10 @@ class ShardFolder:
             tried = number
 
     async def newest(self, logs: str) -> dict[str, tuple[int, bytes]]:
-        """The number and content of the last entry of each log in a folder; lists them once,
-        however many they are. A log that lacks an entry is reported and left out."""
+        """Returns the number and content of the last entry of each log in a folder, listing them
+        once.
+
+        A log that lacks an entry is logged and left out."""
         ends, gaps = await self._ends(logs)
         for log, gap in gaps.items():
             _log.warning(
@@ -253,8 +286,8 @@ class ShardFolder:
         return await self._contents(ends)
 
     async def last(self, log: str) -> tuple[int, bytes | None]:
-        """The number of a log's last entry, 0 where there is none, and its content. Raises
-        AgacError where it lacks one."""
+        """Returns the number of a log's last entry, 0 if there is none, and its content. Raises
+        AgacError if the log lacks an entry."""
         known = self._last.get(log)
         ends, gaps = await self._ends(log, None if known is None else known[0])
         if log in gaps:
@@ -264,8 +297,10 @@ class ShardFolder:
     async def _ends(
         self, logs: str, after: int | None = None
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """The numbers of the last entries of the logs in a folder, and the first gaps of those
-        that have any; of one log its entries `after` a number."""
+        """Returns the numbers of the last entries of the logs in a folder, and the first gaps of
+        those that have any.
+
+        `after`: of a single log, only the entries after this number are listed."""
         names = defaultdict[str, list[str]](list)
         listed = await self.names(logs, None if after is None else f"{logs}/{entry_name(after)}")
         for log, _, name in (name.rpartition("/") for name in listed):
@@ -282,6 +317,7 @@ class ShardFolder:
         return ends, gaps
 
     async def _contents(self, ends: Mapping[str, int]) -> dict[str, tuple[int, bytes]]:
+        """Reads the last entries of logs, if they were not read before."""
         fresh = [log for log, number in ends.items() if self._last.get(log, (0, b""))[0] != number]
         contents = await asyncio.gather(
             *(self.read(f"{log}/{entry_name(ends[log])}", _most(log)) for log in fresh)
@@ -292,20 +328,20 @@ class ShardFolder:
         return {log: self._last[log] for log in ends}
 
     def believed(self, kind: type[Shared], name: str, content: bytes | None) -> Shared | None:
-        """What an object holds; None, and reported, where it cannot be believed."""
-        why = "it cannot be read"
+        """Reads the record in an object; None, which is logged, if it cannot be believed."""
         try:
-            found = read_record(kind, content or b"")
-            if found.writer in self.trust and found.at < time.time() + CLOCKS_APART:
-                return found
-            why = f"its writer {found.writer!r} is not trusted, or its time is to come"
+            record = read_record(kind, content or b"")
         except ValueError as error:
             why = f"it cannot be read: {error}"
+        else:
+            if record.writer in self.trust and record.at < time.time() + CLOCKS_APART:
+                return record
+            why = f"its writer {record.writer!r} is not trusted, or its time is to come"
         _log.warning("%s/%s/%s is left out: %s", self.remote.url, self.path, name, why)
         return None
 
     def sure(self, kind: type[Shared], log: str, last: bytes | None) -> Shared | None:
-        """The last entry of a log; None: it has none. Raises AgacError where it cannot be
+        """Reads the last entry of a log; None: it has none. Raises AgacError if it cannot be
         believed."""
         entry = None if last is None else self.believed(kind, log, last)
         if last is not None and entry is None:
@@ -317,35 +353,26 @@ class ShardFolder:
         return entry
 
     async def beat(self, status: ShardStatus, count: int) -> None:
-        """A sign of life, the `count`th of its process."""
+        """Shows a sign of life, the `count`th of its process."""
         name = f"{Shard(status.number, status.of).name}-{status.mark}-{count:08d}"
         await self.create(
             f"minutes/{int(status.at / 60)}/{name}", status.model_dump_json().encode()
         )
 
     async def alive(self, *, in_full: bool = True) -> dict[int, ShardStatus]:
-        """The newest sign of life of each shard, of the last minutes. Not `in_full`: of a process
-        that did not end the first one that was read, so that many shards that hear each other need
-        not read all of them."""
-        minute = int(time.time() / 60)
-        newest = dict[Beating, tuple[int, str]]()
-        of_minutes = (
-            self.names(f"minutes/{one}")
-            for one in range(minute - int(STALE_SECONDS / 60), minute + 2)
-        )
-        for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
-            found = _BEAT.fullmatch(name)
-            if found:
-                beating = found[2], found[3]
-                newest[beating] = max(newest.get(beating, (0, "")), (int(found[1]), name))
-        names = {beating: name for beating, (_, name) in newest.items()}
+        """Reads the newest sign of life of each shard, of the last minutes.
+
+        Unless `in_full`, only the first one and the last one of a process are read, so that many
+        shards that hear each other need not read all of them."""
+        names = await self._newest_beats()
         known = self._read
-        old = {one for one in known if in_full or names.get(one, "").endswith(str(LAST))}
-        fresh = [
-            one
-            for one in names.items()
-            if one[0] not in known or (one[0] in old and known[one[0]][0] != one[1])
-        ]
+
+        def is_read(beating: Beating, name: str) -> bool:
+            if beating not in known:
+                return True
+            return known[beating][0] != name and (in_full or name.endswith(str(LAST)))
+
+        fresh = [(beating, name) for beating, name in names.items() if is_read(beating, name)]
         contents = await asyncio.gather(*(self.read(name) for _, name in fresh))
         for (beating, name), content in zip(fresh, contents, strict=True):
             status = self.believed(ShardStatus, name, content)
@@ -354,15 +381,26 @@ class ShardFolder:
             ):
                 known[beating] = name, status
         self._read = {beating: known[beating] for beating in names if beating in known}
-        return {
-            one.number: one for _, one in sorted(self._read.values(), key=lambda told: told[1].at)
-        }
+        statuses = sorted((status for _, status in self._read.values()), key=lambda one: one.at)
+        return {status.number: status for status in statuses}
+
+    async def _newest_beats(self) -> dict[Beating, str]:
+        """Returns the names of the newest signs of life of all processes."""
+        minute = int(time.time() / 60)
+        first = minute - int(STALE_SECONDS / 60)
+        of_minutes = (self.names(f"minutes/{number}") for number in range(first, minute + 2))
+        newest = dict[Beating, tuple[int, str]]()
+        for name in itertools.chain.from_iterable(await asyncio.gather(*of_minutes)):
+            match = _BEAT.fullmatch(name)
+            if match:
+                beating = match[2], match[3]
+                newest[beating] = max(newest.get(beating, (0, "")), (int(match[1]), name))
+        return {beating: name for beating, (_, name) in newest.items()}
 
     async def manifests(self) -> dict[int, ShardManifest]:
-        """How the last invocation of each shard ended."""
-        found = await self.newest("ended")
+        """Reads how the last invocation of each shard ended."""
         manifests = dict[int, ShardManifest]()
-        for log, (_, content) in found.items():
+        for log, (_, content) in (await self.newest("ended")).items():
             manifest = self.believed(ShardManifest, log, content)
             if manifest is not None and self._is_its(
                 manifest.status, log, log == f"ended/{manifest.status.shard.name}"
@@ -371,7 +409,8 @@ class ShardFolder:
         return dict(sorted(manifests.items()))
 
     def _is_its(self, status: ShardStatus, name: str, is_its: bool) -> bool:
-        """Reports an object that is not of the shard and the process that its name says."""
+        """True if an object is of the shard and the process that its name says; else that is
+        logged."""
         if is_its:
             return True
         what = f"it is about shard {status.shard}, or of another process"
@@ -379,96 +418,107 @@ class ShardFolder:
         return False
 
     async def paid(self, log: str) -> list[dict[str, Any]]:
-        """What calls of a shard came to by its other stores than the one that writes this log."""
+        """Reads the calls of a shard that its other stores know of: other ones than the one that
+        writes this log."""
         stores = await self.newest(log.rpartition("/")[0])
-        found = [
-            self.believed(PaidCalls, one, content)
-            for one, (_, content) in stores.items()
-            if one != log
+        records = [
+            self.believed(PaidCalls, name, content)
+            for name, (_, content) in stores.items()
+            if name != log
         ]
-        return [one.calls for one in found if one is not None]
+        return [record.calls for record in records if record is not None]
 
     async def statuses(self) -> dict[int, ShardStatus]:
-        """How each shard is that was ever begun."""
+        """Returns the status of each shard that was ever begun."""
         leases = await self.newest("lease")
         alive = await self.alive()
         ended = await self.manifests()
-        found = dict[int, ShardStatus]()
+        statuses = dict[int, ShardStatus]()
         for log, (_, content) in leases.items():
             shard = Shard.read(log.rpartition("/")[2], "-of-")
             entry = self.believed(LeaseEntry, log, content)
-            if shard is None or entry is None:
-                continue
-            beat = alive.get(shard.number)
-            end = ended.get(shard.number)
-            status = ShardStatus(**entry.model_dump(exclude={"free"}), **shard._asdict())
-            known = [one for one in (end and end.status, beat, status) if one]
-            status = max(known, key=lambda one: (one.run > 0, one.at))
-            # who has, or had, it did not say how it ended
-            if status.mark != entry.mark or status.state == "running":
-                if self.is_alive(entry, beat):
-                    state = "running"
-                elif entry.free:
-                    state = "stopped"
-                else:
-                    state = "silent"
-                status = status.model_copy(update={"state": state, "holder": entry.holder})
-            found[shard.number] = status
-        return dict(sorted(found.items()))
+            if shard is not None and entry is not None:
+                beat = alive.get(shard.number)
+                end = ended.get(shard.number)
+                statuses[shard.number] = self._status(shard, entry, beat, end)
+        return dict(sorted(statuses.items()))
+
+    def _status(
+        self, shard: Shard, entry: LeaseEntry, beat: ShardStatus | None, end: ShardManifest | None
+    ) -> ShardStatus:
+        """Returns the newest status of a shard, whose lease has this last entry."""
+        begun = ShardStatus(**entry.model_dump(exclude={"free"}), **shard._asdict())
+        known = [status for status in (end and end.status, beat, begun) if status]
+        newest = max(known, key=lambda status: (status.run > 0, status.at))
+        if newest.mark == entry.mark and newest.state != "running":
+            return newest
+        # the process that has it, or had it, did not say how it ended
+        if self.is_alive(entry, beat):
+            state = "running"
+        else:
+            state = "stopped" if entry.free else "silent"
+        return newest.model_copy(update={"state": state, "holder": entry.holder})
 
     def is_alive(self, entry: LeaseEntry, beat: ShardStatus | None) -> bool:
-        """Whether a process still holds what it took, by the last sign of life of its shard."""
+        """True if a process still holds what it took, by the last sign of life of its shard."""
+        if entry.free or is_dead_here(entry.holder):
+            return False
+        at = entry.at
         if beat is not None and beat.mark == entry.mark:
-            at = max(entry.at, beat.at)
-        else:
-            at = entry.at
-        return not (entry.free or is_dead_here(entry.holder)) and time.time() - at <= STALE_SECONDS
+            at = max(at, beat.at)
+        return time.time() - at <= STALE_SECONDS
 
 
 def _most(log: str) -> int:
-    """Bytes of the longest entry that counts: thousands of small ones are held at a time."""
+    """Returns the bytes of the longest entry that counts: thousands of small ones are held at a
+    time."""
     return MAX_SMALL if log.startswith(_SMALL) else MAX_ENTRY
 
 
 def command_of(shard: Shard, workflow: str, statuses: Mapping[int, ShardStatus]) -> str:
-    """What runs a shard: as it was run itself, else as another one of its run, whose flags say
-    which rows are meant."""
-    if shard.number in statuses and statuses[shard.number].waits == ITS_BATCHES:
+    """Returns the command that runs a shard: as it was run before, else as another one of its run,
+    whose flags say which rows are meant."""
+    own = statuses.get(shard.number)
+    if own is not None and own.waits == ITS_BATCHES:
         return f"agac batch retrieve --shard {shard}"
-    for one in (*filter(None, [statuses.get(shard.number)]), *statuses.values()):
-        if one.command:
-            return one.command.replace(f"--shard {one.number}/{one.of}", f"--shard {shard}")
+    for status in (own, *statuses.values()):
+        if status is not None and status.command:
+            flag = f"--shard {status.number}/{status.of}"
+            return status.command.replace(flag, f"--shard {shard}")
     return f"agac run -a {workflow} --shard {shard}"
 
 
 def other_inputs(manifests: Iterable[ShardManifest]) -> dict[int, str]:
-    """Which shards read another input than the one that ended last, and in which words to say
-    so."""
+    """Says of each shard that read another input than the one that ended last, that it did."""
     read = sorted((one for one in manifests if one.complete or one.input), key=lambda one: one.at)
-    found = dict[int, str]()
-    for one in read:
-        if one.input != (newest := read[-1]).input:
+    texts = dict[int, str]()
+    for manifest in read:
+        newest = read[-1]
+        if manifest.input != newest.input:
             last = f"{Shard(newest.status.number, newest.status.of)}, which ended last"
-            if one.input:
-                rows = (f" ({one.input_rows:,} rows)", f" ({newest.input_rows:,})")
-            else:
-                rows = ("", "")
-            found[one.status.number] = f"read another input{rows[0]} than shard {last}{rows[1]}"
-    return found
+            rows = ""
+            rows_of_last = ""
+            if manifest.input:
+                rows = f" ({manifest.input_rows:,} rows)"
+                rows_of_last = f" ({newest.input_rows:,})"
+            texts[manifest.status.number] = (
+                f"read another input{rows} than shard {last}{rows_of_last}"
+            )
+    return texts
 
 
 def runs_folder(workflow: str) -> str:
-    """Where the folders of a workflow's runs are."""
+    """Returns the folder with the folders of a workflow's runs."""
     return f"{FOLDER}/{quote(workflow, safe='').replace('%', '=')}"
 
 
 class ShardLease:
-    """A shard as the one process sees it that works on it, among all machines. `clock`: seconds
-    since 1970."""
+    """Holds a shard for one process, among all machines."""
 
     def __init__(
         self, folder: ShardFolder, shard: Shard, writer: str, clock: Callable[[], float] = time.time
     ) -> None:
+        """`clock` gives seconds since 1970."""
         self.folder = folder
         self.shard = shard
         self.writer = writer
@@ -482,7 +532,7 @@ class ShardLease:
         self._turn = asyncio.Lock()
 
     def about(self) -> dict[str, Any]:
-        """What each object says of its writer."""
+        """Returns what each object says of its writer."""
         return {
             "writer": self.writer,
             "at": self.clock(),
@@ -492,7 +542,7 @@ class ShardLease:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """The shard is this process's for the block. Raises LeaseHeld where it is another's."""
+        """Holds the shard for the block. Raises LeaseHeld if another process holds it."""
         beat = (await self.folder.alive()).get(self.shard.number)
         await self.folder.append(self._log, lambda last: self._taken(last, beat))
         self._number, _ = await self.folder.last(self._log)
@@ -503,8 +553,9 @@ class ShardLease:
             await to_the_end(self._give_back())
 
     def _taken(self, last: bytes | None, beat: ShardStatus | None) -> bytes | None:
+        """Makes the entry that takes the shard; None: it was made already. Raises LeaseHeld."""
         entry = self.folder.sure(LeaseEntry, self._log, last)
-        # it was made, and we were cut off before we heard of it
+        # it was made, and the answer to its creation was lost
         if entry is not None and entry.mark == self.mark:
             return None
         if entry is not None and self.folder.is_alive(entry, beat):
@@ -518,12 +569,13 @@ class ShardLease:
         return LeaseEntry(**self.about()).model_dump_json().encode()
 
     async def prove(self) -> None:
-        """Proves, after a silence, that the shard is still ours. Raises LeaseLost."""
+        """Proves after a silence that this process still holds the shard. Raises LeaseLost."""
         if self._error is not None or self.clock() - self._sure_at > SURE_SECONDS:
             await self._prove()
 
     async def _prove(self, *, free: bool = False) -> None:
-        """By one more entry of the log, which a process that took it over would have made."""
+        """Appends an entry to the log, which a process that took the shard over would have
+        made."""
         async with self._turn:
             if self._error is not None:
                 raise self._error
@@ -531,19 +583,21 @@ class ShardLease:
             name = f"{self._log}/{entry_name(self._number + 1)}"
             if not await self.folder.create(name, entry.model_dump_json().encode()):
                 there = self.folder.believed(LeaseEntry, name, await self.folder.read(name))
+                # with our mark in it, only the answer to its creation was lost
                 if there is None or there.mark != self.mark:
-                    self._lose()  # with our mark in it we were cut off before we heard of it
+                    self._lose()
             self._number = self._number + 1
             self._sure_at = entry.at
 
     def _lose(self) -> None:
+        """Raises LeaseLost, now and whenever the shard is used."""
         what = f"another process took over shard {self.shard} of workflow {self.folder.workflow!r}"
         remedy = "the other one goes on with it; run the same command again later"
         self._error = LeaseLost(f"{what} while this one was silent", remedy=remedy)
         raise self._error
 
     async def beat(self, status: ShardStatus) -> None:
-        """Shows a sign of life. Raises LeaseLost where the shard was taken over."""
+        """Shows a sign of life. Raises LeaseLost if the shard was taken over."""
         await self.prove()
         await self.folder.beat(status, next(self._beats) if status.state == "running" else LAST)
         if await self.folder.read(f"{self._log}/{entry_name(self._number + 1)}") is not None:
@@ -551,6 +605,7 @@ class ShardLease:
         self._sure_at = status.at
 
     async def _give_back(self) -> None:
+        """Gives the shard back."""
         try:
             if self._error is None:
                 await self._prove(free=True)

@@ -1,5 +1,4 @@
-"""The final rows of shards: put into packs in their order, and merged as one run would have
-written them."""
+"""Puts the final rows of shards into packs, and merges them as one run would have written them."""
 
 from __future__ import annotations
 
@@ -25,16 +24,23 @@ from agac.store.runs import RunRecord
 T = TypeVar("T")
 Kind = Literal["rows", "failed", "filtered"]
 
-FULL_BYTES = 256_000_000  # of text: one pack of each shard is in memory when they are merged
+FULL_BYTES = 256_000_000
+"""Bytes of text of one pack of each shard together: they are in memory when they are merged."""
+
 LEAST_BYTES = 256_000
-PAGE = 500  # rows that are given at a time
+"""Bytes of text that a full pack has at least."""
+
+PAGE = 500
+"""Rows that are yielded at a time."""
 
 
 async def rows_with_keys(
     database: Database, run: RunRecord, root: Path
 ) -> dict[Kind, AsyncIterator[tuple[Any, Any]]]:
-    """All that files are made of: `rows`, those that `failed` beside them, and lines of `filtered`
-    ones; each with a key, by which they are in order, and which no other part of the run has."""
+    """Reads all that files are made of: `rows`, those that `failed` on other levels, and lines of
+    `filtered` ones.
+
+    Each has a key that no other part of the run has, and they are in the order of the keys."""
     outputs = Outputs(run, root, 0)
     formed = outputs.tables or outputs.merge not in PLAIN_MERGES
     ended = await rows_of_run(database, run, outputs, formed=formed)
@@ -50,40 +56,41 @@ async def rows_with_keys(
                 yield order_key(level, None if level else row.ordinal, row.id), _written(row)
 
     async def filtered() -> AsyncIterator[tuple[Any, Any]]:
-        async for some in filtered_lines(database, run):
-            for one in some:
-                yield one[0], one
+        async for lines in filtered_lines(database, run):
+            for line in lines:
+                yield line[0], line
 
     return {"rows": written(), "failed": failed(), "filtered": filtered()}
 
 
 def _written(row: ExportRow) -> Sequence[Any]:
-    """A row as a line holds it: as before there were sources, where none are wanted."""
+    """Returns a row as a line holds it: without sources, as older versions wrote it, if none are
+    wanted."""
     return row if row.sources is not None else row[:-1]
 
 
 async def put_rows(
     database: Database, run: RunRecord, root: Path, folder: ShardFolder, of: int
 ) -> dict[Kind, tuple[str, ...]]:
-    """Puts all that a run's files are made of, of one of so many shards; gives the names of the
-    packs, by what is in them, in their order."""
+    """Puts all that the files of a shard are made of into packs; `of` is the number of shards.
+
+    Returns the names of the packs in their order, by what is in them."""
     packs = dict[Kind, tuple[str, ...]]()
     full = max(LEAST_BYTES, min(2_000_000, FULL_BYTES // of))
     for kind, rows in (await rows_with_keys(database, run, root)).items():
         names = list[str]()
         lines = list[bytes]()
         size = 0
-        async for one in rows:
-            lines.append(json.dumps(one).encode())
+        async for row in rows:
+            lines.append(json.dumps(row).encode())
             size += len(lines[-1])
             if size > full:
                 names.append(await folder.put_pack("rows", b"\n".join(lines)))
                 lines = []
                 size = 0
-        packs[kind] = (
-            *names,
-            *([await folder.put_pack("rows", b"\n".join(lines))] if lines else []),
-        )
+        if lines:
+            names.append(await folder.put_pack("rows", b"\n".join(lines)))
+        packs[kind] = tuple(names)
     return packs
 
 
@@ -96,22 +103,22 @@ class ShardRows:
         self._manifests = manifests
 
     async def rows(self, _: Database, __: int) -> AsyncIterator[list[ExportRow]]:
-        """All rows that are written, some hundred at a time."""
-        async for some in self._pages("rows", _row):
-            yield some
+        """Reads all rows that are written, some hundred at a time."""
+        async for page in self._pages("rows", _row):
+            yield page
 
     async def failed(self, _: Database, __: int) -> AsyncIterator[tuple[int, list[ExportRow]]]:
-        """The failed rows that `rows` does not come to."""
-        async for some in self._pages("failed", _row):
-            yield 0, some
+        """Reads the failed rows that `rows` does not reach."""
+        async for page in self._pages("failed", _row):
+            yield 0, page
 
     async def filtered(self) -> AsyncIterator[list[tuple[Any, str]]]:
-        """The lines of rows that a stage made leave, each after its key."""
-        async for some in self._pages("filtered", _filtered):
-            yield some
+        """Reads the lines of rows that a stage filtered out, each with its key before it."""
+        async for page in self._pages("filtered", _filtered):
+            yield page
 
     async def _pages(self, kind: Kind, read: Callable[[Any], T]) -> AsyncIterator[list[T]]:
-        """What packs of a kind hold, merged by the keys, which no two shards share."""
+        """Reads the packs of a kind, merged by the keys, which no two shards share."""
         waiting = []
         page = list[T]()
         for number, manifest in enumerate(self._manifests):
@@ -121,8 +128,8 @@ class ShardRows:
                 waiting.append((first[0], number, first[1], lines))
         heapq.heapify(waiting)
         while waiting:
-            _, number, told, lines = waiting[0]
-            page.append(told)
+            _, number, entry, lines = waiting[0]
+            page.append(entry)
             more = await anext(lines, None)
             if more is None:
                 heapq.heappop(waiting)
@@ -135,13 +142,14 @@ class ShardRows:
     async def _lines(
         self, shard: Shard, packs: Sequence[str], read: Callable[[Any], T]
     ) -> AsyncIterator[tuple[tuple[int | str, ...], T]]:
-        """The lines of packs, each after its key. Raises AgacError for one that no shard writes."""
+        """Reads the lines of packs, each with its key before it. Raises AgacError for a line that
+        no shard writes."""
         remedy = f"restore it, or move it away and run shard {shard} again, which costs nothing"
         for name in packs:
             for line in BytesIO(await self._folder.pack("rows", name, remedy)):
                 try:
-                    key, told = strict_json(line, MAX_VALUES)
-                    yield _key(key), read(told)
+                    key, entry = strict_json(line, MAX_VALUES)
+                    yield _key(key), read(entry)
                 except (ValueError, TypeError) as error:
                     what = (
                         f"{self._folder.remote.url}/{self._folder.path}/rows/{name}.pack "
@@ -152,7 +160,7 @@ class ShardRows:
                     ) from None
 
 
-# What a line holds, which another machine wrote: its texts come into output files as they are.
+# Another machine wrote the lines: their texts come into output files as they are.
 
 _MOST = 1 << 62
 _HOW = re.compile(r"[a-z_ ]{1,30}|[0-9]{1,9}/[0-9]{1,9}( of [0-9]{1,9})?")
@@ -160,26 +168,42 @@ _STATES = frozenset(State)
 _ERRORS = frozenset(ErrorType)
 
 
-def _key(told: Any) -> tuple[int | str, ...]:
-    """The key of `export.order_key`. Raises ValueError."""
-    if (
-        isinstance(told, list)
-        and 2 <= len(told) <= 3
-        and all(isinstance(one, int | str) for one in told)
-    ):
-        level, place, *row_id = told
-        is_text = [isinstance(one, str) for one in row_id]
-        if type(level) is int and isinstance(place, int) and is_text in ([], [place]):
-            return tuple(told)
-    raise ValueError("its key is none")
+def _key(value: Any) -> tuple[int | str, ...]:
+    """Reads a key of `output_lines.order_key`. Raises ValueError."""
+    if not _is_key(value):
+        raise ValueError("its key is none")
+    return tuple(value)
 
 
-def _row(told: Any) -> ExportRow:
-    """A row of an export. Raises ValueError and TypeError."""
-    row = ExportRow(*told)
-    texts = row.value, row.error_message
+def _is_key(value: Any) -> bool:
+    """True for `[level, ordinal]` and `[level, true if the id is a text, id]`."""
+    if not isinstance(value, list) or not 2 <= len(value) <= 3:
+        return False
+    if type(value[0]) is not int or not isinstance(value[1], int):
+        return False
+    if len(value) == 2:
+        return True
+    return isinstance(value[2], int | str) and isinstance(value[2], str) == value[1]
+
+
+def _row(value: Any) -> ExportRow:
+    """Reads a row of an export. Raises ValueError and TypeError."""
+    row = ExportRow(*value)
+    if not _is_sound(row):
+        raise ValueError("it has values that no row has")
+    for sources in (row.sources or {}).values():
+        refuse_unsound_sources(sources)
+    strict_json(row.data, MAX_VALUES)
+    if row.value is not None and row.state != State.FAILED:
+        strict_json(row.value, MAX_VALUES)
+    return row
+
+
+def _is_sound(row: ExportRow) -> bool:
+    """True if the values of a row are ones that rows have."""
+    texts = (row.value, row.error_message)
     ways: list[Any] = [*(row.how or {}).values()]
-    is_sound = [
+    checks = [
         row.ordinal is None or _is_number(row.ordinal),
         isinstance(row.id, str) or _is_number(row.id),
         row.state in _STATES,
@@ -190,23 +214,17 @@ def _row(told: Any) -> ExportRow:
         row.made in (0, 1),
         all(isinstance(way, str) and _HOW.fullmatch(way) for way in ways),
     ]
-    if not all(is_sound):
-        raise ValueError("it has values that no row has")
-    for sources in (row.sources or {}).values():
-        refuse_unsound_sources(sources)
-    strict_json(row.data, MAX_VALUES)
-    if row.value is not None and row.state != State.FAILED:
-        strict_json(row.value, MAX_VALUES)
-    return row
+    return all(checks)
 
 
-def _filtered(told: Any) -> tuple[Any, str]:
-    """A line of filtered.jsonl after its key. Raises ValueError and TypeError."""
-    key, line = told
+def _filtered(value: Any) -> tuple[Any, str]:
+    """Reads a line of filtered.jsonl with its key before it. Raises ValueError and TypeError."""
+    key, line = value
     if not isinstance(strict_json(line, MAX_VALUES), dict) or "\n" in line:
         raise ValueError("it is no line of a file")
     return _key(key), line
 
 
 def _is_number(value: Any) -> bool:
+    """True for a whole number that the store can hold."""
     return type(value) is int and -_MOST < value < _MOST

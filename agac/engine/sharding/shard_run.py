@@ -1,4 +1,4 @@
-"""One process at work on a shard: its signs of life, its answers on their way to the remote, and
+"""Works on a shard in one process: shows signs of life, puts its answers into the remote, and says
 how it ended."""
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ from agac.store import runs
 from agac.store.batches import project_token
 from agac.store.db import Database
 
-EVERY = 2.0  # seconds between looks at what changed
-BEAT_SECONDS = 10.0  # between signs of life while things change, and while nothing does
+EVERY = 2.0
+"""Seconds between looks at what changed."""
+
+BEAT_SECONDS = 10.0
+"""Seconds between signs of life while something changes."""
+
 QUIET_SECONDS = 60.0
-PUSH_SECONDS = 15.0  # answers stay on this machine alone no longer than that
+"""Seconds between signs of life while nothing changes."""
+
+PUSH_SECONDS = 15.0
+"""Seconds for which answers are on this machine alone, at most."""
 
 _log = logging.getLogger("agac.shard")
 
@@ -87,43 +94,55 @@ class ShardEnd(NamedTuple):
 
 
 class ShardRun:
-    """A shard in one invocation. `read` learns what the whole input is; `push` puts new answers
-    into the remote, `go_on` makes the command that resumes a run. `waits`: for what it has to be
-    run again; `taken`: the marks of members of groups that came from other shards
-    (`group_packs.GroupExchange`)."""
+    """A shard in one invocation."""
 
     def __init__(
-        self, lease: ShardLease, read: InputDigest, push: Callable[[], Awaitable[None]],
+        self,
+        lease: ShardLease,
+        read: InputDigest,
+        push: Callable[[], Awaitable[None]],
         go_on: Callable[[runs.RunRecord], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """`read` learns what the whole input is. `push` puts new answers into the remote. `go_on`
+        makes the command that resumes a run."""
         self.lease = lease
         self.folder = lease.folder
         self.shard = lease.shard
         self.read = read
         self._push = push
-        self.waits = ""
-        self.taken = dict[str, str]()
         self._go_on = go_on
+        self.waits = ""
+        """What it waits for, so that it has to be run again."""
+        self.taken = dict[str, str]()
+        """The marks of members of groups that came from other shards
+        (`group_packs.GroupExchange`)."""
         self.limits: SharedLimits | None = None
+        """What it shares with the other shards, once it has begun."""
         self._paid = ""
         self._elsewhere = list[CallCounts]()
+        """The calls that other stores of the shard know of."""
 
     async def begin(self, working: WorkingShard) -> None:
-        """Shares budgets and lanes with all shards from now on."""
+        """Begins to share budgets and lanes with all shards."""
         token = await project_token(working.database)
-        balances = working.budgets and working.budgets.balances
         self._paid = f"paid/{self.shard.name}/{token}"
         paid = await self.folder.paid(self._paid)
         self._elsewhere = [read_as(CallCounts, calls) for calls in paid]
-        about = token, balances or (), working.lanes.values(), working.stop_signal, working.stops
-        self.limits = SharedLimits(self.lease, *about)
+        self.limits = SharedLimits(
+            self.lease,
+            token,
+            working.budgets.balances if working.budgets is not None else (),
+            working.lanes.values(),
+            working.stop_signal,
+            working.stops,
+        )
         await self.limits.begin()
         if working.budgets is not None:
             working.budgets.lender = self.limits
 
     @property
     def processes(self) -> int:
-        """So many shards share what accounts take."""
+        """How many shards share what accounts take."""
         if self.limits is not None:
             return self.limits.processes
         return self.shard.of
@@ -131,7 +150,7 @@ class ShardRun:
     async def run(self, working: WorkingShard) -> None:
         """Shows signs of life, pushes answers and hears of the other shards, until cancelled."""
         clock = self.lease.clock
-        told = dict[str, Any]()
+        shown = dict[str, Any]()
         beat_at = 0.0
         pushed_at = clock()
         heard_at = 0.0
@@ -142,9 +161,9 @@ class ShardRun:
             busy = {name: lane.in_flight for name, lane in working.lanes.items()}
             facts |= {"lanes": busy, "waits": self.waits, "command": command}
             try:
-                if clock() - beat_at >= (BEAT_SECONDS if facts != told else QUIET_SECONDS):
+                if clock() - beat_at >= (BEAT_SECONDS if facts != shown else QUIET_SECONDS):
                     await self.lease.beat(ShardStatus(**self.lease.about(), **facts))
-                    told = facts
+                    shown = facts
                     beat_at = clock()
                 if self.limits is not None and clock() - heard_at >= BEAT_SECONDS:
                     alive = await self.folder.alive(in_full=working.counts_errors)
@@ -152,7 +171,7 @@ class ShardRun:
                     heard_at = clock()
                 if clock() - pushed_at >= PUSH_SECONDS:
                     await self._push()
-                    await self._tell_paid(counts)
+                    await self._put_paid(counts)
                     pushed_at = clock()
                 pause = EVERY
             except LeaseLost as error:
@@ -164,102 +183,110 @@ class ShardRun:
             await asyncio.sleep(pause)
 
     async def prove(self, stop_signal: StopSignal) -> None:
-        """Before something is paid for: proves, after a silence, that the shard is still ours, as
-        soon as the remote can be reached. Raises RunStopped where it is another's."""
+        """Proves after a silence that this process still holds the shard, before it pays for
+        something.
+
+        Waits until the remote can be reached. Raises RunStopped if another process holds it."""
         while True:
             try:
                 return await self.lease.prove()
             except LeaseLost as error:
                 stop_signal.lose_input(error)
                 raise RunStopped from None
-            except AgacError:  # `run` says so
+            except AgacError:  # `run` logs it
                 await stop_signal.sleep(BEAT_SECONDS)
 
     def _facts(self, run: int, counts: list[runs.Count], errors: int) -> dict[str, Any]:
+        """Returns what a status says of the shard's rows and calls."""
         calls = added_records([calls_of(counts), *self._elsewhere])
-        told = {
-            "calls": calls.count,
-            "usd": calls.cost.usd,
-            "simulated": calls.cost.is_simulated,
+        return {
+            **self.shard._asdict(),
             "run": run,
+            "rows": runs.row_counts(counts),
+            "calls": calls.count,
             "input_tokens": calls.tokens.input,
             "output_tokens": calls.tokens.output,
+            "usd": calls.cost.usd,
+            "simulated": calls.cost.is_simulated,
+            "errors": errors,
         }
-        return {**self.shard._asdict(), **told, "rows": runs.row_counts(counts), "errors": errors}
 
-    async def _tell_paid(self, counts: list[runs.Count]) -> None:
-        """Says what the calls came to of which this store knows: its disk may be lost."""
+    async def _put_paid(self, counts: list[runs.Count]) -> None:
+        """Puts the calls that this store knows of into the remote, since its disk may be lost."""
         calls = calls_of(counts)
-        told = PaidCalls(**self.lease.about(), calls=calls.as_json())
+        paid = PaidCalls(**self.lease.about(), calls=calls.as_json())
 
-        def made(last: bytes | None) -> bytes | None:
+        def entry(last: bytes | None) -> bytes | None:
+            before = None
             if last is not None:
                 before = self.folder.believed(PaidCalls, self._paid, last)
-            else:
-                before = None
-            if before is not None and before.calls == told.calls:
+            if before is not None and before.calls == paid.calls:
                 return None
-            return told.model_dump_json().encode()
+            return paid.model_dump_json().encode()
 
         if self._paid and (calls.count or self._elsewhere):
-            await self.folder.append(self._paid, made)
+            await self.folder.append(self._paid, entry)
 
     async def end(self, database: Database, root: Path, end: ShardEnd) -> None:
-        """Leaves in the remote how the invocation ended, the command that goes on, and the final
-        rows of a shard that is complete. Raises AgacError where it cannot: the same command does
-        it again; LeaseLost where the shard is another's by now."""
+        """Leaves in the remote how the invocation ended, the command that continues it, and the
+        final rows of a complete shard.
+
+        Raises AgacError if it cannot, and then the same command does it again; LeaseLost if
+        another process holds the shard."""
         await self._push()
         record = await runs.run_record(database, end.run)
+        packs = {}
         if end.complete:
             packs = await put_rows(database, record, root, self.folder, self.shard.of)
-        else:
-            packs = {}
         counts = await runs.counters(database, end.run)
-        await self._tell_paid(counts)
+        await self._put_paid(counts)
         await self.lease.prove()  # all that may have taken its time
-        stopped = not end.ended or bool(self.waits)
         about = self.lease.about()
-        waits = self.waits
-        if not (waits or end.complete or not end.ended):
-            waits = ITS_BATCHES if end.has_batches else "rows that are left"
-        summary = replace(end.summary, calls=added_records([end.summary.calls, *self._elsewhere]))
+        stopped = not end.ended or bool(self.waits)
         status = ShardStatus(
             **about,
             **self._facts(end.run, counts, end.rows_failed),
-            waits=waits,
+            waits=self._waits_after(end),
             state="stopped" if stopped else "ended",
             why=end.why,
             command=end.command,
         )
+        summary = replace(end.summary, calls=added_records([end.summary.calls, *self._elsewhere]))
+        manifest = ShardManifest(
+            **about,
+            status=status,
+            exit_code=end.exit_code,
+            complete=end.complete,
+            input=self.read.text,
+            input_rows=self.read.rows,
+            summary=summary.as_json(),
+            packs=packs,
+            taken=self.taken,
+        )
 
-        def made(last: bytes | None) -> bytes:
+        def entry(last: bytes | None) -> bytes:
+            before = None
             if last is not None:
                 before = self.folder.believed(ShardManifest, "ended", last)
-            else:
-                before = None
-            read = (self.read.text, self.read.rows)
-            taken = dict[str, str]()
-            if before is not None:  # what an earlier invocation of the run took is in its groups
-                taken = {
-                    key: mark for key, mark in before.taken.items() if key.startswith(f"{end.run} ")
-                }
-            if not (self.read.text or self.read.rows) and before is not None:
-                read = before.input, before.input_rows  # it did not read the input
-            return (
-                ShardManifest(
-                    **about,
-                    status=status,
-                    exit_code=end.exit_code,
-                    complete=end.complete,
-                    input=read[0],
-                    input_rows=read[1],
-                    summary=summary.as_json(),
-                    packs=packs,
-                    taken=taken | self.taken,
-                )
-                .model_dump_json()
-                .encode()
-            )
+            return self._following(manifest, before).model_dump_json().encode()
 
-        await self.folder.append(f"ended/{self.shard.name}", made)
-        await self.lease.beat(status)  # what accounts take is the others' from now on
+        await self.folder.append(f"ended/{self.shard.name}", entry)
+        await self.lease.beat(status)  # the others share what accounts take from now on
+
+    def _waits_after(self, end: ShardEnd) -> str:
+        """Returns what the shard waits for after its invocation; empty: nothing."""
+        if self.waits or end.complete or not end.ended:
+            return self.waits
+        return ITS_BATCHES if end.has_batches else "rows that are left"
+
+    def _following(self, manifest: ShardManifest, before: ShardManifest | None) -> ShardManifest:
+        """Returns a manifest with what an earlier invocation of the shard says, too."""
+        if before is None:
+            return manifest
+        # what an earlier invocation of the run took is in its groups
+        run = f"{manifest.status.run} "
+        taken = {key: mark for key, mark in before.taken.items() if key.startswith(run)}
+        changes: dict[str, Any] = {"taken": taken | self.taken}
+        if not self.read.text and not self.read.rows:  # this one did not read the input
+            changes |= {"input": before.input, "input_rows": before.input_rows}
+        return manifest.model_copy(update=changes)

@@ -458,14 +458,10 @@ class Executor:
         state = State.DONE if row.reached or in_place else State.SKIPPED
         derived = self._derived(row, state) if self._makes else None
         self._end(row, state, in_place=in_place)
-        if derived is None:
-            return
-        is_new = not (row.known or row.made)
-        if is_new and not (derived.children or derived.groups or derived.alike):
-            return  # nothing is made of it, and nothing was
-        self._ledger.batch.makings.append(derived)
-        if self._on_made is not None:
-            self._on_made(derived)
+        if derived is not None and (row.known or row.made or _is_any(derived)):
+            self._ledger.batch.makings.append(derived)
+            if self._on_made is not None:
+                self._on_made(derived)
 
     def _end(self, row: ActiveRow, state: State, *, in_place: bool) -> None:
         """Settles the end of a row. If one branch failed and a guard of another takes the row out,
@@ -492,6 +488,11 @@ class Executor:
         if row.failed is not None and not row.dropped:
             return self._deriver.lacking(self._level, row.view, row.new)
         return DerivedRows(row.new)
+
+
+def _is_any(derived: DerivedRows) -> bool:
+    """True if something is made of a row."""
+    return bool(derived.children or derived.groups or derived.alike)
 
 
 # The bounded window of rows at work: workers pull rows from their sources, no task object is made
