@@ -30,7 +30,6 @@ from agac.engine.output.export import export_run
 from agac.engine.output.run_outputs import outputs_text, target_of
 from agac.engine.sharding.folder import (
     ShardFolder,
-    ShardLease,
     ShardManifest,
     command_of,
     folder_key,
@@ -38,6 +37,7 @@ from agac.engine.sharding.folder import (
 )
 from agac.engine.sharding.group_packs import outdated
 from agac.engine.sharding.row_packs import ShardRows
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.engine.sharding.shard_run import ShardRun
 from agac.engine.summary import RunRequest, RunSummary, added
 from agac.plan.plan import Plan, make_plan

@@ -16,7 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
-from agac.core.errors import AgacError
+from agac.core.errors import AgacError, LeaseHeld, LeaseLost
 from agac.core.types import strict_json
 from agac.data.object_store import ObjectStore
 
@@ -147,3 +147,15 @@ def in_the_way(remote: ObjectStore, name: str) -> AgacError:
     """Stops what would append to a log for ever."""
     what = f"{remote.url}/{name} is there, and is no entry of its log"
     return AgacError(what, remedy="move it away, and run the same command again")
+
+
+def held_error(what: str, stale_seconds: float) -> LeaseHeld:
+    """Makes the error of a lease that another process holds, whose signs of life count so long."""
+    after = f"{stale_seconds / 60:.0f} min after its last sign of life"
+    return LeaseHeld(what, remedy=f"wait for it to end; if it is gone it is taken over {after}")
+
+
+def lost_error(what: str) -> LeaseLost:
+    """Makes the error of a lease that another process took over."""
+    remedy = "the other one goes on with it; run the same command again later"
+    return LeaseLost(what, remedy=remedy)

@@ -19,7 +19,14 @@ from agac.core.keys import shard_of
 from agac.core.types import Row, Shard
 from agac.data.object_store import ObjectStore
 from agac.data.sources import InputDigest, rows_of_shard
-from agac.engine.sharding.folder import LeaseEntry, ShardFolder, ShardLease, ShardManifest, ShardStatus, folder_key
+from agac.engine.sharding.folder import (
+    LeaseEntry,
+    ShardFolder,
+    ShardManifest,
+    ShardStatus,
+    folder_key,
+)
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.plan.plan import Selection
 
 ELSEWHERE = "runner-7 0000-0000/pid:[1] 12 34"
@@ -140,7 +147,7 @@ async def test_one_process_has_a_shard(opened: Open) -> None:
 
 
 async def test_who_shows_no_sign_of_life_is_taken_over_and_stops(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.sharding.folder.this_process", lambda: ELSEWHERE)
+    monkeypatch.setattr("agac.engine.sharding.shard_lease.this_process", lambda: ELSEWHERE)
     now = [time.time() - 400.0]
     slow = ShardLease(opened(), THIRD, "ci", lambda: now[0])
     async with slow.held():
@@ -162,7 +169,7 @@ async def test_who_shows_no_sign_of_life_is_taken_over_and_stops(opened: Open, m
 
 
 async def test_after_a_silence_the_lease_is_proved(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agac.engine.sharding.folder.this_process", lambda: ELSEWHERE)
+    monkeypatch.setattr("agac.engine.sharding.shard_lease.this_process", lambda: ELSEWHERE)
     now = [time.time() - 400.0]
     slow = ShardLease(opened(), THIRD, "ci", lambda: now[0])
     async with slow.held():
@@ -178,7 +185,7 @@ async def test_after_a_silence_the_lease_is_proved(opened: Open, monkeypatch: py
 async def test_signs_of_life_keep_a_shard_and_its_end_says_how_it_is(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agac.engine.sharding.folder.this_process", lambda: ELSEWHERE)
+    monkeypatch.setattr("agac.engine.sharding.shard_lease.this_process", lambda: ELSEWHERE)
     now = [time.time() - 400.0]
     lease, folder = ShardLease(opened(), THIRD, "ci", lambda: now[0]), opened()
     async with lease.held():

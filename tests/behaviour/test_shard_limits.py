@@ -11,8 +11,9 @@ from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
 from agac.engine.ask.limits import Amount, BudgetBalance
 from agac.engine.ask.rate_limiter import Lane
-from agac.engine.sharding.folder import ShardFolder, ShardLease, ShardStatus
+from agac.engine.sharding.folder import ShardFolder, ShardStatus
 from agac.engine.sharding.leases import SETTLED, SharedLimits
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.rules import Budget
 

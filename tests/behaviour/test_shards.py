@@ -18,8 +18,7 @@ from support.shards import FILES, Sharded
 import agac
 from agac.core.errors import LeaseLost
 from agac.core.keys import shard_of
-from agac.engine.sharding import folder as shard_folder
-from agac.engine.sharding import row_packs, shard_run
+from agac.engine.sharding import row_packs, shard_lease, shard_run
 from agac.engine.sharding.folder import ShardFolder
 
 Make = Callable[..., Sharded]
@@ -236,7 +235,7 @@ def test_who_was_taken_over_at_its_end_leaves_no_manifest(make: Make, monkeypatc
     async def asleep(_: Any, __: Any, ___: Any, folder: ShardFolder, ____: int) -> dict[str, tuple[str, ...]]:
         number, _ = await folder.last("lease/1-of-2")
         await folder.create(f"lease/1-of-2/{number + 1:010d}", b"another machine")
-        monkeypatch.setattr(shard_folder, "SURE_SECONDS", -1.0)
+        monkeypatch.setattr(shard_lease, "SURE_SECONDS", -1.0)
         return {}
 
     monkeypatch.setattr(shard_run, "put_rows", asleep)

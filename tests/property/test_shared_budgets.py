@@ -14,8 +14,9 @@ from support.soak import campaign
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
 from agac.engine.ask.limits import Amount, BudgetBalance, BudgetLimiter, Reservation
-from agac.engine.sharding.folder import ShardFolder, ShardLease
+from agac.engine.sharding.folder import ShardFolder
 from agac.engine.sharding.leases import SharedLimits
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.rules import Budget
 

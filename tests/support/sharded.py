@@ -7,7 +7,8 @@ from typing import Any
 from agac.api.sync import blocking
 from agac.core.types import Shard
 from agac.data.object_store import ObjectStore
-from agac.engine.sharding.folder import LeaseEntry, ShardFolder, ShardLease, ShardManifest, ShardStatus
+from agac.engine.sharding.folder import LeaseEntry, ShardFolder, ShardManifest, ShardStatus
+from agac.engine.sharding.shard_lease import ShardLease
 from support.project import ProjectFolder
 
 

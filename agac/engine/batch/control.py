@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from agac.core.errors import AgacError, LeaseHeld, LeaseLost
+from agac.core.errors import AgacError, LeaseLost
 from agac.core.types import CLOCKS_APART, Shard
 from agac.data.object_store import ObjectStore
 from agac.data.shared_log import (
@@ -27,7 +27,9 @@ from agac.data.shared_log import (
     entry_name,
     entry_numbers,
     gap_error,
+    held_error,
     in_the_way,
+    lost_error,
     missing_entry,
     read_record,
 )
@@ -224,11 +226,7 @@ class Control:
         entry = await self.last()
         holder = self.holder(entry) if entry is not None else None
         if holder is not None:
-            what = f"workflow {self._workflow!r} is being run by {holder}"
-            after = f"{STALE_SECONDS / 60:.0f} min after its last sign of life"
-            raise LeaseHeld(
-                what, remedy=f"wait for it to end; if it is gone it is taken over {after}"
-            )
+            raise held_error(f"workflow {self._workflow!r} is being run by {holder}", STALE_SECONDS)
         await self.adopt(database, entry)
         stored = await self._now(database)
         if entry is None or stored.states.keys() - entry.batches.keys():
@@ -301,9 +299,7 @@ class Control:
                     f"another machine took over workflow {self._workflow!r} while this one "
                     "was silent"
                 )
-                self._error = LeaseLost(
-                    what, remedy="the other one goes on with it; run the same command again later"
-                )
+                self._error = lost_error(what)
                 self.lost(self._error)
             raise self._error
 

@@ -16,7 +16,8 @@ from agac.core.types import dollars
 from agac.data.shared_log import Count, Dollars, Line, SharedObject
 from agac.engine.ask.limits import NOTHING, Amount, BudgetBalance
 from agac.engine.ask.rate_limiter import Lane
-from agac.engine.sharding.folder import ShardLease, ShardStatus
+from agac.engine.sharding.folder import ShardStatus
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.engine.stop_rules import RunStopped, StopReason, StopRules, StopSignal
 from agac.spec.rules import Budget
 

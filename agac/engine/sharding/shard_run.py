@@ -16,15 +16,10 @@ from agac.data.sources import InputDigest
 from agac.engine.ask.limits import BudgetLimiter
 from agac.engine.ask.rate_limiter import Lane
 from agac.engine.output.telemetry import calls_of
-from agac.engine.sharding.folder import (
-    ITS_BATCHES,
-    PaidCalls,
-    ShardLease,
-    ShardManifest,
-    ShardStatus,
-)
+from agac.engine.sharding.folder import ITS_BATCHES, PaidCalls, ShardManifest, ShardStatus
 from agac.engine.sharding.leases import SharedLimits
 from agac.engine.sharding.row_packs import put_rows
+from agac.engine.sharding.shard_lease import ShardLease
 from agac.engine.stage_summary import CallCounts
 from agac.engine.stop_rules import RunStopped, StopRules, StopSignal
 from agac.engine.summary import RunSummary, added_records

@@ -104,9 +104,9 @@ def begin() -> None:
 
         shard_run.EVERY = shard_run.PUSH_SECONDS = shard_run.BEAT_SECONDS = float(soon)
     if sure := os.environ.get("AGAC_TEST_SURE"):
-        from agac.engine.sharding import folder
+        from agac.engine.sharding import shard_lease
 
-        folder.SURE_SECONDS = float(sure)
+        shard_lease.SURE_SECONDS = float(sure)
     if not (EVENT or PAGES or PATIENCE):
         return
     if stores := sys.modules.get("ready_stores"):
