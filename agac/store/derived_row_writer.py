@@ -106,6 +106,7 @@ class DerivedRowWriter:
             self._drop_stale_parts(group)
         reopened = [*batch.reopened, *self._opened]
         writer.executemany(sql("made_open"), [(self._event, key) for key in reopened])
+        writer.executemany(sql("reviews_outdated"), [(key,) for key in self._opened])
 
     def _drop_stale_parts(self, group: int) -> None:
         """Drops the parts of a group that this invocation did not write again."""
@@ -160,6 +161,7 @@ class DerivedRowWriter:
                 changed.append((child.hash, child.data, self._event, key))
         self._writer.executemany(sql("child_put"), added)
         self._writer.executemany(sql("child_change"), changed)
+        self._writer.executemany(sql("reviews_outdated"), [(key,) for *_, key in changed])
         self._drop([key for key, _, state in old.values() if state != State.GONE])
 
     def _child_values(

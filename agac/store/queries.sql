@@ -1713,6 +1713,10 @@ UPDATE review SET state = ? WHERE key = ?;
 -- A row left: nobody is asked about it.
 UPDATE review SET state = 'stale' WHERE row_key = ?;
 
+-- name: reviews_outdated
+-- A row that waits for people changed: what they are asked about it is seen when it is worked on.
+UPDATE review SET state = 'stale' WHERE row_key = ? AND state IN ('waiting', 'conflict');
+
 -- name: reviews_superseded
 -- Nobody is asked any more what a run asked whose place another one took.
 UPDATE review SET state = 'stale' WHERE state IN ('waiting', 'conflict') AND workflow = ? AND run_id = ?;

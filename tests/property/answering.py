@@ -135,6 +135,10 @@ class Provider:
             self._troubles.clear()
         return found
 
+    def value_of(self, content: Content) -> Any:
+        """The answer to a request."""
+        return content.value
+
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         content, first = _content(body)
         if self.when_asked is not None:
@@ -152,7 +156,7 @@ class Provider:
         elif content.sloppy and WRONG not in [one["content"] for one in body["messages"]]:
             message["content"] = WRONG
         else:
-            value = content.value
+            value = self.value_of(content)
             message["content"] = value if isinstance(value, str) else json.dumps(value)
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
         finish = "tool_calls" if "tool_calls" in message else "stop"
@@ -243,9 +247,9 @@ class Batches:
 
 
 @contextmanager
-def serving() -> Iterator[Provider]:
+def serving(provider: Provider | None = None) -> Iterator[Provider]:
     """Serves a provider on loopback for the block."""
-    provider = Provider()
+    provider = provider or Provider()
 
     def take(talk: Talk) -> Answer:
         body, batches = talk.asked(1 << 30).body, provider.batches

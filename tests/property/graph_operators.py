@@ -146,6 +146,7 @@ class AskVoted(Ask):
     """Asks for several objects, one of which wins."""
 
     gives = schema = "A"
+    replicas = REPLICAS
 
     @property
     def word(self) -> str:

@@ -61,6 +61,8 @@ class Operator:
     """What it makes of rows by itself: rows, groups or kept."""
     guarded: ClassVar[bool] = True
     explodes: ClassVar[bool] = True
+    replicas: ClassVar[int] = 1
+    """How many questions a task has at most."""
     gives: ClassVar[str | None] = None
     """What its result is: `text`, an object with a text (`field`, `A` with `mood` too, `L` with `items`), the row's
     `fields`, or None: nothing that could be named."""

@@ -10,19 +10,21 @@ from property.answering import BAD, TOOLS
 from property.graph_operators import OPERATORS, Ask, Dedupe, Filter, Function, Many, Rename, Select
 from property.graph_stages import ANSWERS, NAMES, Gene, Operator, Row, Shape, Upstream
 from property.graph_walk import Levels, Outcome, Walk
+from property.plan_operators import PLANNED, Review
 
 KINDS, NUMBERS = st.sampled_from("abc"), st.integers(0, 3)
 TEXTS = st.sampled_from(["red", "red", "green", "blue sky", f"{BAD} one"])
 OPTIONS = st.sampled_from(["yes", "yes", "no", None])
 TAGS = st.sampled_from([(), ("p",), ("p", "q"), ("p", "q", "p"), ("p", "q"), "p", None])
+ALL = OPERATORS | PLANNED
 WEIGHTS = ["ask", "ask", "ask", "ask_form", "ask_form", "ask_list", *OPERATORS]
 
 
-def genes() -> st.SearchStrategy[Gene]:
+def genes(operators: Sequence[str] = WEIGHTS) -> st.SearchStrategy[Gene]:
     """Stages, in which models are asked more often than not."""
     small = st.integers(0, 11)
     return st.builds(
-        Gene, operator=st.sampled_from(WEIGHTS), needs=st.lists(small, max_size=3).map(tuple),
+        Gene, operator=st.sampled_from(operators), needs=st.lists(small, max_size=3).map(tuple),
         refs=st.lists(small, min_size=1, max_size=3).map(tuple),
         guard=st.one_of(st.none(), st.tuples(st.integers(0, 8), small)), drops=st.booleans(),
         enabled=st.sampled_from([True, True, True, True, False]), word=st.sampled_from(["say", "tell", "judge"]),
@@ -114,7 +116,9 @@ class Graph:
     def _possible(self, gene: Gene, upstream: Upstream) -> type[Operator]:
         """The operator, or another one where it could do nothing, or where two would make other rows of a
         row side by side: functions that give lists, and whatever stands beside a dedupe."""
-        kind = OPERATORS[gene.operator]
+        kind = ALL[gene.operator]
+        if kind is Review and not upstream.giving(*ANSWERS):
+            return Ask
         if kind in (Select, Rename) and not upstream.shape:
             kind = Function
         if kind is Dedupe and not upstream.shape and not upstream.giving(*ANSWERS):

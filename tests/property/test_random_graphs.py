@@ -7,14 +7,10 @@ by a run that was begun with `--fresh`, and what `agac gc` let go. What `agac pl
 """
 
 import shutil
-import tempfile
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.made import assert_all_sound
@@ -23,34 +19,14 @@ from support.project import ProjectFolder, Ran
 from support.soak import SOAK, campaign
 
 import agac
-from property.answering import Content, serving
-from property.graph_stages import Gene, Row
+from property.answering import Content
+from property.editing import BATCHED, ROWS, Edit, EditedProject, edits
+from property.graph_stages import Gene
 from property.graph_walk import Outcome
-from property.graphs import KINDS, NUMBERS, OPTIONS, TAGS, TEXTS, Drawn, Graph, genes
+from property.graphs import Drawn, genes
 from property.plans import Plan
 
 FILES = ("results.jsonl", "errors.jsonl", "filtered.jsonl")
-ROWS = st.tuples(KINDS, NUMBERS, TEXTS, OPTIONS, TAGS)
-CHANGED = ("word", "guard", "enabled", "drops", "refs", "number", "explode")
-ROW_EDITS = ("new rows", "one row less", "other places", "another id", "same id", "a row", "a row ")
-BATCHED = st.one_of(st.just(0), st.integers(0, 255), st.just(255))
-EDITS = (*ROW_EDITS, "another stage", "new stage", "output", "revert", *CHANGED)
-
-
-class Edit(NamedTuple):
-    """Something that a user changes between two runs."""
-
-    what: str
-    place: int
-    rows: list[Any]
-    gene: Gene
-
-
-def edits(least: int) -> st.SearchStrategy[list[Edit]]:
-    """Some edits."""
-    rows = st.lists(ROWS, min_size=1, max_size=3)
-    one = st.builds(Edit, what=st.sampled_from(EDITS), place=st.integers(0, 20), rows=rows, gene=genes())
-    return st.lists(one, min_size=least, max_size=3)
 
 
 @dataclass
@@ -83,38 +59,21 @@ TRIES = 3
 """Invocations in which an answer that fails as an answer is asked for."""
 
 
-class GraphMachine(RuleBasedStateMachine):
+class GraphMachine(EditedProject, RuleBasedStateMachine):
     """`had` is what was answered and stored, and at which step, `begun` counts turns of what has no answer yet;
     `refused` what was refused, ever. What is older than `since` says of a run, by its number, is not taken."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = ExitStack()
-        self.provider = self.stack.enter_context(serving())
-        self.folder = Path(tempfile.mkdtemp(prefix="agac-graphs-"))
-        self.project = self.made("project")
-        self.drawn = Drawn(())
-        self.graph: Graph = None  # type: ignore[assignment]
-        self.rows: list[Row] = []
-        self.next = self.projects = 0
+        self.projects = 0
         self.had: dict[Content, int] = {}
         self.begun: Counter[Content] = Counter()
         self.since: dict[int, int] = {}
         self.clock = 0
         self.refused: set[Content] = set()
-        self.history: list[Drawn] = []
         self.ran: Any = None
         self.came = Outcome([], [])
         self.number = 0
-
-    def made(self, name: str) -> ProjectFolder:
-        project = ProjectFolder(self.folder / name)
-        project.configure(self.provider.base_url, batch={"api": "openai", "grace": 0.2}, tools_with_schema=True)
-        return project
-
-    def teardown(self) -> None:
-        self.stack.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     # what a user edits
 
@@ -133,84 +92,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.new_rows(rows)
         self.run([], concurrency=4, limit=None, trouble=False, compare=True, batched=batched, fresh=False)
 
-    def define(self, drawn: Drawn) -> None:
-        self.drawn, self.graph = drawn, Graph(drawn)
-        self.history.append(drawn)
-
-    def new_rows(self, rows: list[Any]) -> None:
-        for cells in rows:
-            self.rows.append(Row(f"r{self.next}", *cells))
-            self.next += 1
-        self.complete_a_row()
-
-    def complete_a_row(self) -> None:
-        """Gives a row what none has: a workflow that names a field which no row has is refused."""
-        for name, value in (("opt", "no"), ("tags", ("p",))):
-            if all(getattr(row, name) is None for row in self.rows):
-                self.rows[0] = replace(self.rows[0], **{name: value})
-
-    def edit(self, edits: list[Edit]) -> None:
-        for one in edits:
-            if one.what in ROW_EDITS:
-                self.edit_rows(one.what, one.place % len(self.rows), one.rows)
-            else:
-                self.edit_the_workflow(one.what, one.place, one.gene)
-
-    def edit_rows(self, what: str, place: int, rows: list[Any]) -> None:
-        match what:
-            case "new rows":
-                self.new_rows(rows)
-            case "one row less" if len(self.rows) > 1:
-                self.rows.pop(place)
-            case "other places":
-                self.rows = self.rows[place:] + self.rows[:place][::-1]
-            case "another id":
-                self.rows[place] = replace(self.rows[place], id=f"r{self.next}")
-                self.next += 1
-            case "same id":
-                self.rows[place] = replace(self.rows[place], id=self.rows[-1].id)
-            case _:
-                self.rows[place] = Row(self.rows[place].id, *rows[0])
-        self.complete_a_row()
-
-    def edit_the_workflow(self, what: str, place: int, gene: Gene) -> None:
-        found = list(self.drawn.genes)
-        at = place % len(found)
-        match what:
-            case "another stage":
-                found[at] = gene
-            case "new stage" if len(found) < 8:
-                found.append(gene)
-            case "output":
-                self.drawn = replace(self.drawn, output=gene.refs[1:])
-            case "revert":
-                self.define(self.history[place % len(self.history)])
-                return
-            case _ if what in CHANGED:
-                found[at] = replace(found[at], **{what: getattr(gene, what)})
-        self.define(replace(self.drawn, genes=tuple(found)))
-
     # what a user runs
-
-    def write(self, project: ProjectFolder, batched: int = 0) -> None:
-        """Writes the files; `batched` has a bit for each stage that is asked in batches, of two requests at most."""
-        project.rows([row.data() for row in self.rows], "data/rows.jsonl")
-        for path, text in self.graph.tools().items():
-            project.write(path, text)
-        stages = self.graph.stages()
-        for place, stage in enumerate(stages):
-            if batched >> place & 1 and "prompt" in stage:
-                stage["run_mode"] = "batch"
-        name = project.workflow(
-            path="data/rows.jsonl", input={"on_duplicate_id": "suffix"}, stages=stages, output=self.graph.output(),
-            stop_loss=False,
-            defaults={
-                "batch": {"max_requests": 2, "max_rounds": 9, "poll_interval": 0.01},
-                "repair": 1 + len(self.history) % 3,  # which decides no answer
-            },
-        )  # fmt: skip
-        note((project.root / f"workflows/{name}.yml").read_text("utf-8"))
-        note((project.root / "data/rows.jsonl").read_text("utf-8"))
 
     @rule(
         edits=edits(1), concurrency=st.integers(1, 8), limit=st.one_of(st.none(), st.none(), st.integers(1, 5)),
@@ -225,7 +107,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.write(self.project, batched)
         self.provider.trouble = trouble
         fresh = fresh and not self.open_batches()  # it is refused while a Ctrl-C left any
-        plan = Plan(self.project, self.graph, limit)
+        plan = Plan(self.project, self.graph, limit=limit)
         report = self.project.run(concurrency=concurrency, limit=limit, wait=True, yes=True, fresh=fresh)
         if fresh:
             self.since[report.summary["run"]] = self.clock
@@ -274,7 +156,7 @@ class GraphMachine(RuleBasedStateMachine):
         killed: Ran = self.project.agac(*words, env=kill_at(moment))
         assert killed.code in (0, 3, -9), killed.err
         self.is_whole()
-        before, plan = self.provider.take(), Plan(self.project, self.graph, None)
+        before, plan = self.provider.take(), Plan(self.project, self.graph)
         report = self.project.run(concurrency=concurrency, wait=True, yes=True)
         if self.project.query("SELECT 1 FROM task WHERE error_type = 'ToolOutcomeUnknown'"):
             choice = agac.Retry(error="ToolOutcomeUnknown", calls="repeat")
@@ -305,7 +187,7 @@ class GraphMachine(RuleBasedStateMachine):
         self.write(self.project, batched)
         selected = self.graph.order[: place % len(self.graph.order) + 1]
         in_batches = self.open_batches()
-        plan = Plan(self.project, self.graph, None, until=selected[-1])
+        plan = Plan(self.project, self.graph, until=selected[-1])
         report = self.project.run(until=selected[-1], wait=True, yes=True)
         assert report.exit_code in (0, 3)
         came = self.graph.walk(self.rows)
@@ -418,7 +300,7 @@ class GraphMachine(RuleBasedStateMachine):
             assert set(took) <= self.refused
             self.came_to(came, report, "reviews/preview" if limit else "reviews")
             if not took:
-                Plan(self.project, self.graph, limit).is_nothing_left(report.summary["run"])
+                Plan(self.project, self.graph, limit=limit).is_nothing_left(report.summary["run"])
                 return
         raise AssertionError(f"still asked: {took}")
 
