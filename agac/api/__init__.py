@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # one line a module, where ruff has one a name; `homes` reads
     from agac.api.fix import FixReport, fix, reviewer
     from agac.api.gc import GcReport, gc
     from agac.api.graph import GraphReport, graph, save_drawing
-    from agac.api.inspect import InspectReport, RunsReport, export, inspect, runs, show
+    from agac.api.export import export
+    from agac.api.inspect import InspectReport, RunsReport, inspect, runs, show
     from agac.api.job_files import read_job, save_job
     from agac.api.map_reduce import amap_reduce, map_reduce
     from agac.api.merge import MergeReport, merge

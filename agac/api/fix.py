@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agac.api.inspect import STATES
 from agac.api.project import environment, open_project
+from agac.api.row_report import STATES
 from agac.api.status import database_path, find_rows, find_run, go_on, position_of
 from agac.api.stored_plan import recorded_plan
 from agac.api.sync import blocking

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agac.api.cassettes import SimulatedAnswers
-from agac.api.inspect import row_report
 from agac.api.plan import Confirm
 from agac.api.prepare import InvocationRequest
 from agac.api.project import Project, open_project
 from agac.api.report import RunReport
+from agac.api.row_report import row_report
 from agac.api.run import RunInterface, invoke
 from agac.api.run_options import RunOptions
 from agac.api.status import find_rows, stored_run

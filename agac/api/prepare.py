@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 from agac.api.before_run import compare_input, moved_names, warnings_before
 from agac.api.checked_workflow import CheckedWorkflow
-from agac.api.inspect import refuse_foreign
 from agac.api.plan import (
     FIRST_ROWS,
     Confirm,
@@ -30,6 +29,7 @@ from agac.api.report import stale_facts
 from agac.api.run_options import RunOptions
 from agac.api.share import controlled
 from agac.api.stored_plan import recorded_plan
+from agac.api.trace_files import refuse_foreign
 from agac.api.watched_run import RowCount, counted_or_estimated
 from agac.core.errors import Problem, SpecError, UsageError
 from agac.core.keys import canonical, is_job

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import write_traces
 from agac.api.notify import notifying, reported
 from agac.api.plan import Confirm, confirm_changes, confirm_cost, confirm_store
 from agac.api.prepare import InvocationRequest, PreparedRun, prepared
@@ -19,6 +18,7 @@ from agac.api.ready_workflow import check_all
 from agac.api.report import RunReport, leave_in_remote, report_of
 from agac.api.run_options import RunOptions
 from agac.api.sync import calling, interruptible
+from agac.api.trace_files import write_traces
 from agac.api.watched_run import RowCount, Watch, show_progress
 from agac.core.arguments import typed
 from agac.core.errors import AgacError, ExitCode, Problem

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agac.api.inspect import error_of, in_batch
+from agac.api.row_report import error_of, in_batch
 from agac.api.status import find_rows, position_of, stored_run
 from agac.api.sync import blocking
 from agac.core.keys import digest, reuse_salt

@@ -17,8 +17,8 @@ from markupsafe import Markup
 from agac import api
 from agac.api import monitor
 from agac.api.drawing_svg import page_style
-from agac.api.inspect import row_page
 from agac.api.monitor import RowFilters
+from agac.api.row_report import row_page
 from agac.api.sync import asynchronous, blocking
 from agac.core.errors import UsageError
 from agac.data.files import PREFIX, explained

@@ -16,8 +16,8 @@ from starlette.routing import Route
 from agac import api
 from agac.api import monitor
 from agac.api.drawing_svg import page_style
-from agac.api.inspect import row_page
 from agac.api.monitor import RowFilters, RowPage
+from agac.api.row_report import row_page
 from agac.api.run_compare import compare_page
 from agac.api.sync import asynchronous
 from agac.api.workflow_view import workflow_names, workflow_view
