@@ -68,7 +68,7 @@ def ui(
         if lack:
             raise UsageError(lack, remedy="All of it: pip install jinja2 starlette uvicorn")
     if folder is not None:
-        from agac.web.export import export_pages
+        from agac.web.static_pages import export_pages
 
         told = export_pages(Path(folder), run or "last", project=settings.project_dir)
         text = (

@@ -1,2 +1,2 @@
-"""The monitor in the browser: pages of what the store says, served on loopback to whoever has the
-address."""
+"""The monitor in the browser: pages of what the store says, served on loopback to everybody who
+has the address."""

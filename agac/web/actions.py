@@ -1,5 +1,5 @@
-"""What `--write` adds: stop, retry and cancel, each a page that says what would happen, with a
-form that does it."""
+"""The actions that `agac ui --write` allows: stop, retry and cancel. Each has a page that says what
+would happen, with a form that does it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from agac.web.rendering import render
 from agac.web.security import form_of
 
 LOGS = Path(".agac/ui")
-"""Where commands that the monitor starts write what they say, below the project's folder."""
+"""Folder of the output of commands that the monitor starts, below the project's folder."""
 
-TAIL = 64 << 10  # bytes of such a file that are shown
-
+TAIL = 64 << 10
+"""Bytes of such a file that are shown."""
 
 STOPS = (
     "The process that works on it stops as at Ctrl-C: calls under way are awaited, and "
@@ -38,30 +38,31 @@ CANCELS = (
     "next `agac run`."
 )
 
+CHOICES = ("stage", "error", "budget")
+"""The options of `agac retry` that the form has."""
+
 
 async def ask(request: Request) -> Response:
-    """Says what would be asked of the process that works on a run, and on POST asks for it."""
+    """Shows what would be asked of the process that works on a run, and on POST asks for it."""
     run = request.path_params["run"]
     batch = request.path_params.get("batch")
     if request.method == "POST":
         await monitor.aask(request.app.state.project, run, batch)
         return RedirectResponse(f"/run/{run}", 303)
-    title, what = (
-        (f"Stop run {run}", STOPS) if batch is None else (f"Cancel batch {batch}", CANCELS)
-    )
-    return render(request, "ask.html", title=title, run=run, what=what)
+    title = f"Stop run {run}"
+    effect = STOPS
+    if batch is not None:
+        title = f"Cancel batch {batch}"
+        effect = CANCELS
+    return render(request, "ask.html", title=title, run=run, what=effect)
 
 
 async def retry(request: Request) -> Response:
-    """What `agac retry` would run again, and its start as a process of its own."""
+    """Shows what `agac retry` would run again, and on POST starts it as a process of its own."""
     project = request.app.state.project
     run = request.path_params["run"]
-    given = {
-        **dict.fromkeys(("stage", "error", "budget"), ""),
-        **request.query_params,
-        **form_of(request),
-    }
-    given = {name: given[name] for name in ("stage", "error", "budget")}
+    fields = {**request.query_params, **form_of(request)}
+    given = {name: fields.get(name, "") for name in CHOICES}
     if given["budget"] and not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", given["budget"]):
         what = f"{given['budget']!r} is not a number of dollars"
         raise UsageError(what, remedy="Go back, and write one such as 5 or 0.50.")
@@ -71,21 +72,19 @@ async def retry(request: Request) -> Response:
         start([*words, "--yes"], project, name)
         return RedirectResponse(f"/log/{name}", 303)
     choice = api.Retry(stage=given["stage"] or None, error=given["error"] or None)
-    found = await api.aretry_choice(run, choice, project=project)
-    command = shlex.join(["agac", *words])
     return render(
         request,
         "retry.html",
         title=f"Retry run {run}",
         run=run,
         given=given,
-        found=found,
-        command=command,
+        found=await api.aretry_choice(run, choice, project=project),
+        command=shlex.join(["agac", *words]),
     )
 
 
 def start(words: list[str], project: Path, log_name: str) -> None:
-    """Runs an agac command as a process of its own, which outlives the monitor; what it says goes
+    """Runs an agac command as a process of its own, which outlives the monitor; its output goes
     into a file."""
     folder = project / LOGS
     make_folder(folder)
@@ -102,20 +101,21 @@ def start(words: list[str], project: Path, log_name: str) -> None:
 
 
 async def log(request: Request) -> Response:
-    """What a command said that the monitor started, as far as it got; of a long text the end."""
+    """Shows the output so far of a command that the monitor started; of a long one the end."""
     name = request.path_params["name"]
     file = request.app.state.project / LOGS / name
-    named = re.fullmatch(r"retry-(\d+)-\d+\.log", name)
-    if named is None or not file.is_file():
+    match = re.fullmatch(r"retry-(\d+)-\d+\.log", name)
+    if match is None or not file.is_file():
         raise HTTPException(404)
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - TAIL))
         text = opened.read().decode("utf-8", "replace")
-    return render(request, "log.html", title="Output", file=LOGS / name, text=text, run=named[1])
+    return render(request, "log.html", title="Output", file=LOGS / name, text=text, run=match[1])
 
 
 ROUTES = [
     Route("/run/{run:int}/stop", ask, methods=["GET", "POST"]),
     Route("/run/{run:int}/cancel/{batch:int}", ask, methods=["GET", "POST"]),
-    Route("/run/{run:int}/retry", retry, methods=["GET", "POST"]), Route("/log/{name}", log),
-]  # fmt: skip
+    Route("/run/{run:int}/retry", retry, methods=["GET", "POST"]),
+    Route("/log/{name}", log),
+]

@@ -17,8 +17,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from agac.core.errors import AgacError, UsageError
-from agac.web import actions, pages, reviews, rows
-from agac.web.rendering import said
+from agac.web import actions, review_page, row_pages, run_pages
+from agac.web.rendering import error_page
 from agac.web.security import ENTRANCE, AccessCheck, form_token
 
 STATIC = Path(__file__).parent / "static"
@@ -26,12 +26,19 @@ STATIC = Path(__file__).parent / "static"
 
 class Monitor(Starlette):
     """The pages of the project in a folder, behind an AccessCheck: nothing is answered without it,
-    errors and files included. Where that lets people write, pages have buttons."""
+    errors and files included. If it allows writing, pages have buttons."""
 
     def __init__(self, project: Path, access: AccessCheck) -> None:
         files = Mount("/static", StaticFiles(directory=STATIC))
-        routes = [*pages.ROUTES, *actions.ROUTES, *rows.ROUTES, *reviews.ROUTES, files]
-        super().__init__(routes=routes, exception_handlers={AgacError: said, 404: said, 500: said})
+        routes = [
+            *run_pages.ROUTES,
+            *actions.ROUTES,
+            *row_pages.ROUTES,
+            *review_page.ROUTES,
+            files,
+        ]
+        errors = (AgacError, 404, 500)
+        super().__init__(routes=routes, exception_handlers=dict.fromkeys(errors, error_page))
         self.access = access
         self.state.project = project
         self.state.write = access.write
@@ -43,7 +50,7 @@ class Monitor(Starlette):
 
 
 class MonitorServer(uvicorn.Server):
-    """Says when it serves. Ends in good order at the first Ctrl-C or SIGTERM."""
+    """Calls `ready` once it serves. Ends in good order at the first Ctrl-C or SIGTERM."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -71,7 +78,7 @@ def serve(
     project: Path, ready: Callable[[str], None], *, port: int = 0, write: bool = False
 ) -> None:
     """Serves the monitor on 127.0.0.1 until Ctrl-C or SIGTERM; `ready` gets its address. Raises
-    UsageError for a port that cannot be had; 0: one that is free."""
+    UsageError for a port that is not free; 0 chooses one that is."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""Templates become pages: what all of them may use, and the page that says what is wrong."""
+"""Renders templates as pages: what all of them may use, and the page that says what is wrong."""
 
 from __future__ import annotations
 
@@ -27,76 +27,97 @@ NAVIGATION = [
     ("/compare", "Compare"),
     ("/review", "Reviews"),
 ]
-"""The pages that every page leads to: path and title. A monitor that is served has one of the
-remote too."""
+"""The pages that every page links to: path and title. A monitor that is served has one of the
+remote, too."""
 
 
 @cache
 def environment() -> Environment:
-    """All templates. What is written into them is text: it is escaped, whatever it is, and each
-    character in it that people would not see is shown as an escape."""
-    made = Environment(
+    """Loads all templates.
+
+    What is written into them is text: it is escaped, whatever it is, and each character in it that
+    people would not see is shown as an escape."""
+    templates = Environment(
         loader=PackageLoader("agac.web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         finalize=_as_seen,
     )
-    made.filters.update(
+    templates.filters.update(
         counted=counted,
         dollars=dollars,
         number=lambda value: f"{value:,}",
         clip=clip,
         cell=cell,
-        words=words,
+        words=command_text,
         exact=lambda value: Markup(escape(value)),  # noqa: S704 - it is escaped
-        most=most,
-        usd=lambda amount, simulated=False: (
-            "" if amount is None else dollars(amount, None, simulated=simulated)
-        ),
+        most=first_items,
+        usd=_usd,
         json=lambda value: json.dumps(value, indent=1, ensure_ascii=False),
         numbered=lambda title: f"#{title}",
         moment=lambda seconds: iso(seconds) or "",
-        lasting=lambda seconds: "" if seconds is None else duration(seconds),
+        lasting=_lasting,
     )
-    made.globals |= {
+    templates.globals |= {
         "fits": fits,
         "hides": lambda text: plain(text) != text,
         "is_web_address": is_web_address,
     }
-    made.globals |= {name: made.get_template(f"{name}.html").module for name in ("parts", "values")}
-    return made
+    templates.globals |= {
+        name: templates.get_template(f"{name}.html").module for name in ("parts", "values")
+    }
+    return templates
+
+
+def _usd(amount: float | None, simulated: bool = False) -> str:
+    """Writes an amount; nothing for an unknown one."""
+    if amount is None:
+        return ""
+    return dollars(amount, None, simulated=simulated)
+
+
+def _lasting(seconds: float | None) -> str:
+    """Writes a duration; nothing for an unknown one."""
+    if seconds is None:
+        return ""
+    return duration(seconds)
 
 
 def _as_seen(value: Any) -> Any:
-    """What a template writes: a text has escapes for what is not seen, HTML that agac made stays
-    as it is."""
+    """Makes what a template writes: a text gets escapes for what is not seen, HTML that agac made
+    stays as it is."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return plain(value)
     return value
 
 
 LONGEST_ADDRESS = 2000
-"""Characters of an address from elsewhere that a page makes a link."""
+"""Characters of an address from elsewhere that a page makes a link, at most."""
 
 LONGEST_TEXT = 100_000
+"""Characters of one value that a page shows, at most; a command next to it prints all of it."""
+
 LONGEST_CELL = 160
-"""Characters of one value that a page shows, and a list; a command beside it prints all of it."""
+"""Characters of one value in a list, at most."""
 
-MOST_TEXT = 1_000_000
-MOST_ITEMS = 200
-"""Characters of all values of a page together, of all fields of its forms, and items of a list in
-it, such as the fields of a row."""
+MAX_PAGE_TEXT = 1_000_000
+"""Characters of all values of a page together, and of all fields of its forms, at most."""
 
-_room: ContextVar[int] = ContextVar("characters that the page may still show", default=MOST_TEXT)
+MAX_ITEMS = 200
+"""Items of a list that a page shows, such as the fields of a row, at most."""
+
+_room: ContextVar[int] = ContextVar(
+    "characters that the page may still show", default=MAX_PAGE_TEXT
+)
 _form_room: ContextVar[int] = ContextVar(
-    "characters that its forms may still hold", default=MOST_TEXT
+    "characters that its forms may still hold", default=MAX_PAGE_TEXT
 )
 
 
 def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
-    """As much of a text as is shown, and how much was left out; a few words where the page is
-    full."""
+    """Cuts a text to what a page shows, and says how much was left out; a few words once the page
+    is full."""
     text = text or ""
     shown = min(len(text), most, max(_room.get(), LONGEST_CELL))
     _room.set(_room.get() - shown)
@@ -104,7 +125,7 @@ def clip(text: str | None, most: int = LONGEST_TEXT) -> str:
 
 
 def fits(text: str) -> bool:
-    """Whether a form can hold a text as a whole; then it takes that room."""
+    """True if a form can hold a text as a whole; then it takes that room."""
     if len(text) > LONGEST_TEXT or len(text) > _form_room.get():
         return False
     _form_room.set(_form_room.get() - len(text))
@@ -115,27 +136,24 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s\\]+", re.IGNORECASE)
 
 
 def is_web_address(text: str) -> bool:
-    """Whether a text from elsewhere may be a link: to a page of the web, without a character that
-    nobody sees."""
-    return (
-        len(text) <= LONGEST_ADDRESS
-        and _WEB_ADDRESS.fullmatch(text) is not None
-        and plain(text) == text
-    )
+    """True if a text from elsewhere may be a link: to a page of the web, without a character that
+    is not shown."""
+    if len(text) > LONGEST_ADDRESS or plain(text) != text:
+        return False
+    return _WEB_ADDRESS.fullmatch(text) is not None
 
 
-def most(items: Any) -> list[Any]:
-    """As many items of a list as a page shows; `values.more` says how many there are besides."""
-    return list(islice(items, MOST_ITEMS))
+def first_items(items: Any) -> list[Any]:
+    """Gives as many items of a list as a page shows; `values.more` says how many more there are."""
+    return list(islice(items, MAX_ITEMS))
 
 
 def cell(value: Any) -> str:
-    """A value in a list: a text, or JSON, in one line and cut."""
+    """Writes a value in a list: a text, or JSON, in one line and cut."""
+    text = ""
     if isinstance(value, str):
         text = value
-    elif value is None:
-        text = ""
-    else:
+    elif value is not None:
         text = json.dumps(value, ensure_ascii=False)
     line = squeezed(text[: 2 * LONGEST_CELL])
     if len(line) <= LONGEST_CELL and len(text) <= 2 * LONGEST_CELL:
@@ -143,26 +161,27 @@ def cell(value: Any) -> str:
     return f"{line[: LONGEST_CELL - 1]}…"
 
 
-def words(command: Sequence[str], *named: object, **options: object) -> str:
-    """A command to type; what is `named` comes last, after `--` from where it may be taken for a
-    flag."""
-    given = [
-        text
-        for name, value in options.items()
-        if value is not None
-        for text in (f"--{name}", str(value))
-    ]
-    last = [str(one) for one in named]
-    flags = next((place for place, one in enumerate(last) if one.startswith("-")), None)
-    return shlex.join(
-        [*command, *given, *last[:flags], *([] if flags is None else ["--", *last[flags:]])]
-    )
+def command_text(command: Sequence[str], *arguments: object, **options: object) -> str:
+    """Writes a command to type. Its arguments come last, after `--` from the first one that may be
+    taken for a flag."""
+    words = list(command)
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    has_dashes = False
+    for argument in map(str, arguments):
+        if argument.startswith("-") and not has_dashes:
+            words.append("--")
+            has_dashes = True
+        words.append(argument)
+    return shlex.join(words)
 
 
 def page_text(template: str, context: Mapping[str, Any]) -> str:
-    """A page, or a fragment of one, as HTML. `context` has `project` (its name), `path` (of the
-    page) and what the template wants; for served pages `write` and `form_token`, for others
-    `link`, which gives the file of a path."""
+    """Renders a page, or a fragment of one, as HTML.
+
+    `context` has `project` (its name), `path` (of the page) and what the template needs; for served
+    pages `write` and `form_token`, for others `link`, which gives the file of a path."""
     given = {
         "navigation": NAVIGATION,
         "link": str,
@@ -171,18 +190,18 @@ def page_text(template: str, context: Mapping[str, Any]) -> str:
         "static": False,
         **context,
     }
-    _room.set(MOST_TEXT)
-    _form_room.set(MOST_TEXT)
+    _room.set(MAX_PAGE_TEXT)
+    _form_room.set(MAX_PAGE_TEXT)
     return environment().get_template(template).render(given)
 
 
 def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """The response with a page."""
+    """Makes the response with a page."""
     return HTMLResponse(page_text(template, served(request) | context), status)
 
 
 def served(request: Request) -> dict[str, Any]:
-    """What all pages that are served get."""
+    """Gives what all pages that are served need."""
     state = request.app.state
     return {
         "project": state.project.name,
@@ -193,9 +212,9 @@ def served(request: Request) -> dict[str, Any]:
     }
 
 
-async def said(request: Request, error: Exception) -> Response:
-    """What is wrong, and what to do, as a page: 404 for what is not there, 503 where the store
-    cannot be read."""
+async def error_page(request: Request, error: Exception) -> Response:
+    """Shows what is wrong, and what to do: 404 for what does not exist, 503 if the store cannot be
+    read."""
     if isinstance(error, HTTPException):
         status = error.status_code
         message = error.detail

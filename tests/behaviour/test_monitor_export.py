@@ -13,8 +13,8 @@ from support.project import ProjectFolder
 
 import agac
 from agac.api import monitor
-from agac.web import export
-from agac.web.export import export_pages
+from agac.web import static_pages
+from agac.web.static_pages import export_pages
 
 OURS = re.compile(r"(index|errors|(rows|failed|made-\d+)-\d+|row-\d+)\.html|agac-export\.json")
 
@@ -87,7 +87,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(
     def broken(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.StaticPages, "write", broken)
+    monkeypatch.setattr(static_pages.StaticPages, "write", broken)
     with pytest.raises(agac.AgacError, match="No space left"):
         export_pages(exported.root / "pages", 1, project=exported.root)
     assert sorted(path.name for path in exported.root.iterdir()) == before
@@ -95,9 +95,9 @@ def test_an_export_that_breaks_off_leaves_what_was_there(
 
 
 def test_lists_are_cut_into_pages_and_rows_are_sampled(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "PER_PAGE", 10)
-    monkeypatch.setattr(export, "MOST_LISTED", 40)
-    monkeypatch.setattr(export, "SAMPLE", 5)
+    monkeypatch.setattr(static_pages, "PER_PAGE", 10)
+    monkeypatch.setattr(static_pages, "MAX_LISTED", 40)
+    monkeypatch.setattr(static_pages, "SAMPLE", 5)
     project.workflow(stages=[{"name": "pick", "select": ["id", "text"]}], rows=55)
     project.run()
     told = export_pages(project.root / "pages", project=project.root)

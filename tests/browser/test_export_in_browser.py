@@ -9,8 +9,8 @@ from support.odd_rows import IDS, SCRIPT, run_odd_rows
 from support.project import ProjectFolder
 from support.soak import few
 
-from agac.web import export
-from agac.web.export import export_pages
+from agac.web import static_pages
+from agac.web.static_pages import export_pages
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def unfolded(page: Page, address: str) -> None:
 def test_no_link_of_any_kind_of_page_is_dead(
     page: Page, project: ProjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "PER_PAGE", 3)
+    monkeypatch.setattr(static_pages, "PER_PAGE", 3)
     project.configure()
     stages = [
         {"name": "plan", "prompt": "${text}", "output_schema": {"parts": ["string"]}},

@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import AsyncIterator
 from dataclasses import fields
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -25,8 +26,10 @@ from agac.data.text_formats import safe_cell_text
 from agac.web.rendering import render
 
 LISTED = 50
-AT_ONCE = 1000
-"""Rows of a page of a list, and those that a CSV file gets at a time."""
+"""Rows of a page of a list."""
+
+CSV_PAGE = 1000
+"""Rows that a CSV file gets at a time."""
 
 CSV = [
     "id",
@@ -48,13 +51,13 @@ CSV = [
 
 
 def filters_in(request: Request) -> RowFilters:
-    """The filters in an address."""
-    given = request.query_params
-    return RowFilters(**{one.name: given.get(one.name) or None for one in fields(RowFilters)})
+    """Reads the filters in an address."""
+    names = [each.name for each in fields(RowFilters)]
+    return RowFilters(**{name: request.query_params.get(name) or None for name in names})
 
 
 async def rows(request: Request) -> Response:
-    """Some rows of a run, as the address says which."""
+    """Shows some rows of a run: those that the filters in the address choose."""
     run = request.path_params["run"]
     project = request.app.state.project
     given = request.query_params
@@ -81,40 +84,44 @@ async def rows(request: Request) -> Response:
 
 
 async def rows_csv(request: Request) -> Response:
-    """The same list as a file, all of it, as a stream; no cell is a formula."""
+    """Sends the same list as a file, all of it, as a stream; no cell is a formula."""
     run = request.path_params["run"]
     project = request.app.state.project
     filters = filters_in(request)
-    first = await monitor.arows(run, filters, None, AT_ONCE, project=project)
+    first = await monitor.arows(run, filters, None, CSV_PAGE, project=project)
 
     async def lines() -> AsyncIterator[str]:
-        page: RowPage | None = first
-        cells = [CSV]
-        while page is not None:
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows(
-                [*cells, *([safe_cell_text(one[name]) for name in CSV] for one in page.rows)]
-            )
-            yield text.getvalue()
-            cells = []
-            if page.next:
-                page = await monitor.arows(run, filters, page.next, AT_ONCE, project=project)
-            else:
-                page = None
+        page = first
+        yield _csv_text([CSV]) + _csv_text(_cells(page))
+        while page.next:
+            page = await monitor.arows(run, filters, page.next, CSV_PAGE, project=project)
+            yield _csv_text(_cells(page))
 
-    named = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
-    return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=named)
+    headers = {"Content-Disposition": f'attachment; filename="run-{run}-rows.csv"'}
+    return StreamingResponse(lines(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _cells(page: RowPage) -> list[list[Any]]:
+    """Lists the cells of the rows of a page."""
+    return [[safe_cell_text(row[name]) for name in CSV] for row in page.rows]
+
+
+def _csv_text(rows: list[list[Any]]) -> str:
+    """Writes rows as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
 
 
 async def errors(request: Request) -> Response:
-    """How the rows of a run failed, and the commands that try them again."""
+    """Shows how the rows of a run failed, and the commands that try them again."""
     run = request.path_params["run"]
     groups = await monitor.aerrors(run, project=request.app.state.project)
     return render(request, "errors.html", title=f"Errors of run {run}", run=run, groups=groups)
 
 
 async def row(request: Request) -> Response:
-    """All that is known of the rows with an id."""
+    """Shows all that is known of the rows with an id."""
     name = request.query_params.get("id", "")
     run, rows = await asynchronous(row_page)(
         request.path_params["run"], name, project=request.app.state.project
@@ -123,18 +130,17 @@ async def row(request: Request) -> Response:
 
 
 async def why(request: Request) -> Response:
-    """What a row was asked with at a stage, and what differs from the last time."""
-    run, name, stage = (
-        request.path_params["run"],
-        *(request.query_params.get(key, "") for key in ("id", "stage")),
-    )
+    """Shows what a row was asked with at a stage, and what differs from the last time."""
+    run = request.path_params["run"]
+    name = request.query_params.get("id", "")
+    stage = request.query_params.get("stage", "")
     report = await api.awhy(run, name, stage, project=request.app.state.project)
     context = {"run": run, "row": report.row_id, "why": report.as_json()}
     return render(request, "why.html", title=f"Why {stage} was asked", **context)
 
 
 async def compare(request: Request) -> Response:
-    """Two runs side by side, some rows at a time; without two, the choice of them."""
+    """Shows two runs side by side, some rows at a time; without two, the choice of them."""
     project = request.app.state.project
     given = request.query_params
     first = given.get("first", "")
@@ -155,27 +161,27 @@ async def compare(request: Request) -> Response:
 
 
 async def workflows(request: Request) -> Response:
-    """All workflows."""
+    """Shows all workflows."""
     names = await asynchronous(workflow_names)(request.app.state.project)
     return render(request, "workflows.html", title="Workflows", names=names)
 
 
 async def workflow(request: Request) -> Response:
-    """A workflow's files and graph; what a run would cost where that is asked for, since it walks
-    all rows."""
+    """Shows a workflow's files and graph, and on request what a run would cost, which walks all
+    rows."""
     project = request.app.state.project
     name = request.query_params.get("name", "")
     view = await asynchronous(workflow_view)(name, project=project)
-    wanted = "plan" in request.query_params  # walked in a thread, not in the server's own loop
-    if wanted:
-        plan = (await asyncio.to_thread(api.plan, view["name"], project=project)).as_json()
-    else:
-        plan = None
+    plan = None
+    if "plan" in request.query_params:
+        # in a thread, not in the server's own loop
+        report = await asyncio.to_thread(api.plan, view["name"], project=project)
+        plan = report.as_json()
     return render(request, "workflow.html", title=view["name"], view=view, plan=plan)
 
 
 async def graph_style(request: Request) -> Response:
-    """The looks of drawings, which the pages' policy forbids within them."""
+    """Gives the style of drawings, which the pages' policy forbids within them."""
     return Response(page_style(), media_type="text/css")
 
 
