@@ -22,7 +22,7 @@ from agac.engine.stage_summary import CallCost
 
 if TYPE_CHECKING:
     from agac.api.batches import BatchLine, BatchReport
-    from agac.api.retrieve import CancelReport, DoctorReport, WaitReport
+    from agac.api.retrieve import CancelReport, DoctorReport, RetrieveReport, WaitReport
     from agac.store.batches import BatchView
 
 
@@ -124,24 +124,29 @@ def retrieve(
         batch_id, run=run, submit=not no_submit, executor=executor, project=settings.project_dir,
         progress=not settings.quiet, handle_signals=True,
     )  # fmt: skip
+    _print_retrieved(report, quiet=settings.quiet or as_json)
+    if as_json:
+        terminal.print_json(report.as_json())
+    return report.exit_code
+
+
+def _print_retrieved(report: RetrieveReport, *, quiet: bool) -> None:
+    """Says what became of batches, and of the run that they are of."""
     ended = report.run
-    quiet = settings.quiet or as_json
+    is_replaced = report.superseded_by is not None
     waits = report.exit_code is ExitCode.NOT_READY and not report.ready
-    if report.superseded_by is not None:
-        terminal.print_lines([] if quiet else map(retrieved_line, report.ingested))
-    elif not waits:
+    if is_replaced and not quiet:
+        terminal.print_lines(map(retrieved_line, report.ingested))
+    if not is_replaced and not waits:
         from agac.engine.invocation import Scope  # the engine is loaded by now
 
         print_run(ended, report.again, quiet=quiet, scope=Scope())
-    silent = ended.record.complete or ended.invocation_record.batches.open
-    if not quiet and (waits or report.superseded_by is not None or not silent):
+    is_told = ended.record.complete or ended.invocation_record.batches.open
+    if not quiet and (waits or is_replaced or not is_told):
         terminal.say(terminal.sentence(report.message))
     if waits:
         for line in undecided_lines(ended.invocation_record):
             terminal.say(line)
-    if as_json:
-        terminal.print_json(report.as_json())
-    return report.exit_code
 
 
 @batch.command(
@@ -155,24 +160,25 @@ def retrieve(
 @json_option
 @click.pass_obj
 def wait(settings: Globals, batch_id: str | None, timeout: str | None, as_json: bool) -> int:
-    seconds = None
-    if timeout is not None:
-        from agac.spec import validation  # loads pydantic
-
-        try:  # a number of seconds, or a time as in agac's files
-            plain_seconds = timeout.replace(".", "", 1).isdigit()
-            if plain_seconds:
-                seconds = float(timeout)
-            else:
-                seconds = float(validation.duration(timeout))
-        except ValueError as error:
-            raise click.UsageError(f"--timeout {timeout}: {error}") from None
+    seconds = None if timeout is None else _seconds(timeout)
     call = long_running(api.batch_wait)
     if not settings.quiet and sys.stderr.isatty():
         terminal.say("Waiting; Ctrl-C stops waiting, and does not cancel the batches.")
     report = call(batch_id, timeout=seconds, project=settings.project_dir)
     terminal.print_report(report, waited_lines, as_json=as_json, quiet=settings.quiet)
     return report.exit_code
+
+
+def _seconds(timeout: str) -> float:
+    """Reads a number of seconds, or a time as in agac's files."""
+    from agac.spec import validation  # loads pydantic
+
+    try:
+        if timeout.replace(".", "", 1).isdigit():
+            return float(timeout)
+        return float(validation.duration(timeout))
+    except ValueError as error:
+        raise click.UsageError(f"--timeout {timeout}: {error}") from None
 
 
 @batch.command(
@@ -244,11 +250,10 @@ STEP_WORDS = {"NEEDS_HUMAN": "needs a decision", "NOT_CREATED": "not created", "
 def status_word(batch: BatchView) -> str:
     """Says the status of a batch: the same words for every provider, and others for steps that no
     provider has."""
-    return (
-        STEP_WORDS.get(batch.state)
-        or batch.status
-        or ("in_progress" if batch.provider_id else "not submitted")
-    )
+    word = STEP_WORDS.get(batch.state) or batch.status
+    if word:
+        return word
+    return "in_progress" if batch.provider_id else "not submitted"
 
 
 def status_lines(report: BatchReport) -> Iterator[str]:
@@ -278,17 +283,21 @@ def _all_batches_line(lines: Sequence[BatchLine]) -> str:
     done = sum(line.batch.done or 0 for line in lines)
     failed = sum(line.batch.failed or 0 for line in lines)
     total = counted(sum(line.total for line in lines), "request")
-    ended = sum(line.ready for line in lines)
-    unsent = sum(line.waits is not None for line in lines)
     words = f"{len(lines)} batches, {done:,} done, {failed:,} failed of {total}"
-    to_do = []
+    ready = _ready_words(lines)
+    return f"{words}; {ready}: agac batch retrieve" if ready else words
+
+
+def _ready_words(lines: Sequence[BatchLine]) -> str:
+    """`1 ended, 2 not submitted`: the batches that `agac batch retrieve` would work on."""
+    words = []
+    ended = sum(line.ready for line in lines)
     if ended:
-        to_do.append(f"{ended:,} ended")
+        words.append(f"{ended:,} ended")
+    unsent = sum(line.waits is not None for line in lines)
     if unsent:
-        to_do.append(f"{unsent:,} not submitted")
-    if to_do:
-        return f"{words}; {', '.join(to_do)}: agac batch retrieve"
-    return words
+        words.append(f"{unsent:,} not submitted")
+    return ", ".join(words)
 
 
 def _open_cost(lines: Sequence[BatchLine], run: int) -> str:
@@ -304,24 +313,13 @@ def _open_cost(lines: Sequence[BatchLine], run: int) -> str:
 
 
 def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
+    """Yields all about one batch."""
     batch = line.batch
-    lane = line.lane
-    running = batch.open and not line.ready
     run = terminal.run_name(batch.workflow, batch.run_id)
     yield f"Batch job status: {status_word(batch)}"
     yield f"{terminal.sentence(_name(batch))}: {run}, {_place(batch)}, {batch.lane}"
     yield f"Requests: {_counts(line)}"
-    if line.submitted_at is not None:
-        usual = ""
-        if running and lane is not None:  # the time that other batches of its lane took
-            half = duration(lane.p50_s)
-            most = duration(lane.p95_s)
-            usual = f"; of {lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
-        yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
-    if running and batch.expires_at is not None:
-        yield f"The provider gives up: {_when(batch.expires_at, now)}"
-    if running and batch.deadline is not None:
-        yield f"Deadline: {_when(batch.deadline, now)}; requests not finished by then are cancelled"
+    yield from _time_lines(line, now)
     yield f"Cost: {_cost(line)}"
     if batch.open and batch.provider_id is not None:
         yield f"The provider deletes its results and files: {_deleted(batch, now)}"
@@ -330,7 +328,31 @@ def _one_in_full(line: BatchLine, now: float) -> Iterator[str]:
     yield from _attention(line)
 
 
+def _time_lines(line: BatchLine, now: float) -> Iterator[str]:
+    """Yields when a batch was submitted, and until when it may be at work."""
+    batch = line.batch
+    is_running = batch.open and not line.ready
+    if line.submitted_at is not None:
+        usual = _usual_words(line) if is_running else ""
+        yield f"Submitted: {iso(line.submitted_at)}, {_ago(line.submitted_at, now)}{usual}"
+    if is_running and batch.expires_at is not None:
+        yield f"The provider gives up: {_when(batch.expires_at, now)}"
+    if is_running and batch.deadline is not None:
+        yield f"Deadline: {_when(batch.deadline, now)}; requests not finished by then are cancelled"
+
+
+def _usual_words(line: BatchLine) -> str:
+    """Says how long other batches of the lane took, as far as there were any."""
+    lane = line.lane
+    if lane is None:
+        return ""
+    half = duration(lane.p50_s)
+    most = duration(lane.p95_s)
+    return f"; of {lane.batches:,} in this lane half took up to {half}, 95 % up to {most}"
+
+
 def _short(line: BatchLine, now: float) -> str:
+    """Writes a batch on one line."""
     batch = line.batch
     parts = [
         f"Batch job status: {status_word(batch)}",
@@ -348,11 +370,11 @@ def _short(line: BatchLine, now: float) -> str:
 
 
 def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
+    """Yields what needs attention. `short`: without what all such batches need."""
     if line.waits:
+        retried = ""
         if line.batch.try_at is not None:
             retried = f"; retried from {iso(line.batch.try_at)} on"
-        else:
-            retried = ""
         yield f"Not submitted: {plain(terminal.first_line(line.waits))}{retried}"
     if line.stuck_for_s is not None:
         yield f"Stuck: no progress for {duration(line.stuck_for_s)}"
@@ -360,7 +382,8 @@ def _attention(line: BatchLine, *, short: bool = False) -> Iterator[str]:
         yield "Cancelling; finished requests are kept"
     if line.note:
         yield f"Note: {plain(terminal.first_line(line.note))}"
-    if line.remedy and not (short and (line.ready or line.waits)):
+    is_usual = line.ready or bool(line.waits)
+    if line.remedy and not (short and is_usual):
         yield f"Next: {plain(line.remedy)}"
 
 
@@ -377,9 +400,10 @@ def _counts(line: BatchLine, *, unit: bool = False) -> str:
     are not reported."""
     counts = {"done": line.batch.done, "failed": line.batch.failed}
     requests = counted(line.total, "request")
-    found = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
-    if found:
-        return f"{', '.join(found)} of {requests if unit else f'{line.total:,}'}"
+    reported = [f"{count:,} {word}" for word, count in counts.items() if count is not None]
+    if reported:
+        total = requests if unit else f"{line.total:,}"
+        return f"{', '.join(reported)} of {total}"
     if line.batch.provider_id:
         return requests
     return f"{requests}, none sent yet"
@@ -398,7 +422,9 @@ def _deleted(batch: BatchView, now: float) -> str:
 
 
 def _when(at: float, now: float) -> str:
-    return f"{iso(at)} ({f'in {duration(at - now)}' if at >= now else _ago(at, now)})"
+    """`2026-01-02T10:00:00Z (in 3 h)`, or how long ago it was."""
+    distance = f"in {duration(at - now)}" if at >= now else _ago(at, now)
+    return f"{iso(at)} ({distance})"
 
 
 def _ago(at: float, now: float) -> str:
@@ -406,12 +432,11 @@ def _ago(at: float, now: float) -> str:
 
 
 def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
+    """Lists batches as a table, with what needs attention below."""
+    if not report.batches and closed:
+        return ["No batch was submitted yet"]
     if not report.batches:
-        return [
-            "No batch was submitted yet"
-            if closed
-            else "No open batches. --all includes closed ones"
-        ]
+        return ["No open batches. --all includes closed ones"]
     header = [
         "batch",
         "at the provider",
@@ -428,13 +453,28 @@ def list_lines(report: BatchReport, *, closed: bool) -> list[str]:
     rows = []
     notes = []
     for line in report.batches:
-        one = line.batch
-        done, failed = ("-" if count is None else count for count in (one.done, one.failed))
-        place = [one.id, one.provider_id or "-", one.workflow, one.run_id, one.stage_name, one.lane]
-        rows.append([*place, status_word(one), done, failed, line.total, _cost(line)])
-        if one.open:
-            notes += [f"Batch {one.id}: {note}" for note in _attention(line, short=True)]
-    return [terminal.table(header, rows), *(["", *notes] if notes else [])]
+        batch = line.batch
+        rows.append(
+            [
+                batch.id,
+                batch.provider_id or "-",
+                batch.workflow,
+                batch.run_id,
+                batch.stage_name,
+                batch.lane,
+                status_word(batch),
+                "-" if batch.done is None else batch.done,
+                "-" if batch.failed is None else batch.failed,
+                line.total,
+                _cost(line),
+            ]
+        )
+        if batch.open:
+            notes += [f"Batch {batch.id}: {note}" for note in _attention(line, short=True)]
+    lines = [terminal.table(header, rows)]
+    if notes:
+        lines += ["", *notes]
+    return lines
 
 
 def waited_lines(report: WaitReport) -> Iterator[str]:
@@ -472,10 +512,9 @@ def in_batch_words(task: Mapping[str, Any]) -> str:
     replica = f"replica {task['replica']}: " if "replica" in task else ""
     how = "waits for the same request in" if task["waits"] else "in"
     name = terminal.batch_name(task["batch"], task["provider_id"])
+    when = "not submitted yet"
     if task["submitted_at"]:
         when = f"submitted {task['submitted_at']}"
-    else:
-        when = "not submitted yet"
     repeated = f", round {task['round']}" if task["round"] > 1 else ""
     return (
         f"{replica}{how} {name} of run {task['run']}, {when}{repeated}; agac batch status "

@@ -51,21 +51,24 @@ def export(settings: main.Globals, /, workflow: str | None, as_json: bool, **how
         raise click.UsageError(
             "--json and --to - both print on standard output", click.get_current_context()
         )
-    with tempfile.TemporaryDirectory(prefix="agac-export-") as folder:
-        if printed:
-            how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
-        summary, files = main.long_running(api.export)(
-            workflow, **how, project=settings.project_dir
-        )
-        if printed and not sys.stdout.isatty():
-            with files[0].open("rb") as found:
-                shutil.copyfileobj(found, sys.stdout.buffer)
-            return
-        if printed:
-            text = files[0].read_text("utf-8", "replace").rstrip("\n")
-        else:
-            text = "\n".join(map(str, files))
+    if printed:
+        _print_results(settings, workflow, how)
+        return
+    summary, files = main.long_running(api.export)(workflow, **how, project=settings.project_dir)
+    names = [str(file) for file in files]
     if as_json:
-        print_json({**summary, "files": [str(file) for file in files]})
+        print_json({**summary, "files": names})
     else:
-        print_text(text)
+        print_text("\n".join(names))
+
+
+def _print_results(settings: main.Globals, workflow: str | None, how: dict[str, Any]) -> None:
+    """Prints the results of a run: exactly, but on a terminal with escapes."""
+    with tempfile.TemporaryDirectory(prefix="agac-export-") as folder:
+        how |= {"to": Path(folder, "results"), "format": how["format"] or "jsonl"}
+        _, files = main.long_running(api.export)(workflow, **how, project=settings.project_dir)
+        if sys.stdout.isatty():
+            print_text(files[0].read_text("utf-8", "replace").rstrip("\n"))
+            return
+        with files[0].open("rb") as results:
+            shutil.copyfileobj(results, sys.stdout.buffer)

@@ -73,32 +73,40 @@ def show(settings: Globals, /, run: str, workflow: str | None, as_json: bool, **
 def show_lines(report: InspectReport, row: str | None, head: int) -> Iterator[str]:
     """Yields the first results of a run as a table, or one result in full."""
     run = report.run
-    number = run["run"]
     results = [dict(_named_texts(result)) for result in report.rows or ()]
-    yield f"{terminal.run_name(run['workflow'], number)}: {run['state']}\n"
-    if row is not None:
+    yield f"{terminal.run_name(run['workflow'], run['run'])}: {run['state']}\n"
+    if row is not None and not results:
+        yield (
+            f"No result of {row!r} is there. See what became of the row with: "
+            f"{row_command(run['run'], row)}"
+        )
+    elif row is not None:
         yield from terminal.record_lines((result.items() for result in results), cut=False)
-        if not results:
-            yield (
-                f"No result of {row!r} is there. See what became of the row with: "
-                f"{row_command(number, row)}"
-            )
     elif results:
-        names = list(dict.fromkeys(name for result in results for name in result))
-        columns = [name for name in names if name != "row_number"]
-        header = [name.removeprefix("result.") for name in columns]
-        cells = [[result.get(name, "") for name in columns] for result in results]
-        yield terminal.table(header, cells, one_line=True)
+        yield _results_table(results)
     else:
         yield f"No row has a result{' yet' if run['rows']['open'] else ''}."
         yield from next_step_lines(api.StatusReport(report.project, 0, [run]))
     if len(results) == head:
-        name = job_alias(number) if is_job(run["workflow"]) else run["workflow"]
-        partial = "" if run["complete"] else " --partial"
-        yield (
-            f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in "
-            f"a file: agac export --run {number} --to {name}.csv{partial}"
-        )
+        yield _more_line(run, head)
+
+
+def _results_table(results: list[dict[str, str]]) -> str:
+    """Makes a table of results, with a column for each name that one of them has."""
+    names = dict.fromkeys(name for result in results for name in result if name != "row_number")
+    header = [name.removeprefix("result.") for name in names]
+    cells = [[result.get(name, "") for name in names] for result in results]
+    return terminal.table(header, cells, one_line=True)
+
+
+def _more_line(run: dict[str, Any], head: int) -> str:
+    """Says how to see more than the first `head` results."""
+    name = job_alias(run["run"]) if is_job(run["workflow"]) else run["workflow"]
+    partial = "" if run["complete"] else " --partial"
+    return (
+        f"\nThe first {head:,}. More of them: --head N; one in full: --row ID; all in "
+        f"a file: agac export --run {run['run']} --to {name}.csv{partial}"
+    )
 
 
 def _named_texts(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -155,8 +163,12 @@ def _stage_definition(stage: dict[str, Any]) -> Iterator[str]:
     yield f"Stage {stage['name']}: {does}{after}"
     if stage.get("when"):
         yield from block_lines(f"when (otherwise: {stage['otherwise']})", stage["when"])
-    if calls_no_model:
-        return
+    if not calls_no_model:
+        yield from _request_lines(stage)
+
+
+def _request_lines(stage: dict[str, Any]) -> Iterator[str]:
+    """Yields what a stage asks its model."""
     yield from alias_lines(stage)
     replicas = replicas_words(stage)
     if replicas:

@@ -141,12 +141,17 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[str]:
     vote = stage.get("vote")
     if vote:
         yield f"  {_vote_words(vote)}"
+    yield from _prompt_lines(stage)
+    yield from _attempts_with_turns(stage)
+
+
+def _prompt_lines(stage: dict[str, Any]) -> Iterator[str]:
+    """Yields the prompt of a stage, or why it is not shown."""
     for message in stage["prompt"] or ():
         yield from block_lines(f"prompt, {message['role']}", message["text"])
     if stage["prompt_note"]:
         what = "not done" if stage["operation"] else "prompt: not shown"
         yield f"  {what}: {stage['prompt_note']}"
-    yield from _attempts_with_turns(stage)
 
 
 def _stale_words(outcome: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +28,35 @@ def running() -> dict[str, Any]:
     """Finds which agac runs, by which Python; the command `agac` that a shell finds, and whether
     it starts this one."""
     command = shutil.which("agac")
-    package = Path(api.__file__ or "").parents[1]
-    if command and os.access(command, os.R_OK):
-        readable = command
-    else:
-        readable = os.devnull
-    script = Path(readable).read_bytes()  # it names its Python and what it starts
-    ours = os.fsencode(Path(sys.executable).parent) in script and b"from agac." in script
-    own = {"agac": __version__, "python": platform.python_version(), "package": str(package)}
-    return own | {"interpreter": sys.executable, "on_path": command, "on_path_is_this": ours}
+    return {
+        "agac": __version__,
+        "python": platform.python_version(),
+        "package": str(Path(api.__file__ or "").parents[1]),
+        "interpreter": sys.executable,
+        "on_path": command,
+        "on_path_is_this": command is not None and _starts_this_agac(command),
+    }
+
+
+def _starts_this_agac(command: str) -> bool:
+    """True if a script names this Python and starts agac."""
+    if not os.access(command, os.R_OK):
+        return False
+    script = Path(command).read_bytes()
+    return os.fsencode(Path(sys.executable).parent) in script and b"from agac." in script
 
 
 def running_text() -> str:
-    version, python, package, interpreter, command, ours = running().values()
-    this = "" if ours else f"; `{shlex.quote(interpreter)} -m agac` is this one"
+    """Says which agac runs, by which Python."""
+    facts = running()
+    this = ""
+    if not facts["on_path_is_this"]:
+        this = f"; `{shlex.quote(facts['interpreter'])} -m agac` is this one"
     where = plain(
-        f"  package: {package}\n  python: {interpreter}\n  agac on PATH: {command or 'none'}{this}"
+        f"  package: {facts['package']}\n  python: {facts['interpreter']}\n"
+        f"  agac on PATH: {facts['on_path'] or 'none'}{this}"
     )
-    return f"agac {version} (Python {python})\n{where}"
+    return f"agac {facts['agac']} (Python {facts['python']})\n{where}"
 
 
 @click.command(help="Show the version of agac and of Python, and which agac it is that runs.")
@@ -75,37 +87,42 @@ USED_FOR = {
 
 
 def _use_of(needed: Requirement) -> str:
+    """Says what a package is used for."""
     if needed.extra is None:
         return "all"
     return USED_FOR.get(needed.extra, f"the extra {needed.extra}")
 
 
 def print_installation(*, as_json: bool) -> int:
-    """Prints what agac needs, and what of it is missing or too old. Returns exit code 1 when agac
-    cannot do without it."""
-    found = requirements()
-    if not found:
+    """Prints what agac needs, and what of it is missing or too old. Returns exit code 1 if agac
+    does not work without it."""
+    needed = requirements()
+    if not needed:
         folder = shlex.quote(str(Path(running()["package"]).parent))
         raise AgacError(
             f"agac runs from {folder} and is not installed", remedy=f"pip install {folder}"
         )
-    lacking = [one for one in found if not one.ok]
+    lacking = [each for each in needed if not each.ok]
+    of_agac = [each for each in lacking if each.extra is None]
+    of_extras = [each for each in lacking if each.extra is not None]
     if as_json:
-        print_json({**running(), "packages": [{**one._asdict(), "ok": one.ok} for one in found]})
+        print_json(
+            {**running(), "packages": [{**each._asdict(), "ok": each.ok} for each in needed]}
+        )
     else:
-        rows = [(one.package, one.bounds, one.installed or "none", _use_of(one)) for one in found]
+        rows = [
+            (each.package, each.bounds, each.installed or "none", _use_of(each)) for each in needed
+        ]
         print_text(
             f"{running_text()}\n\n{table(('package', 'needs', 'installed', 'used for'), rows)}"
         )
-    for core, what in (
-        (True, "Missing, or of another version"),
-        (False, "Only for what is said beside it"),
-    ):
-        names = " ".join(
-            f"'{one.package}{one.bounds}'" for one in lacking if (one.extra is None) is core
-        )
-        if names and not as_json:
-            print_text(f"{what}: pip install {names}")
-    if any(one.extra is None for one in lacking):
-        return ExitCode.FAILED
-    return ExitCode.DONE
+        _print_install("Missing, or of another version", of_agac)
+        _print_install("Only for what is said beside it", of_extras)
+    return ExitCode.FAILED if of_agac else ExitCode.DONE
+
+
+def _print_install(reason: str, packages: Sequence[Requirement]) -> None:
+    """Prints the command that installs packages, if there are any."""
+    if packages:
+        names = " ".join(f"'{each.package}{each.bounds}'" for each in packages)
+        print_text(f"{reason}: pip install {names}")

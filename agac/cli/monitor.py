@@ -1,4 +1,4 @@
-"""The monitor in the browser: `ui`."""
+"""`agac ui`: the monitor in the browser."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def ui(
     as_json: bool,
 ) -> None:
     """Exit 0 at Ctrl-C."""
-    if (port or no_open or write) if folder is not None else run is not None:
+    serves = port or no_open or write
+    if (folder is not None and serves) or (folder is None and run is not None):
         raise UsageError(
             "--export goes with --run, and with --json", remedy="Leave the other options out."
         )
@@ -68,29 +69,35 @@ def ui(
         if lack:
             raise UsageError(lack, remedy="All of it: pip install jinja2 starlette uvicorn")
     if folder is not None:
-        from agac.web.static_pages import export_pages
-
-        told = export_pages(Path(folder), run or "last", project=settings.project_dir)
-        text = (
-            f"Wrote {counted(told['listed'], 'row')} of run {told['run']}: open "
-            f"{told['folder']}/index.html"
-        )
-        terminal.print_text(json.dumps(told) if as_json else text)
+        _export(Path(folder), run or "last", settings, as_json=as_json)
         return
     from agac.web.app import serve
 
     def ready(url: str) -> None:
-        terminal.print_text(
-            json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)",
-            flush=True,
-        )
-        # without a window, some browsers open in the terminal
-        has_screen = (
-            sys.platform != "linux"
-            or os.environ.get("DISPLAY")
-            or os.environ.get("WAYLAND_DISPLAY")
-        )
-        if not no_open and has_screen:
+        text = json.dumps({"url": url}) if as_json else f"Monitor: {url}   (Ctrl-C ends it)"
+        terminal.print_text(text, flush=True)
+        if not no_open and _has_screen():
             webbrowser.open(url)
 
     main.long_running(serve)(project_root(settings.project_dir), ready, port=port, write=write)
+
+
+def _export(folder: Path, run: str, settings: main.Globals, *, as_json: bool) -> None:
+    """Writes a run as static pages, and says where."""
+    from agac.web.static_pages import export_pages
+
+    facts = export_pages(folder, run, project=settings.project_dir)
+    if as_json:
+        terminal.print_text(json.dumps(facts))
+    else:
+        terminal.print_text(
+            f"Wrote {counted(facts['listed'], 'row')} of run {facts['run']}: open "
+            f"{facts['folder']}/index.html"
+        )
+
+
+def _has_screen() -> bool:
+    """True if a browser has a window: without one, some open in the terminal."""
+    if sys.platform != "linux":
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,475 +1,378 @@
-"""`agac diff`, `agac compare` and `agac try`: what changes do, for people, for comments, and as
-JSON."""
+"""`agac review`, `agac fix` and `agac calibrate`: decisions of people about results."""
 
 from __future__ import annotations
 
-import csv
-import html
-from collections.abc import Iterable, Iterator
-from functools import partial
+import json
+import sys
+from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from agac import api
 from agac.cli import main, terminal
-from agac.cli.figures import change_words, counts_words, version_words
-from agac.core.errors import ExitCode
-from agac.core.reading import read_as
-from agac.core.text import plain, split_lines
+from agac.cli.compare import agreement_rows, percentage
+from agac.core.errors import ExitCode, UsageError
 from agac.core.types import counted
-from agac.core.word_diff import as_html, as_text, value_diff
-from agac.data.files import AtomicFile, refuse_target, write_whole
-from agac.data.text_formats import safe_cell_text
-from agac.engine.summary import RunSummary
 
 if TYPE_CHECKING:
-    from agac.api.comparison import Agreement
-    from agac.api.diff import DiffReport
-    from agac.api.evaluation import Evaluation, ModelQuality
-    from agac.api.run_compare import FieldChange, RunComparison
-    from agac.api.trial import StageTrial
-    from agac.core.statistics import Interval
+    from agac.api import (
+        CalibrateReport,
+        DecideReport,
+        Decision,
+        FixReport,
+        ReviewItem,
+        ReviewReport,
+    )
+
+KEYS = {"a": "approve", "e": "edit", "r": "reject", "d": "redo", "s": "skip", "q": "quit"}
+
+file_argument = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+reviewer_option = click.option(
+    "--reviewer", "who", metavar="NAME", help="Who decides; else AGAC_REVIEWER, or git's name."
+)
+queue_options = main.in_order(
+    click.option("-a", "--workflow", metavar="NAME", help="Only of this workflow."),
+    click.option("--stage", metavar="STAGE", help="Only of this review stage."),
+)
 
 
-@click.command(
-    help="Show what changed since REF, what stays valid, and what a run would cost. Makes no calls."
+@click.group(cls=main.CommandGroup, help="Decide on results that wait for people.")
+def review() -> None: ...
+
+
+@review.command(
+    help="Show how many rows wait, what was decided, and how far people and the model agree."
 )
-@click.argument("ref", metavar="[REF]", required=False)
-@click.option(
-    "-a",
-    "--workflow",
-    "workflows",
-    metavar="NAME",
-    multiple=True,
-    help="Only this workflow; repeatable.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "markdown", "json"]),
-    default="text",
-    help="How to print.",
-)
+@click.option("-a", "--workflow", metavar="NAME", help="Only of this workflow.")
 @main.json_option
 @click.pass_obj
-def diff(
-    settings: main.Globals, ref: str | None, workflows: tuple[str, ...], form: str, as_json: bool
-) -> int:
-    """Exit 0 fine, 2 the present version has problems."""
-    report = api.diff(ref, workflows, project=settings.project_dir)
-    if form == "markdown" and not as_json:
-        from agac.cli.markdown import diff_lines as lines
-    else:
-        lines = diff_lines
-    if form == "markdown":
-        text = terminal.print_markdown
-    else:
-        text = terminal.print_text
-    terminal.print_report(report, lines, as_json=as_json or form == "json", text=text)
-    return ExitCode.DONE if report.ok else ExitCode.USAGE
+def status(settings: main.Globals, workflow: str | None, *, as_json: bool) -> None:
+    report = api.review_report(settings.project_dir, workflow=workflow)
+    terminal.print_report(report, status_lines, as_json=as_json)
 
 
-@click.command(
-    help="Compare the results of two runs (their numbers, or `last`), row by row. Makes no calls."
-)
-@click.argument("first", metavar="RUN_A")
-@click.argument("second", metavar="RUN_B")
-@click.option("--key", metavar="FIELD", help="Match rows by this field of theirs, and not by id.")
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
-    help="Show so many changed rows.",
-)
-@click.option(
-    "--html",
-    "page",
-    metavar="FILE",
-    type=Path,
-    help="Write a page with 2,000 rows, and a csv with more.",
-)
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@main.json_option
-@click.pass_obj
-def compare(
-    settings: main.Globals, /, page: Path | None, force: bool, as_json: bool, **which: Any
-) -> None:
-    shown = None if page is None else ComparePage(page, force=force)
-    report = api.compare_runs(
-        **which, changed=shown.add if shown else None, project=settings.project_dir
-    )
-    for file in shown.written(comparison_lines(report)) if shown is not None else ():
-        terminal.say(f"Wrote {terminal.from_here(file)}")
-    terminal.print_report(
-        report, lambda found: (*comparison_lines(found), *changed_lines(found)), as_json=as_json
-    )
-
-
-def comparison_lines(report: RunComparison) -> Iterator[str]:
-    """Yields counts, how far each stage and field agrees, and what the runs took."""
-    runs = (report.first, report.second)
-    records = [read_as(RunSummary, one) for one in runs]
-    rows = report.rows
-    by = f" by {report.key}" if report.key else ""
-    ended = [
-        f"{terminal.run_name(one.workflow, one.run)}{'' if one.complete else ' (not finished)'}"
-        for one in records
-    ]
-    yield " compared with ".join(ended)
-    alone = [
-        f"{rows[f'only_{name}']:,} only in run {getattr(report, name)['run']}"
-        for name in ("first", "second")
-    ]
-    yield (
-        f"{counted(rows['both'], 'row')} in both{by}, {rows['changed']:,} changed; "
-        f"{', '.join(alone)}\n"
-    )
-    table = [line for one in report.stages for line in agreement_rows(one.name, one.agreement)]
-    yield (
-        terminal.table(("result", "rows", "equal", "share", "in one", "drift", "p95"), table) + "\n"
-    )
-    for one, record in zip(runs, records, strict=True):
-        times = record.timing_ms.duration
-        words = map(
-            _known,
-            (one["usd_per_1000_rows"], times.p50, times.p95),
-            (", ${:,.4f} for 1,000 rows", ", calls of {:,.0f} ms", " (p95 {:,.0f} ms)"),
+def status_lines(report: ReviewReport) -> Iterator[str]:
+    """Yields how far people and the model agree at each stage."""
+    for stage in report.stages:
+        states = [f"{count:,} {state}" for state, count in stage.states.items()]
+        yield (
+            f"{stage.workflow}, {stage.stage}: {', '.join(states)}; {stage.rejected:,} rejected. "
+            "People and the model:"
         )
-        yield f"run {record.run}: {terminal.cost_of(record.calls.cost)}{''.join(words)}"
+        left = stage.states.get("waiting", 0) + stage.states.get("conflict", 0)
+        if stage.is_gone and left:
+            yield (
+                "  No file has this stage any more, so no run takes decisions on "
+                f"{counted(left, 'row')} up. Put the"
+            )
+            yield "  stage back to decide on them; `agac gc` drops them with their run."
+        kinds = {"asked blindly": stage.blind, "sample": stage.sample, "others": stage.others}
+        table = list[tuple[object, ...]]()
+        for name, agreement in kinds.items():
+            if agreement.rows:
+                table += agreement_rows(name, agreement)
+        yield terminal.table(("decided", "rows", "equal", "share", "in one", "drift", "p95"), table)
+    if not report.stages:
+        yield "No row came to a review yet."
 
 
-def agreement_rows(name: str, found: Agreement) -> Iterator[tuple[object, ...]]:
-    share, *drift = map(
-        _known, (found.share, found.drift, found.p95), ("{:.1%}", "{:.4g}", "{:.4g}")
+@review.command(
+    help="Write what waits into a csv, xlsx or jsonl FILE, to be filled in and imported."
+)
+@file_argument
+@queue_options
+@click.option("--force", is_flag=True, help="Replace the file.")
+@main.json_option
+@click.pass_obj
+def export(settings: main.Globals, /, file: Path, *, as_json: bool, **which: Any) -> None:
+    written = api.review_export(file, **which, project=settings.project_dir)
+    if as_json:
+        terminal.print_json({"file": str(file), "rows": written})
+    else:
+        wrote = f"Wrote {counted(written, 'review')} to {terminal.from_here(file)}"
+        terminal.print_text(f"{wrote}. Fill in decision (approve,")
+        terminal.print_text(
+            f"edit, reject, redo), value, comment and reviewer, then: agac review import {file}"
+        )
+
+
+@review.command(
+    name="import",
+    help="Take the decisions of a FILE that `agac review export` wrote. Again is harmless.",
+)
+@file_argument
+@reviewer_option
+@click.option(
+    "--partial", "some", is_flag=True, help="Take the good lines where others have a problem."
+)
+@click.option("--force", is_flag=True, help="Override what others decided.")
+@main.json_option
+@click.pass_obj
+def import_(settings: main.Globals, /, file: Path, *, as_json: bool, **how: Any) -> int:
+    """Exit 0 taken, 2 a line has a problem: without --partial nothing was taken."""
+    report, problems = api.review_import(file, **how, project=settings.project_dir)
+    if as_json:
+        terminal.print_json(report.as_json() | {"problems": problems})
+    else:
+        for line in problems:
+            terminal.say_error(line)
+        if problems and not how["some"]:
+            terminal.print_text("Nothing was taken.")
+        else:
+            terminal.print_lines(decided_lines(report))
+    return ExitCode.USAGE if problems else ExitCode.DONE
+
+
+def decided_lines(report: DecideReport) -> Iterator[str]:
+    """Yields what became of decisions."""
+    yield (
+        f"{counted(report.taken, 'decision')} taken, {report.same:,} known already; `agac "
+        "run` goes on with them"
     )
-    yield name, found.rows, found.equal, share, found.alone, *drift
-    for field, one in found.fields.items():
-        yield from agreement_rows(f"{name}.{field}", one)
+    if report.stale:
+        yield (
+            f"{counted(report.stale, 'decision')} not applied: the answer has changed "
+            "since; export it again"
+        )
+    if report.conflicts:
+        yield (
+            f"In dispute: {counted(len(report.conflicts), 'row')}; --force overrides what "
+            "others decided"
+        )
 
 
-def _known(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+@review.command(
+    name="next", help="Decide on one row after the other at the terminal, the least sure first."
+)
+@queue_options
+@reviewer_option
+@click.pass_obj
+def next_(settings: main.Globals, /, who: str | None, **which: Any) -> None:
+    """Keys: a approve, e edit in $EDITOR, r reject, d redo (the model answers again), s skip, q
+    quit."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        remedy = (
+            "Elsewhere: agac review export decisions.csv, and agac review import decisions.csv."
+        )
+        raise UsageError("agac review next asks at a terminal", remedy=remedy)
+    project = settings.project_dir
+    who = api.reviewer(who, project=project)
+    for item, waiting in _queue(project, who, which):
+        if _decide_on(item, waiting, who, project) == "quit":
+            break
+    waiting = api.review_queue(project, limit=1, **which).waiting
+    terminal.print_text(
+        f"{counted(waiting, 'row waits', 'rows wait')}. `agac run` goes on with what was decided."
+    )
 
 
-def changed_lines(report: RunComparison, more: str = "--limit N, --html FILE") -> Iterator[str]:
-    """Yields what changed in the first rows, and rows of one run alone."""
-    text = partial(value_diff, differing=partial(as_text, width=300), shown=plain, most=1_000)
-    rows = [(str(one.id), one.field, text(one.before, one.now)) for one in report.changed]
-    if rows:
-        yield "\n" + terminal.table(("row", "field", "difference"), rows)
+def _decide_on(item: ReviewItem, waiting: int, who: str, project: Path | None) -> str:
+    """Shows a review until a decision on it is taken, or it is skipped. Returns the word of the key
+    that was pressed."""
+    keys = {key: word for key, word in KEYS.items() if word in (*item.choices, "skip", "quit")}
+    while True:
+        terminal.print_lines(item_lines(item, waiting, keys))
+        word = keys[_pressed(keys)]
+        decision = _decision(item, word, who)
+        if decision is None:
+            return word
+        problems = api.decide(project, [decision]).problems
+        for problem in problems:
+            terminal.say_error(problem.message)
+        if not problems:
+            return word
+
+
+def _pressed(keys: Collection[str]) -> str:
+    """Waits until one of these keys is pressed."""
+    while True:
+        for sign in click.getchar().lower():
+            if sign in keys:
+                return sign
+
+
+def _queue(
+    project: Path | None, who: str, which: dict[str, Any]
+) -> Iterator[tuple[ReviewItem, int]]:
+    """Yields what waits and this person has not decided on, each with how many rows wait; disputes
+    come last."""
+    for state in ("waiting", "conflict"):
+        after = None
+        while (
+            page := api.review_queue(
+                project, state=state, after=after, reviewer=who, limit=1, **which
+            )
+        ).items:
+            yield page.items[0], page.waiting
+            after = page.items[0].id
+
+
+def item_lines(item: ReviewItem, waiting: int, keys: dict[str, str]) -> Iterator[str]:
+    """Yields a review, and the keys that decide on it."""
+    yield f"\n{item.workflow}, {item.stage}: row {item.row_id!r}   ({waiting:,} wait)"
+    fields = islice(item.shown.items(), MAX_SHOWN)
+    shown = [(_shown(name), _shown(value)) for name, value in fields]
+    yield from islice(terminal.record_lines([shown], cut=False), 1, None)
+    yield from _more(len(item.shown), "field")
+    earlier = item.why.get("redo", ())
+    for answer in earlier[:MAX_SHOWN]:
+        yield f"before: {_shown(answer['answer'])}; asked again: {_shown(answer['comment'])}"
+    yield from _more(len(earlier), "answer")
+    answer = "(asked without the answer)" if item.blind else _shown(item.answer)
+    yield f"{item.edit}: {answer}"
+    decisions = item.decisions if item.state == "conflict" else ()
+    yield from map(_decision_line, decisions[:MAX_SHOWN])
+    yield from _more(len(decisions), "decision")
+    yield "  ".join(f"[{key}] {word}" for key, word in keys.items())
+
+
+def _decision_line(decision: Decision) -> str:
+    """`kim: edit "good" (a comment)`."""
+    line = f"{decision.reviewer}: {decision.choice}"
+    if decision.value is not None:
+        line += f" {_shown(decision.value)}"
+    if decision.reason:
+        line += f" ({_shown(decision.reason)})"
+    return line
+
+
+MAX_SHOWN = 100
+"""Fields, earlier answers and decisions of a review that are shown at a terminal, at most."""
+
+
+def _shown(value: Any) -> str:
+    """Writes a value; a terminal gets the beginning of a long one."""
+    return terminal.shortened(
+        terminal.value_text(value), whole="in the file of `agac review export`"
+    )
+
+
+def _more(count: int, what: str) -> Iterator[str]:
+    """Says how many of these are not shown, if any."""
+    if count > MAX_SHOWN:
+        yield (
+            f"  and {counted(count - MAX_SHOWN, f'more {what}')}: see the file of `agac "
+            "review export`"
+        )
+
+
+def _decision(item: ReviewItem, choice: str, who: str) -> Decision | None:
+    """Asks for the value and the reason of a decision; None if it is not taken."""
+    if choice in ("skip", "quit"):
+        return None
+    value: Any = None
+    if choice == "edit":
+        value = _edited(item)
+        if value is None:
+            return None
+    reason = ""
+    if choice != "approve":
+        reason = click.prompt("Reason", default="", show_default=False)
+    return api.Decision(item.id, choice, value, reason, who, "terminal", item.seen)
+
+
+def _edited(item: ReviewItem) -> Any:
+    """Opens an answer in the user's editor, and returns the new one; None if there is none."""
+    text = ""
+    if isinstance(item.answer, str):
+        text = item.answer
+    elif item.answer is not None:
+        text = json.dumps(item.answer, ensure_ascii=False, indent=2)
+    typed = click.edit(text, extension=".json" if item.schema else ".txt")
+    if typed is None or item.schema is None:
+        return typed
+    try:
+        return json.loads(typed)
+    except ValueError as error:
+        terminal.say_error(f"it is no JSON: {error}")
+        return None
+
+
+@click.command(
+    help=(
+        "Set the result that a stage has for a row by hand: it is checked, kept, and "
+        "marked as `manual`."
+    )
+)
+@click.argument("run", metavar="RUN")
+@click.argument("row", metavar="ROW")
+@click.option("--stage", metavar="STAGE", required=True, help="The stage.")
+@click.option(
+    "--value", type=click.File(), metavar="FILE", required=True, help="A file with it; - for stdin."
+)
+@click.option("--reason", metavar="TEXT", required=True, help="Why; kept with it.")
+@reviewer_option
+@main.json_option
+@click.pass_obj
+def fix(settings: main.Globals, /, value: TextIO, *, as_json: bool, **given: Any) -> None:
+    if not given["reason"]:
+        raise click.UsageError("--reason is empty: say why")
+    report = api.fix(**given, value=value.read(), project=settings.project_dir)
+    terminal.print_report(report, fix_lines, as_json=as_json)
+
+
+def fix_lines(report: FixReport) -> Iterator[str]:
+    what = f"stage {report.stage} of row {report.row!r} is set by hand, by {report.reviewer}"
+    yield f"{report.workflow}, run {report.run}: {what}"
+    yield f"The next run puts it in, and runs what follows from it again: {report.go_on}"
+
+
+@click.command(
+    help=(
+        "Find the threshold of a review, or of an escalation, that meets a target error, "
+        "from decisions."
+    )
+)
+@click.argument("stage", metavar="STAGE")
+@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
+@click.option(
+    "--target", metavar="PERCENT", required=True, help="Of rows that pass so many may be wrong: 2%."
+)
+@click.option("--run", metavar="RUN", help="Use the decisions about this run; else the last one.")
+@main.json_option
+@click.pass_obj
+def calibrate(settings: main.Globals, /, target: str, *, as_json: bool, **given: Any) -> int:
+    """Exit 0 found, 3 no threshold is known to meet the target: decide on more rows. Prints a diff
+    for `git apply`."""
+    report = api.calibrate(
+        **given, target=percentage(target, "--target"), project=settings.project_dir
+    )
+    terminal.print_report(report, calibrate_lines, as_json=as_json)
+    return report.exit_code
+
+
+def calibrate_lines(report: CalibrateReport) -> Iterator[str]:
+    """Yields what decisions say of a threshold, and the change of the file."""
+    waits = ""
+    if report.waiting:
+        waits = f"; {counted(report.waiting, 'row')} without one, which counts as wrong"
+    sample = f"{counted(report.decided, 'decision')} on the sample{waits}"
+    yield f"{report.workflow}, run {report.run}, stage {report.stage}: {report.condition}; {sample}"
+    if report.unapplied:
+        yield f"{report.unapplied:,} decided, not applied yet: agac run -a {report.workflow}"
+    for word, threshold in (("now", report.now), ("best", report.best)):
+        if threshold is not None:
+            low, middle, high = threshold.error
+            wrong = f"wrong {middle:.1%} ({low:.1%} to {high:.1%}, confidence 95 %)"
+            yield (
+                f"{word}: {threshold.value:g}: {threshold.passing:,} rows pass, {wrong}; "
+                f"{threshold.looked_at:.1%} are looked at"
+            )
+    if report.best is None:
+        yield (
+            f"No threshold is known to meet {report.target:.4g}. Where no answer is wrong "
+            f"it takes {report.needed:,}"
+        )
+        yield (
+            "decisions on the sample, else more: raise `sample:`, run, and decide with "
+            "agac review next."
+        )
+    if report.diff:
+        yield report.diff.rstrip("\n")
+    elif report.best:
+        yield "The condition stays as it is."
     else:
         yield ""
-    shown = len({one.id for one in report.changed})
-    if shown < report.rows["changed"]:
-        yield f"{shown:,} of {report.rows['changed']:,} changed rows. More of them: {more}"
-    for ids, run in ((report.only_first, report.first), (report.only_second, report.second)):
-        if ids:
-            yield f"Only in run {run['run']}: {plain(', '.join(map(str, ids)))}"
-
-
-_REMEDY = "Name a file elsewhere, or make room there."
-PAGE_ROWS = 2_000  # changed rows of a page, and characters of a value from where it differs
-PAGE_TEXT = 4_000
-
-# Nothing may be loaded or sent: what models wrote is shown, whatever it is.
-_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>agac compare</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'">
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<style>
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2em } table { border-collapse: collapse; width: 100% }
-th, td { border-top: 1px solid #8888; padding: .3em; text-align: left; vertical-align: top; overflow-wrap: anywhere }
-td:last-child { white-space: pre-wrap } pre { overflow-x: auto }
-del { background: light-dark(#fdd, #612) } ins { background: light-dark(#dfd, #152); text-decoration: none }
-</style><h1>agac compare</h1>
-"""  # noqa: E501
-
-
-class ComparePage:
-    """Takes changed rows one by one: the first are for the page, which opens offline, more for a
-    csv file beside it. Raises UsageError where one of the files is there already, unless `force`.
-    """
-
-    def __init__(self, path: Path, *, force: bool) -> None:
-        self._files = path.with_suffix(".html"), path.with_suffix(".csv")
-        for file in self._files:
-            refuse_target(file, {}, "compare.html", force=force)
-        self._rows = 0
-        self._table = list[str]()
-        self._csv = AtomicFile(self._files[1], _REMEDY)
-        click.get_current_context().call_on_close(self._csv.abort)
-        self._writer = csv.writer(SimpleNamespace(write=self._csv.append))
-        self._writer.writerow(("id", "field", "before", "now"))
-
-    def add(self, changes: list[FieldChange]) -> None:
-        """Takes a row: of long values the page has the parts that differ, the csv file has them
-        whole."""
-        self._rows += 1
-        for one in changes:
-            if self._rows > PAGE_ROWS:
-                self._writer.writerow(map(safe_cell_text, one))
-            else:
-                diff = value_diff(one.before, one.now, as_html, _in_html, PAGE_TEXT)
-                self._table.append(
-                    f"<tr><td>{_in_html(str(one.id))}<td>{_in_html(one.field)}<td>{diff}\n"
-                )
-
-    def written(self, lines: Iterable[str]) -> Iterator[Path]:
-        """Writes the page, which begins with these lines, and the csv file where there are more
-        rows."""
-        page, more = self._files
-        if self._rows > PAGE_ROWS:
-            self._csv.commit()
-            what = counted(self._rows - PAGE_ROWS, "more changed row")
-            self._table.append(f'<tr><td colspan=3><a href="./{quote(more.name)}">{what}</a>')
-            yield more
-        shown = f"<pre>{_in_html(chr(10).join(lines))}</pre>\n"
-        head = f"{_HEAD}{shown}<table><tr><th>Row<th>Field<th>Difference\n"
-        write_whole(page, f"{head}{''.join(self._table)}</table>\n", _REMEDY)
-        yield page
-
-
-def _in_html(text: str) -> str:
-    return html.escape(plain(text))
-
-
-@click.command(
-    name="try",
-    help=(
-        "Ask a changed stage for a sample of rows, beside the stored answers of the version before."
-    ),
-)
-@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
-@click.option(
-    "--stage", metavar="STAGE", required=True, help="The stage to try, as it is in the files."
-)
-@click.option("--prompt", type=click.Path(dir_okay=False), metavar="FILE", help="Try this prompt.")
-@click.option("-m", "--model", metavar="MODEL", help="Try this model.")
-@main.tool_stubs_option
-@click.option(
-    "--sample",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Ask N random rows (default 30), with --within at most.",
-)
-@click.option(
-    "--within",
-    metavar="PERCENT",
-    help="Ask until the share of altered rows is known this closely: 1%.",
-)
-@click.option(
-    "--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0."
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(0),
-    default=20,
-    show_default=True,
-    help="Show so many changed rows.",
-)
-@main.budget_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
-@main.json_option
-@click.pass_obj
-def try_(settings: main.Globals, /, workflow: str, stage: str, as_json: bool, **given: Any) -> int:
-    """Exit 0 all rows answered, 1 stopped, 2 usage, 3 some rows failed, 4 stopped at a limit, 130
-    interrupted."""
-    from agac.cli.run import read_budget
-
-    given |= {
-        "budget": read_budget(given["budget"]),
-        "within": given["within"] and percentage(given["within"], "--within"),
-    }
-    report = main.long_running(api.trial)(
-        workflow,
-        stage,
-        **given,
-        project=settings.project_dir,
-        progress=not settings.quiet,
-        confirm=terminal.confirmed,
-        handle_signals=True,
-    )
-    terminal.print_report(report, trial_lines, as_json=as_json)
-    return report.exit_code
-
-
-def percentage(text: str, flag: str) -> float:
-    """`1%` as 0.01."""
-    try:
-        return float(text.removesuffix("%")) / 100
-    except ValueError:
-        raise click.UsageError(f"{flag} {text}: give a percentage, such as 1%") from None
-
-
-def trial_lines(report: StageTrial) -> Iterator[str]:
-    compared = report.comparison
-    altered = report.altered
-    yield from comparison_lines(compared)
-    yield ""
-    if report.failed:
-        yield (
-            f"Failed: {counted(report.failed, 'row')}; look at them with: agac inspect "
-            f"{compared.second['run']}"
-        )
-    missing = report.tried - report.failed - compared.rows["both"]
-    if missing:
-        yield (
-            f"Not compared: {counted(missing, 'row')}: left the input, without stored "
-            "results upstream, or not asked"
-        )
-    if report.stopped:
-        yield f"Stopped: {report.stopped}"
-    if altered is not None:
-        cost = terminal.price(report.rest_usd, simulated=report.simulated)
-        if report.rest:
-            rest = f"the rest would cost {cost}"
-        else:
-            rest = "none are left to ask"
-        yield (
-            f"Alters {altered.middle:.1%} ± {100 * altered.reach:.1f} of the "
-            f"{report.rows:,} rows; {rest}"
-        )
-    yield from changed_lines(compared, "--limit N")
-
-
-@click.command(
-    name="eval",
-    help="Hold answers of models against the labels of rows: accuracy, classes, cost, time.",
-)
-@click.option("-a", "--workflow", metavar="NAME", required=True, help="The workflow.")
-@click.option(
-    "-m", "--model", "models", metavar="MODEL", multiple=True, help="Ask this model; repeatable."
-)
-@click.option("--stage", metavar="STAGE", help="The stage to judge, where several have `expect`.")
-@click.option(
-    "--sample", type=click.IntRange(1), metavar="N", help="Ask N random rows of those with a label."
-)
-@click.option(
-    "--seed", type=int, default=0, metavar="N", help="Random seed of the sample; default 0."
-)
-@click.option(
-    "--min", "least", metavar="FIGURE=SHARE", multiple=True,
-    help=(
-"Fail where the interval of accuracy, agreement, precision.CLASS or recall.CLASS "
-"begins lower; repeatable."
-),
-)  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation of the price.")
-@main.json_option
-@click.pass_obj
-def eval(  # noqa: A001 - the command's name
-    settings: main.Globals, /, workflow: str, least: tuple[str, ...], as_json: bool, **given: Any
-) -> int:  # fmt: skip
-    """Exit 0 judged, 1 stopped, 2 usage, 3 below --min, or without it some rows failed, 4 stopped
-    at a limit, 130 interrupted."""
-    try:
-        minimum = {name: float(share) for name, _, share in (one.rpartition("=") for one in least)}
-    except ValueError:
-        raise click.UsageError(
-            f"--min {' '.join(least)}: give a figure and a share, such as accuracy=0.9"
-        ) from None
-    report = main.long_running(api.evaluate)(
-        workflow,
-        minimum=minimum,
-        **given,
-        project=settings.project_dir,
-        progress=not settings.quiet,
-        confirm=terminal.confirmed,
-        handle_signals=True,
-    )
-    terminal.print_report(report, evaluation_lines, as_json=as_json)
-    return report.exit_code
-
-
-def _interval(found: Interval | None, sign: str = "") -> str:
-    """`81.7% (70.1% to 89.4%)`; with the sign `+` also above 0."""
-    if found is None:
-        return ""
-    return f"{found.middle:{sign}.1%} ({found.low:{sign}.1%} to {found.high:{sign}.1%})"
-
-
-EVALUATION_COLUMNS = (
-    "model",
-    "run",
-    "judged",
-    "failed",
-    "accuracy",
-    "to the first",
-    "replicas agree",
-    "1,000 rows",
-    "calls",
-)
-
-
-def evaluation_lines(report: Evaluation) -> Iterator[str]:
-    """Yields how well the answers of models fit the labels: a table of all, then each by class."""
-    what = f"the field {report.field} of its answers" if report.field else "its answers"
-    label = plain(report.label)
-    yield f"{report.workflow}, stage {report.stage}: {what} beside the labels in {label}"
-    left = ""
-    if report.unlabelled:
-        left = f"; {counted(report.unlabelled, 'row')} without a label left out"
-    yield f"{report.asked:,} of {counted(report.rows, 'row')} with a label asked{left}\n"
-    yield terminal.table(EVALUATION_COLUMNS, [_model_cells(model) for model in report.models])
-    for model in report.models:
-        yield from _class_lines(model, report.asked)
-    yield from (f"Below --min: {line}" for line in report.missed)
-
-
-def _model_cells(model: ModelQuality) -> list[object]:
-    """Makes the line of a model in the table of an evaluation."""
-    return [
-        model.model,
-        model.run,
-        model.judged,
-        model.failed,
-        _interval(model.accuracy),
-        _interval(model.difference, "+"),
-        _interval(model.agreement),
-        _known(model.usd_per_1000_rows, "${:,.4f}"),
-        _known(model.seconds_per_1000_rows, "{:,.1f} s"),
-    ]
-
-
-def _class_lines(model: ModelQuality, asked: int) -> Iterator[str]:
-    """Yields which answers a model gave for each label, with precision and recall."""
-    simulated = " (its dollars are simulated)" if model.simulated else ""
-    yield f"\n{model.model}{simulated}"
-    missing = asked - model.judged
-    if missing:
-        why = model.stopped or "a guard kept them, or they wait for batches"
-        yield f"Not judged: {counted(missing, 'row')}: {why}"
-    rows = []
-    for label, counts in model.confusion.items():
-        precision = _interval(model.precision[label])
-        recall = _interval(model.recall[label])
-        rows.append((label, *counts.values(), precision, recall))
-    if not rows:
-        yield "  no classes"
-        return
-    answers = next(iter(model.confusion.values()))
-    yield terminal.table(("label", *answers, "precision", "recall"), rows)
-
-
-def diff_lines(report: DiffReport) -> Iterator[str]:
-    yield f"Compared with {version_words(report.against)}"
-    yield from map(str, report.problems)
-    if report.beside:
-        yield from ("", "Outside of workflows")
-        texts = [change_words(change, as_text, plain) for change in report.beside]
-        yield from (f"  {line}" for text in texts for line in split_lines(plain(text)))
-    for one in report.workflows:
-        yield from ("", f"{one.workflow}: {one.how}")
-        lines = [
-            *map(str, one.problems),
-            *(change_words(change, as_text, plain) for change in one.changes),
-        ]
-        if one.plan:
-            lines.append(counts_words(one.plan, stages=True))
-        yield from (f"  {line}" for text in lines for line in split_lines(plain(text)))
-    if report.unchanged:
-        yield from ("", f"Unchanged: {', '.join(report.unchanged)}")

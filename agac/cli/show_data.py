@@ -129,22 +129,26 @@ def _column_lines(report: DataReport) -> Iterator[str]:
     yield table(["column", "type", "null", "empty", "missing"], rows)
 
 
+MAX_WIDTH = 100
+"""A wider table could not be read: its rows are shown below one another instead."""
+
+
 def _first_rows(report: DataReport, cut: bool) -> Iterator[str]:
+    """Yields the first rows, as a table if it is narrow enough."""
+    yield "First row:" if len(report.rows) == 1 else f"First {len(report.rows)} rows:"
     names = [column.name for column in report.columns]
-    texts = [
-        [plain(value_text(row[name])) if name in row else "" for name in names]
-        for row in report.rows
-    ]
-    if len(texts) == 1:
-        yield "First row:"
-    else:
-        yield f"First {len(texts)} rows:"
+    texts = [[_cell_text(row, name) for name in names] for row in report.rows]
     widths = [max(map(len, column)) + 2 for column in zip(names, *texts, strict=True)]
-    # a wider table could not be read: one row is shown below the other instead
-    if sum(widths) <= 100 and not any("\n" in text for line in texts for text in line):
+    has_long_texts = any("\n" in text for line in texts for text in line)
+    if sum(widths) <= MAX_WIDTH and not has_long_texts:
         yield table([plain(name) for name in names], texts)
         return
     shown = (
         [(name, plain(value_text(value))) for name, value in row.items()] for row in report.rows
     )
     yield from terminal.record_lines(shown, cut=cut)
+
+
+def _cell_text(row: dict[str, Any], name: str) -> str:
+    """Writes a field of a row; nothing if the row does not have it."""
+    return plain(value_text(row[name])) if name in row else ""

@@ -84,8 +84,8 @@ def runs(settings: Globals, workflow: str | None, newest: int | None, as_json: b
 
 
 def shards_lines(report: ShardsReport) -> Iterator[str]:
-    """Runs in shards, each as a table, with what to do about shards that neither work nor have
-    finished."""
+    """Yields runs in shards, each as a table, with what to do about shards that neither work nor
+    have finished."""
     if not report.runs:
         whose = "from a writer that `remote: {trust: […]}` of agac.yml names"
         yield (
@@ -95,38 +95,40 @@ def shards_lines(report: ShardsReport) -> Iterator[str]:
     for run in report.runs:
         states = ", ".join(f"{count} {state}" for state, count in run["states"].items())
         yield f"{run['workflow']} in {counted(len(run['shards']), 'shard')}: {states}"
-        lines = [
-            [
-                one["shard"],
-                one["state"],
-                *(one["rows"].get(name, 0) for name in ("total", "done", "failed", "open")),
-                one["calls"],
-                "unknown"
-                if one["usd"] is None
-                else dollars(one["usd"], simulated=one["simulated"]),
-                one["seen_at"] or "-",
-                plain(one["by"]) or "-",
-            ]
-            for one in [
-                *run["shards"],
-                run | {"shard": "all", "state": "", "seen_at": "", "by": ""},
-            ]
-        ]
+        all_shards = run | {"shard": "all", "state": "", "seen_at": "", "by": ""}
         yield terminal.table(
             ["shard", "state", "rows", "done", "failed", "open", "calls", "cost", "seen", "by"],
-            lines,
+            [_shard_cells(shard) for shard in [*run["shards"], all_shards]],
         )
-        for one in run["shards"]:
-            if one["next"]:
-                why = f" ({plain(terminal.first_line(one['why']))})" if one["why"] else ""
-                yield f"Shard {one['shard']} is {one['state']}{why}. Go on with: {one['next']}"
+        for shard in run["shards"]:
+            if shard["next"]:
+                why = f" ({plain(terminal.first_line(shard['why']))})" if shard["why"] else ""
+                state = f"{shard['state']}{why}"
+                yield f"Shard {shard['shard']} is {state}. Go on with: {shard['next']}"
         if run["next"]:
             yield f"All have finished. Write their results with: {run['next']}\n"
         else:
             yield ""
 
 
+def _shard_cells(shard: Mapping[str, Any]) -> list[object]:
+    """Makes the line of a shard, or of all, in a table."""
+    cost = "unknown"
+    if shard["usd"] is not None:
+        cost = dollars(shard["usd"], simulated=shard["simulated"])
+    return [
+        shard["shard"],
+        shard["state"],
+        *(shard["rows"].get(name, 0) for name in ("total", "done", "failed", "open")),
+        shard["calls"],
+        cost,
+        shard["seen_at"] or "-",
+        plain(shard["by"]) or "-",
+    ]
+
+
 def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
+    """Lists the newest runs, and what to type next."""
     sharded = list(sharded_lines(report))
     if sharded and not report.runs:
         return sharded
@@ -135,14 +137,14 @@ def newest_lines(report: StatusReport, workflow: str | None) -> list[str]:
 
 
 def sharded_lines(report: StatusReport | RunsReport) -> Iterator[str]:
-    """Runs in shards that have stores here: how many rows they have, and where they were merged."""
+    """Yields runs in shards that have stores here: how many rows they have, and where they were
+    merged."""
     for run in report.sharded:
         here = len(run["shards"])
         rows = RowCounts(**run["rows"])
         merged = run["merged"]
-        if here == run["of"]:
-            which = "all here"
-        else:
+        which = "all here"
+        if here != run["of"]:
             which = f"{here} of them here: {', '.join(run['shards'])}"
         counts = f"{counted(rows.total, 'row')}, {terminal.row_words(rows)}"
         yield f"{run['workflow']} was run in {counted(run['of'], 'shard')} ({which}): {counts}"
@@ -180,12 +182,9 @@ def _runs_table(
     workflow: str | None,
     more: Mapping[str, Callable[[dict[str, Any]], object]],
 ) -> list[str]:
-    """Runs as a table with `more` columns, and the size of the store."""
+    """Lists runs as a table with `more` columns, and the size of the store."""
     if not report.runs:
-        if workflow:
-            what = f"The workflow {workflow!r} was not"
-        else:
-            what = "No workflow was"
+        what = f"The workflow {workflow!r} was not" if workflow else "No workflow was"
         begin = f"Start with: agac run -a {workflow or 'WORKFLOW'}"
         return [f"{what} run in this project yet. {named_here(begin, click.get_current_context())}"]
     counts = [read_as(RowCounts, run["rows"]) for run in report.runs]
@@ -219,17 +218,16 @@ def _size_line(report: StatusReport | RunsReport) -> str:
 def changes_of(run: dict[str, Any]) -> str:
     """Says in a few words which rows were selected if not all, and what changed since the run
     before."""
+    words = []
     some = terminal.selection_words(run["selection"])
     if some:
-        words = [f"only {some}"]
-    else:
-        words = []
+        words.append(f"only {some}")
     if run["compared_with"] is None:
         words.append("the first")
+    elif run["changes"]:
+        words += [plain(change).replace("\n", " ") for change in run["changes"]]
     else:
-        words += [plain(change).replace("\n", " ") for change in run["changes"]] or [
-            "same workflow"
-        ]
+        words.append("same workflow")
     return "; ".join(words)
 
 
@@ -268,7 +266,7 @@ def run_lines(run: dict[str, Any]) -> Iterator[str]:
     yield ""
     if run["invocations"]:
         header = ["invocation", "started", "ended", "result", "rows done", "failed", "calls"]
-        yield terminal.table(header, [_invocation(one) for one in run["invocations"]])
+        yield terminal.table(header, list(map(_invocation, run["invocations"])))
 
 
 def _row_lines(run: dict[str, Any], summary: RunSummary) -> Iterator[str]:
@@ -307,11 +305,19 @@ def _stage_lines(summary: RunSummary) -> Iterator[str]:
     yield from review_lines(summary)
 
 
-def _invocation(one: Any) -> list[object]:
-    ended = INVOCATION_RESULTS.get(one.get("exit_code"), f"exit code {one.get('exit_code')}")
-    result = ended if one["state"] == "ended" else str(one["state"])
-    numbers = [one.get(key, "-") for key in ("rows_done", "rows_failed", "calls")]
-    return [one["number"], one["started_at"], one["ended_at"] or "-", result, *numbers]
+def _invocation(invocation: Mapping[str, Any]) -> list[object]:
+    """Makes the line of an invocation in a table."""
+    result = str(invocation["state"])
+    if result == "ended":
+        code = invocation.get("exit_code")
+        result = INVOCATION_RESULTS.get(code, f"exit code {code}")  # type: ignore[arg-type]
+    return [
+        invocation["number"],
+        invocation["started_at"],
+        invocation["ended_at"] or "-",
+        result,
+        *(invocation.get(key, "-") for key in ("rows_done", "rows_failed", "calls")),
+    ]
 
 
 INVOCATION_RESULTS = {
@@ -331,7 +337,6 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
     last = run["last_invocation"] or {}
     state = run["state"]
     newer = run.get("replaced_by")
-    people = last.get("wait_for_people")
     if state == "running":
         yield from _running_lines(number, last)
     elif newer:
@@ -340,19 +345,24 @@ def next_step_lines(report: StatusReport) -> Iterator[str]:
         yield from _open_batches_lines(run)
     elif state == "finished":
         yield from _finished_lines(report)
-    elif state == "waiting" and people:
-        decisions = counted(people, "decision is", "decisions are")
-        decide = f"agac review next -a {run['workflow']}"
-        yield (
-            f"Run {number}: {decisions} up to people. Decide with: {decide}. "
-            f"Then resume with: {run['go_on']}"
-        )
+    elif state == "waiting" and last.get("wait_for_people"):
+        yield _people_line(run, last["wait_for_people"])
     elif last.get("exit_code") == ExitCode.LIMIT:
         limit = terminal.first_line(last.get("stopped") or "budget or max_errors")
         yield f"Run {number} reached a limit: {plain(limit)}"
         yield f"Raise it, then resume with: {run['go_on']}"
     else:
         yield from _unfinished_lines(run, last)
+
+
+def _people_line(run: Mapping[str, Any], waiting: int) -> str:
+    """Says how many decisions a run waits for, and how to take them."""
+    decisions = counted(waiting, "decision is", "decisions are")
+    decide = f"agac review next -a {run['workflow']}"
+    return (
+        f"Run {run['run']}: {decisions} up to people. Decide with: {decide}. "
+        f"Then resume with: {run['go_on']}"
+    )
 
 
 def _running_lines(number: int, last: Mapping[str, Any]) -> Iterator[str]:
@@ -449,12 +459,11 @@ def _remedy(run: dict[str, Any], by_remedy: Mapping[str, int]) -> str:
         return f"; {terminal.calls_remedy(run['run'], run['workflow'])}"
     if left:
         return f"; force a retry with: agac retry {run['run']}"
-    if by_remedy["budget"]:
-        first = "raise row_budget"
-    else:
-        first = "fix these rows in the input"
+    first = "fix these rows in the input"
     if by_remedy["schema"]:
         first = "make the field that they lack required in output_schema"
+    elif by_remedy["budget"]:
+        first = "raise row_budget"
     return f"; {first}, then run: {again}"
 
 
@@ -471,14 +480,15 @@ def notify(settings: main.Globals, what: str, workflows: tuple[str, ...], as_jso
     """Exit 0, or 1 where a message did not arrive."""
     report = main.long_running(api.notify_test)(workflows, project=settings.project_dir)
     terminal.print_report(report, notify_lines, as_json=as_json)
-    if any(one.error for one in report.messages):
+    if any(message.error for message in report.messages):
         return ExitCode.FAILED
     return ExitCode.DONE
 
 
 def notify_lines(report: NotifyReport) -> Iterator[str]:
+    """Yields which targets got the message."""
     lines = [
-        [one.body["workflow"], target_words(one.target), one.error or "sent"]
-        for one in report.messages
+        [message.body["workflow"], target_words(message.target), message.error or "sent"]
+        for message in report.messages
     ]
     yield terminal.table(["workflow", "target", "state"], lines)

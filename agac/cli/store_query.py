@@ -44,37 +44,47 @@ def sql(
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude one another", click.get_current_context())
     if not words:
-        if as_json:
-            terminal.print_json(
-                [{"name": v.name, "meaning": v.meaning, "columns": v.columns} for v in api.views()]
-            )
-        else:
-            terminal.print_lines(views_lines(api.views()))
+        _print_views(as_json=as_json)
         return
     with api.sql(words[0], project=settings.project_dir) as answer:
         values = iter(answer)
-        rows = islice(values, limit)
-        if as_json:
-            lines = json_lines(answer.columns, rows, only_ascii=not is_unicode(sys.stdout.encoding))
-            terminal.print_data(lines, is_json=True)
-        elif as_csv:
-            terminal.print_data(csv_lines(answer.columns, rows))
-        else:
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-            terminal.print_lines(text_lines(answer.columns, rows, width=width))
-        more = limit is not None and next(values, None) is not None
-    if more and not settings.quiet:
+        _print_rows(answer.columns, islice(values, limit), as_json=as_json, as_csv=as_csv)
+        has_more = limit is not None and next(values, None) is not None
+    if has_more and not settings.quiet:
         terminal.say(f"Only the first {limit:,}: there are more.")
 
 
 Rows = Iterable[tuple[Any, ...]]
-BLOCK_ROWS = (
-    1_000  # rows from which a table takes the widths of its columns; no more are kept in memory
-)
+
+BLOCK_ROWS = 1_000
+"""Rows from which a table takes the widths of its columns; no more are kept in memory."""
+
+
+def _print_views(*, as_json: bool) -> None:
+    """Prints the views of the store, with their columns."""
+    views = api.views()
+    if not as_json:
+        terminal.print_lines(views_lines(views))
+        return
+    terminal.print_json(
+        [{"name": view.name, "meaning": view.meaning, "columns": view.columns} for view in views]
+    )
+
+
+def _print_rows(columns: Sequence[str], rows: Rows, *, as_json: bool, as_csv: bool) -> None:
+    """Prints the rows of an answer as they are read."""
+    if as_json:
+        lines = json_lines(columns, rows, only_ascii=not is_unicode(sys.stdout.encoding))
+        terminal.print_data(lines, is_json=True)
+    elif as_csv:
+        terminal.print_data(csv_lines(columns, rows))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        terminal.print_lines(text_lines(columns, rows, width=width))
 
 
 def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Iterator[str]:
-    """Yields one JSON array, one object per line. Raises UsageError where two columns have one
+    """Yields one JSON array, one object per line. Raises UsageError if two columns have the same
     name."""
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
@@ -84,12 +94,9 @@ def json_lines(columns: Sequence[str], rows: Rows, *, only_ascii: bool) -> Itera
         )
     last = None
     for row in rows:
-        if last is None:
-            yield "["
-        else:
-            yield f"{last},"
-        found = dict(zip(columns, map(_json_value, row), strict=True))
-        last = "  " + json.dumps(found, ensure_ascii=only_ascii, allow_nan=False)
+        yield "[" if last is None else f"{last},"
+        values = dict(zip(columns, map(_json_value, row), strict=True))
+        last = "  " + json.dumps(values, ensure_ascii=only_ascii, allow_nan=False)
     if last is None:
         yield "[]"
     else:
@@ -117,16 +124,17 @@ def text_lines(columns: Sequence[str], rows: Rows, *, width: int | None) -> Iter
     each row are printed below one another."""
     values = iter(rows)
     first = list(islice(values, BLOCK_ROWS))
-    if (
-        width is not None
-        and first
-        and max(map(cells, terminal.table_lines(columns, [first], _text_value))) > width
-    ):
+    if width is not None and first and _width(columns, first) > width:
         texts = (zip(columns, map(_text_value, row), strict=True) for row in chain(first, values))
         yield from terminal.record_lines(texts, cut=True)
         return
     blocks = chain([first], iter(lambda: list(islice(values, BLOCK_ROWS)), []))
     yield from terminal.table_lines(columns, blocks, _text_value)
+
+
+def _width(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> int:
+    """Computes the width of a table of these rows."""
+    return max(map(cells, terminal.table_lines(columns, [rows], _text_value)))
 
 
 def _text_value(value: object) -> str:
@@ -138,6 +146,7 @@ def _text_value(value: object) -> str:
 
 
 def views_lines(views: Sequence[View]) -> Iterator[str]:
+    """Yields what the views of the store hold."""
     for view in views:
         yield f"{view.name}: {view.meaning}"
         yield ""

@@ -50,18 +50,24 @@ def why_lines(report: WhyReport) -> Iterator[str]:
     else:
         yield from _task_lines(now, task_json)
     yield ""
-    again = report.again
-    if again is not None:
-        when = f"This run ran it before, {again.as_json()['asked_at']}"
-        because = ", ".join(again.because)
-        if task_json["passed_over"]:
-            yield f"{when}; since then: {because}."
-        elif again.same_question:
-            yield f"{when}, with the same request; run again because {because}."
-        else:
-            yield f"{when}, with another request; since then: {because}."
-            yield "  The earlier request is not stored."
+    yield from _again_lines(report)
     yield from _change_lines(report)
+
+
+def _again_lines(report: WhyReport) -> Iterator[str]:
+    """Yields why the run ran a task again, if it did."""
+    again = report.again
+    if again is None:
+        return
+    when = f"This run ran it before, {again.as_json()['asked_at']}"
+    because = ", ".join(again.because)
+    if report.now.passed_over is not None:
+        yield f"{when}; since then: {because}."
+    elif again.same_question:
+        yield f"{when}, with the same request; run again because {because}."
+    else:
+        yield f"{when}, with another request; since then: {because}."
+        yield "  The earlier request is not stored."
 
 
 def _task_lines(task: TaskInputs, task_json: dict[str, Any]) -> Iterator[str]:
@@ -71,12 +77,7 @@ def _task_lines(task: TaskInputs, task_json: dict[str, Any]) -> Iterator[str]:
         yield f"fingerprint: {task_json['fingerprint'] or 'none: no request could be made'}"
     if task_json["in_batch"]:
         yield in_batch_words(task_json["in_batch"])
-    if task_json["outcome"] is not None:
-        yield f"outcome: {task_json['outcome']}, {task_json['settled_at']}"
-    elif task_json["in_batch"] or task.turns:
-        yield "outcome: none yet"
-    else:
-        yield "outcome: not run yet"
+    yield _outcome_line(task, task_json)
     if task_json["error"]:
         yield f"error: {task_json['error']['type']}: {task_json['error']['message']}"
     if task_json["answered_by"] and operation is None:
@@ -90,6 +91,15 @@ def _task_lines(task: TaskInputs, task_json: dict[str, Any]) -> Iterator[str]:
         return
     yield "The fingerprint is made of:"
     yield from _fingerprint_lines(task, task_json)
+
+
+def _outcome_line(task: TaskInputs, task_json: dict[str, Any]) -> str:
+    """Says how a task ended, if it did."""
+    if task_json["outcome"] is not None:
+        return f"outcome: {task_json['outcome']}, {task_json['settled_at']}"
+    if task_json["in_batch"] or task.turns:
+        return "outcome: none yet"
+    return "outcome: not run yet"
 
 
 def _conversation_line(task: TaskInputs) -> str:

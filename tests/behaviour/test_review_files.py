@@ -15,7 +15,7 @@ from support.project import ProjectFolder, command
 from support.terminals import PseudoTerminal
 
 import agac
-from agac.cli import main, people
+from agac.cli import main, review
 from agac.core.types import JSONValue
 
 SCHEMA = {"sentiment": "positive|negative", "why": "string"}
@@ -244,7 +244,7 @@ def test_of_a_huge_review_a_terminal_shows_a_bounded_part_and_says_where_the_res
         "conflict", 0.5, 0.0, said, "",
     )  # fmt: skip
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    text = "\n".join(people.item_lines(item, 1, {"a": "approve"}))
+    text = "\n".join(review.item_lines(item, 1, {"a": "approve"}))
     assert len(text) < 1_500_000
     for left in ("and 900 more fields", "and 400 more answers", "and 400 more decisions"):
         assert f"{left}: see the file of `agac review export`" in text

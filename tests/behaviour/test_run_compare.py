@@ -16,7 +16,7 @@ from support.server import Server
 import agac
 from agac.api.comparison import MAX_FIELDS, Agreement
 from agac.api.run_compare import FieldChange, compare_page
-from agac.cli import review
+from agac.cli import compare
 from agac.store.db import sql
 
 SHAPE = {"mood": "string", "score": "number", "note": "string?"}
@@ -101,7 +101,7 @@ def test_cost_is_that_of_a_thousand_rows_that_were_asked(project: ProjectFolder,
         assert (side["rows_asked"], side["rows"]["done"]) == (asked, 4 if asked == 4 else 5)
         assert side["usd_per_1000_rows"] == pytest.approx(side["calls"]["cost_usd"] * 1000 / asked)
         assert side["timing_ms"]["duration"]["p50"] > 0
-        assert f"${side['usd_per_1000_rows']:.4f} for 1,000 rows" in "\n".join(review.comparison_lines(report))
+        assert f"${side['usd_per_1000_rows']:.4f} for 1,000 rows" in "\n".join(compare.comparison_lines(report))
     assert (report.rows["both"], report.stages[0].agreement.share) == (4, 1.0)
 
 
@@ -193,7 +193,7 @@ def test_rows_beyond_those_of_the_page_are_in_a_csv_file(
 ) -> None:
     from agac.cli.main import cli
 
-    monkeypatch.setattr(review, "PAGE_ROWS", 1)
+    monkeypatch.setattr(compare, "PAGE_ROWS", 1)
     ran(
         two, differing({2: {"note": "=HYPERLINK(1)"}, 3: {"score": -3}, 4: {"mood": "a\r\nb"}}), prompt="Third: ${text}"
     )

@@ -22,7 +22,7 @@ OTHER_DATABASES = {
     "simulator/batch_store.py",
 }
 """Modules that speak to databases of which the store knows nothing: the user's, the simulator's."""
-COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "diff", "export", "gc", "graph", "inspect",
+COUNTERPARTS = {"anthropic", "app", "batch", "batches", "ci", "compare", "diff", "export", "gc", "graph", "inspect",
                 "monitor", "notify", "openai", "plan", "pool", "process", "project", "review", "run", "share",
                 "show_data", "status", "store_query", "why"}  # fmt: skip
 """Names of modules of one subject in several folders: a command and its function; a dialect and its simulation."""
